@@ -15,7 +15,7 @@ from tqdm import tqdm
 from hplm.adapters import records
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import HplmError
-from hplm.generation.cache import Cache, space_of
+from hplm.generation.cache import Cache
 from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
@@ -27,7 +27,6 @@ from hplm.generation.staging import Stager
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.stacks import UpperStack
 from hplm.model.windows import Window
-from hplm.options import SLOTTED
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
@@ -87,10 +86,9 @@ class Bench:
     def __init__(self, model: Model, seats: int = 16) -> None:
         config = model.config
         self.model = model
-        space = space_of(SLOTTED, CACHE_TOKENS, config.positions, CPU)
-        cache = Cache(space, config.upper_layers, config.key_width, CPU)
-        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), space.size_for, False)
-        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats, CPU, torch.float32)
+        cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), cache.size_for, False)
+        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
         decoder = Decoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.loop = Loop(self.queue, self.running, self.stager, decoder, ())

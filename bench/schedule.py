@@ -16,7 +16,6 @@ from bench.decoders import lengths_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.settings import Promise, Settings
-from hplm.options import SLOTTED
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
@@ -179,9 +178,7 @@ class Decoders:
         return list(zip(prompts.tolist(), lengths_of(self.requests, SEED), tenants.tolist(), strict=True))
 
     def _simulation(self, given: str, admission: bool) -> Simulation:
-        settings = Settings(
-            max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, cache=SLOTTED, policy=given, admission=admission
-        )
+        settings = Settings(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, policy=given, admission=admission)
         return Simulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
 
     def _capacity(self, asked: Sequence[tuple[int, int, int]]) -> float:

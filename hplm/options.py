@@ -9,5 +9,5 @@ LAYER_DTYPES = ("fp32", "bf16")  # precisions of layers
 ENGINE_DTYPES = (*LAYER_DTYPES, "int8")  # precisions of the upper layers; int8: of their shared products, on CPUs
 LEASE_SECONDS = 300.0  # how long a server that cannot see its registry answers for tenants with keys
 MIN_TOKENS = 50_000  # of a corpus: look-ups would rarely hit the table of a smaller one
-AUTO, SLOTTED, PAGED = "auto", "slotted", "paged"
-CACHES = (AUTO, SLOTTED, PAGED)  # how a decoder's cache is divided; auto: paged on CUDA, slotted on a CPU
+AUTO = "auto"
+CACHES = (AUTO, "slotted", "paged")  # old kinds of a decoder's cache, which is always in blocks; the next release knows none

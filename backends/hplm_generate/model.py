@@ -36,11 +36,12 @@ MOST_WAITING = 20  # requests without a token whose clients are looked for at on
 WELL = {"text_output": strings([b"ok"])}
 
 
-class Answer:
+class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
-    def __init__(self, sender: replies.Sender, count: Callable[[End | str], None]) -> None:
+    def __init__(self, sender: replies.Sender, count: Callable[[End | str], None], form: bytes = b"", name: str = "") -> None:
         """`count` is called once, with the end of the answer or the word of the error that the client got."""
+        super().__init__(form, self.say, sender.defer, name)
         self._sender = sender
         self._count = count
         self.ended = False
@@ -94,13 +95,13 @@ class TritonPythonModel:
         self._arrivals = Arrivals(self._mark)
         self._held = Held(args["model_name"])
         self._refusals = replies.Refusals("taking the request")
-        self._open: dict[PendingPrompt, Answer] = {}
+        self._open: dict[Answer, None] = {}
         self._ending = threading.Event()
         self._looking = repeat(self._look_for_cancelled, "cancelled")
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Takes the requests and returns at once. Each is answered later, through its own sender."""
-        received, pending = time.monotonic_ns(), list[PendingPrompt]()
+        received, pending = time.monotonic_ns(), list[Answer]()
         for request in requests:
             sender = replies.Sender(request, self._held)
             try:
@@ -111,7 +112,7 @@ class TritonPythonModel:
                 self._refusals.put(sender, error)
         self._client.submit(pending)
 
-    def _taken(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> list[PendingPrompt]:
+    def _taken(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> list[Answer]:
         """Returns the request if its prompt is to be passed on, or raises if it was not taken."""
         parameters = replies.taken(request, sender)
         if sender.is_probe:
@@ -137,16 +138,15 @@ class TritonPythonModel:
             request.timeout(),
             self._arrivals.arrival_ns(parameters, received_ns),
         )
-        answer = Answer(sender, self._count)
-        pending = PendingPrompt(asked.packed(), answer.say, sender.defer, str(parameters.get(PROMPT, "")) if forwarded else "")
-        self._open[pending] = answer
-        return [pending]
+        answer = Answer(sender, self._count, asked.packed(), str(parameters.get(PROMPT, "")) if forwarded else "")
+        self._open[answer] = None
+        return [answer]
 
     def _cancel(self, name: str) -> None:
         """Cancels a prompt of the model `hplm`. Triton does not say here that its client has gone."""
-        for pending in list(self._open):
-            if pending.name == name:
-                self._client.cancel(pending)
+        for answer in list(self._open):
+            if answer.name == name:
+                self._client.cancel(answer)
 
     def finalize(self) -> None:
         self._client.close()
@@ -168,18 +168,18 @@ class TritonPythonModel:
     def _look_for_cancelled(self) -> bool:
         """Frees the memory of answers that nobody reads any more: at once of those that grow, in turn of those that wait."""
         waiting = 0
-        for pending, answer in list(self._open.items()):
-            if answer.ended or pending.is_cancelled:
-                del self._open[pending]
+        for answer in list(self._open):
+            if answer.ended or answer.is_cancelled:
+                del self._open[answer]
                 continue
-            if not pending.grows:
+            if not answer.grows:
                 waiting += 1
                 if waiting > MOST_WAITING:
                     continue
-                self._open[pending] = self._open.pop(pending)  # behind those that are next
+                self._open[answer] = self._open.pop(answer)  # behind those that are next
             try:
                 if answer.is_unwanted:
-                    self._client.cancel(pending)
+                    self._client.cancel(answer)
             except Exception:  # the answers of others must still be looked at
                 log.exception("cannot ask whether a client has gone")
         return not self._ending.wait(SECONDS_BETWEEN_LOOKS)

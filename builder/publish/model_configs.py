@@ -14,7 +14,7 @@ from hplm.errors import InvalidInput
 from hplm.generation.cache import least_tokens
 from hplm.generation.settings import read_settings
 from hplm.model.config import BackboneConfig
-from hplm.options import AUTO, LAYER_DTYPES
+from hplm.options import LAYER_DTYPES
 from hplm.scheduling import policy
 
 ALIAS = "hplm"
@@ -39,7 +39,6 @@ class ServingOptions:
     max_sequences: int = 32  # these five are a decoder's
     step_tokens: int = 256
     cache_tokens: int = 16_384
-    cache: str = AUTO
     queue_texts: int = 8192
     queue_mb: int = 1024
     threads: int = 0
@@ -205,7 +204,6 @@ parameters { key: "admission"       value { string_value: "$admission" } }     #
 parameters { key: "max_sequences"   value { string_value: "$max_sequences" } } # the most sequences that run together
 parameters { key: "step_tokens"     value { string_value: "$step_tokens" } }   # the most tokens of a step
 parameters { key: "cache_tokens"    value { string_value: "$cache_tokens" } }  # tokens whose keys and values have room
-parameters { key: "cache"           value { string_value: "$cache" } }         # slotted, paged, or auto: paged on CUDA
 parameters { key: "queue_texts"     value { string_value: "$queue_texts" } }   # more than these are refused: [queue_full]
 parameters { key: "queue_mb"        value { string_value: "$queue_mb" } }      # nor may they take more memory than this
 parameters { key: "deadline_ms"     value { string_value: "$deadline_ms" } }   # for requests without `timeout`; 0: none
@@ -271,7 +269,7 @@ def _check_generation(config: BackboneConfig, options: ServingOptions) -> None:
         raise InvalidInput(f"dtype {options.dtype!r} is not for decoders: choose auto, {' or '.join(LAYER_DTYPES)}")
     parameters = {**_parameters(options), "first_token_ms": "0", "token_ms": "0"}
     settings = read_settings(parameters, torch.device("cpu"))  # only the server knows its devices
-    least = least_tokens(settings.cache, config.positions)
+    least = least_tokens(config.positions)
     if settings.cache_tokens < least:
         raise InvalidInput(f"cache_tokens {settings.cache_tokens}: give {least} or more, for the longest text")
 

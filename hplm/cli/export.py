@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hplm.cli.options import Device, Json, StoreFolder, open_store
-from hplm.options import AUTO, CACHES, ENGINE_DTYPES
+from hplm.options import CACHES, ENGINE_DTYPES
 
 Engine = Annotated[str, Parameter(choices=("auto", *ENGINE_DTYPES))]
 
@@ -20,8 +20,8 @@ def export(
     slots: int = 256, policy: str = "timely", no_admission: bool = False, packing: str = "packed", batch_tokens: int = 4096,
     replace_: Annotated[bool, Parameter("--replace")] = False,
     max_sequences: Annotated[int, Parameter(alias="--seats")] = 32, cache_tokens: int = 16_384,
-    cache: Annotated[str, Parameter(choices=CACHES)] = AUTO, queue_texts: int = 8192, hot: int = 0, preload: bool = False,
-    json: Json = False,
+    cache: Annotated[str | None, Parameter(choices=CACHES, show=False)] = None, queue_texts: int = 8192, hot: int = 0,
+    preload: bool = False, json: Json = False,
 ) -> dict:  # fmt: skip
     """Write a store as Triton model folders.
 
@@ -40,7 +40,7 @@ def export(
     :param batch_tokens: most tokens in a batch
     :param max_sequences: decoders: most sequences that run together
     :param cache_tokens: decoders: tokens whose keys and values have room in memory
-    :param cache: decoders: how that memory is divided, into ranges or blocks; auto: paged on CUDA, slotted on a CPU
+    :param cache: of earlier commands; it changes nothing
     :param queue_texts: most texts that may wait
     :param hot: rows of each table to lock in memory, or to keep on the GPU
     :param preload: read the tables into memory before serving
@@ -53,7 +53,7 @@ def export(
 
     options = ServingOptions(
         dtype=dtype, device=device, threads=threads, slots=slots, policy=policy, admission=not no_admission, packing=packing,
-        batch_tokens=batch_tokens, max_sequences=max_sequences, cache_tokens=cache_tokens, cache=cache, queue_texts=queue_texts,
+        batch_tokens=batch_tokens, max_sequences=max_sequences, cache_tokens=cache_tokens, queue_texts=queue_texts,
         deadline_ms=deadline_ms, plot_hot=hot, plot_preload=preload, admin=admin,
     )  # fmt: skip
     eight_bits, opened = None, open_store(store)

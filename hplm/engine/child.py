@@ -11,7 +11,6 @@ from queue import SimpleQueue
 
 from hplm.engine.channel import Apart, Begin, Channel
 from hplm.engine.host import Host, run
-from hplm.engine.outbox import Outbox
 from hplm.engine.service import Service
 from hplm.engine.settings import read_all
 from hplm.engine.threads import repeat
@@ -26,7 +25,6 @@ class Child(Host):
 
     def __init__(self, channel: Channel, shown: int) -> None:
         super().__init__(channel, shown)
-        self._outbox = Outbox(channel)
         self._unopened: SimpleQueue[Callable[[], None]] = SimpleQueue()  # submits requests whose generation is not open yet
 
     def _open(self, begin: Begin) -> None:

@@ -24,15 +24,15 @@ BEAT_SECONDS = 1.0
 class Host(ABC):
     """The main thread sends heartbeats. The process's other threads take in messages and answer them.
 
-    `_outbox` takes answers, and `_device_failed` ends the process: the model process answers for it, and starts another one.
+    `_outbox` takes answers. `_device_failed` ends the process: the model process answers for it, and starts another one.
     """
 
-    _outbox: Outbox
     _process: Process
 
     def __init__(self, channel: Channel, shown: int) -> None:
         """`shown`: the descriptor of memory that shows what is in batches (`hplm.engine.in_flight`)."""
         self._channel = channel
+        self._outbox = Outbox(channel)
         self._shown = shown
         self._device_failed = partial(os._exit, DEVICE_FAILED)
 

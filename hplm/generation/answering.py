@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.generation.choosing import Token
 from hplm.generation.forecast import Learned
 from hplm.generation.request import DEADLINE, Piece, Request, Sequence
-from hplm.generation.running import Running
+from hplm.generation.running import Planned, Running
+from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import FIRST_TOKEN_SECONDS, LATE_TOKENS, TOKEN_SECONDS
 from hplm.model import faults
@@ -19,7 +21,8 @@ from hplm.model import faults
 log = logging.getLogger(__name__)
 
 
-class Holding(Protocol):
+class Staging(Protocol):
+    def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None: ...
     def hold(self, sequence: Sequence) -> None: ...
     def release(self, sequence: Sequence) -> None: ...
 
@@ -30,7 +33,7 @@ class Answers:
     def __init__(
         self,
         running: Running,
-        stager: Holding,
+        stager: Staging,
         learned: Learned,
         end_ids: Many[int],
         meter: Meter | None,
@@ -72,13 +75,14 @@ class Answers:
         request.generated += 1
         sequence.unsaid.append(token)
         if sequence.finish is not None:
+            self._learned.ended(sequence.generated, request.sampling.max_tokens)
+            self._leave(sequence)
             self._end(sequence, text)
         elif text or request.sampling.logprobs is not None:
             self._send(sequence, text)
 
     def _end(self, sequence: Sequence, text: str) -> None:
-        self._learned.ended(sequence.generated, sequence.request.sampling.max_tokens)
-        self._leave(sequence)
+        """Says the last part of an answer."""
         request = sequence.request
         request.open.remove(sequence.choice)
         request.ended = not request.open
@@ -98,9 +102,7 @@ class Answers:
             sequence.finish = reason
             if choice in mine:
                 self._leave(sequence)
-            request.open.remove(choice)
-            request.ended = not request.open
-            self._send(sequence, sequence.saying.end() if reason == DEADLINE else "")
+            self._end(sequence, sequence.saying.end() if reason == DEADLINE else "")
 
     def fail(self, request: Request, error: HplmError) -> None:
         with self._lock:

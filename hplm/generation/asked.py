@@ -21,11 +21,11 @@ class Asked(NamedTuple):
     messages: str | None  # JSON
     sampling: str | None  # JSON
     parameters: dict[str, Any]
-    stream: bool
-    excludes_input: bool  # the answer does not begin with the prompt
-    returned: tuple[str, ...]  # of RETURNED
-    timeout_us: int  # what Triton has read of `timeout` itself; 0: nothing
-    arrival_ns: int  # of the monotonic clock
+    stream: bool = False
+    excludes_input: bool = True  # the answer does not begin with the prompt
+    returned: tuple[str, ...] = ()  # of RETURNED
+    timeout_us: int = 0  # what Triton has read of `timeout` itself; 0: nothing
+    arrival_ns: int = 0  # of the monotonic clock; 0: now
 
     def packed(self) -> bytes:
         """Only a process of ours may read it: others could end their reader."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
-from hplm.generation.cache import CUDA_BLOCK, Cache, Room, places_of
+from hplm.generation.cache import CUDA_BLOCK, Blocks, Cache, places_of, table_of
 from hplm.generation.kernel import fits, kernel
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
@@ -26,7 +26,7 @@ CUDA_DTYPES = (torch.bfloat16, torch.float16)
 class Chunk:
     """New tokens of a sequence, which lie together in the step, and where its keys and values are."""
 
-    room: Room
+    blocks: Blocks
     before: int  # tokens that are in the cache
     count: int
 
@@ -36,9 +36,8 @@ def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]
 
     `repeatable`: a sequence's numbers must not depend on the others of the step, even if that takes longer.
     """
-    block = cache.space.block
     on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES and config.head_size in CUDA_HEADS
-    if on_cuda and block and block % CUDA_BLOCK == 0:
+    if on_cuda and cache.block % CUDA_BLOCK == 0:
         return BlockAttention(config, cache, chunks, repeatable)
     return CachedAttention(config, cache, chunks)
 
@@ -46,8 +45,8 @@ def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]
 class CachedAttention:
     """Writes the keys and values of new tokens into the cache, and attends to them and to those before them.
 
-    Where the compiled kernel can, it computes all chunks of one token in one call. Keys that lie in several pieces are gathered
-    first, those of all sequences at once.
+    Where the compiled kernel can, it computes all chunks of one token in one call, and reads their blocks where they lie. The
+    keys of other chunks are gathered first.
     """
 
     def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], compiled: bool = True) -> None:
@@ -56,35 +55,28 @@ class CachedAttention:
         self._head = config.head_size
         self._kv_heads = config.key_width // config.head_size
         self._group = config.heads // self._kv_heads
-        rooms, before, counts = _columns(chunks)
-        self._places = sent(places_of(rooms, before, counts), cache.device)
+        table, before, counts = _columns(chunks)
         lengths = before + counts
-        self._gathered: Tensor | None = None  # the places of all keys that the step sees
-        if all(len(room.starts) == 1 for room in rooms):
-            starts = np.array([room.starts[0] for room in rooms], dtype=np.int64)
-        else:
-            self._gathered = sent(places_of(rooms, np.zeros_like(before), lengths), cache.device)
-            starts = np.cumsum(lengths) - lengths
+        self._places = sent(places_of(table, cache.block, before, counts), cache.device)
         singles = int((counts == 1).sum()) if compiled and fits(cache.device, cache.dtype, self._head) else 0
         assert (counts[:singles] == 1).all()  # they come first
-        self._starts, self._lengths = starts[:singles], lengths[:singles]
+        self._table, self._lengths = table[:singles], lengths[:singles]
         self._counts: list[int] = [singles, *counts[singles:].tolist()]
-        ends: list[tuple[int, int]] = np.stack([starts, starts + lengths], 1)[singles:].tolist()
-        self._seen = [slice(start, stop) for start, stop in ends]
+        gathered = places_of(table[singles:], cache.block, np.zeros_like(before)[singles:], lengths[singles:])
+        sizes: list[int] = lengths[singles:].tolist()
+        self._seen = sent(gathered, cache.device).split_with_sizes(sizes)  # the places that each other chunk sees
         self._masks = [self._mask(chunk) if chunk.before and chunk.count > 1 else None for chunk in chunks[singles:]]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = _written(self._cache, layer, self._places, key, value)
-        if self._gathered is not None:
-            keys, values = keys.index_select(0, self._gathered), values.index_select(0, self._gathered)
         first, *others = query.split_with_sizes(self._counts)
         attended: list[Tensor] = []
         if len(first):
             compiled = kernel()
             assert compiled is not None  # it fits
-            attended.append(compiled.attend(first, keys, values, self._starts, self._lengths, self._head))
+            attended.append(compiled.attend(first, keys, values, self._table, self._cache.block, self._lengths, self._head))
         for own, seen, mask in zip(others, self._seen, self._masks, strict=True):
-            attended.append(self._attend(own, keys[seen], values[seen], mask))
+            attended.append(self._attend(own, keys.index_select(0, seen), values.index_select(0, seen), mask))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -113,13 +105,9 @@ class BlockAttention:
         self._cache = cache
         self._repeatable = repeatable
         self._head = config.head_size
-        rooms, before, counts = _columns(chunks)
+        table, before, counts = _columns(chunks)
         lengths = before + counts
-        self._places = sent(places_of(rooms, before, counts), cache.device)
-        most = max(len(room.starts) for room in rooms)
-        table = np.zeros((len(rooms), most), dtype=np.int32)
-        for row, room in zip(table, rooms, strict=True):
-            row[: len(room.starts)] = np.array(room.starts) // cache.space.block
+        self._places = sent(places_of(table, cache.block, before, counts), cache.device)
         self._table, self._lengths = self._sent(table), self._sent(lengths)
         self._ends, self._key_ends = (self._sent(np.cumsum([0, *those.tolist()])) for those in (counts, lengths))
         self._longest, self._longest_key = int(counts.max()), int(lengths.max())
@@ -129,7 +117,7 @@ class BlockAttention:
 
         grouped = key.shape[1] < query.shape[1]
         keys, values = (
-            x.view(-1, self._cache.space.block, key.shape[1] // self._head, self._head)
+            x.view(-1, self._cache.block, key.shape[1] // self._head, self._head)
             for x in _written(self._cache, layer, self._places, key, value)
         )
         # The last query of a sequence sees its last key, and each one before it one key less. A single one sees all.
@@ -146,11 +134,11 @@ class BlockAttention:
         return sent(numbers.astype(np.int32), self._cache.device)
 
 
-def _columns(chunks: Sequence[Chunk]) -> tuple[list[Room], Array, Array]:
-    """Returns the rooms of chunks, their tokens in the cache, and their new tokens."""
+def _columns(chunks: Sequence[Chunk]) -> tuple[Array, Array, Array]:
+    """Returns the table of the blocks of chunks, their tokens in the cache, and their new tokens."""
     before = np.array([chunk.before for chunk in chunks], dtype=np.int64)
     counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
-    return [chunk.room for chunk in chunks], before, counts
+    return table_of([chunk.blocks for chunk in chunks]), before, counts
 
 
 def _written(cache: Cache, layer: int, at: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

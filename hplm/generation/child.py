@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Apart, Begin, Channel
+from hplm.engine.channel import Apart, Begin
 from hplm.engine.host import Host, run
-from hplm.engine.outbox import Outbox
 from hplm.engine.process import Process
 from hplm.engine.views import Watch
 from hplm.generation.asked import Asked
@@ -29,10 +28,6 @@ from hplm.plot.table import Table
 class Child(Host):
     _service: Service
     _watch: Watch
-
-    def __init__(self, channel: Channel, shown: int) -> None:
-        super().__init__(channel, shown)
-        self._outbox = Outbox(channel)
 
     def _open(self, begin: Begin) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores compute

@@ -1,6 +1,5 @@
-/* Attention of single tokens over the keys and values of their sequences, which are read where they lie. kernel.py calls it.
- *
- * The numbers of a token do not depend on the other tokens of the call.
+/* Attention of single tokens over the keys and values of their sequences, in blocks that are read where they lie. kernel.py
+ * calls it. The numbers of a token do not depend on the other tokens of the call.
  */
 
 #include <stddef.h>
@@ -8,7 +7,7 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-#define VERSION 1 /* of these functions, as in kernel.py */
+#define VERSION 2 /* of these functions, as in kernel.py */
 
 API int64_t hplm_version(void) { return VERSION; }
 
@@ -16,7 +15,7 @@ API int64_t hplm_version(void) { return VERSION; }
 #include <cpuid.h>
 #include <immintrin.h>
 
-#define BLOCK 128 /* tokens that are seen at once: their scores stay in the cache */
+#define AT_ONCE 128 /* tokens that are seen at once: their scores stay in the cache */
 #define LANES 16
 #define FEWEST -87.0f /* exp of less is 0 */
 
@@ -26,9 +25,10 @@ typedef struct {
     int64_t query_stride;
     const float *keys, *values; /* places x (KV heads * head) */
     int64_t stride;
-    const int64_t *starts, *lengths; /* of the keys that each token sees */
-    float *out;                      /* like `query`, without gaps */
-    int64_t tokens, kv_heads, group, head;
+    const int32_t *table;   /* tokens x most: the numbers of the blocks of each sequence, in the order of its tokens */
+    const int64_t *lengths; /* how many keys each token sees */
+    float *out;             /* like `query`, without gaps */
+    int64_t tokens, kv_heads, group, head, most, block;
     float scale;
     int64_t instructions, next;
 } Work;
@@ -55,19 +55,24 @@ static inline __attribute__((always_inline)) float exp_of(float x) {
 
 /* G heads of a query that share a KV head. Blocks of keys are added one after the other, with the highest score until then. */
 #define ATTEND(NAME, TARGET, VECTOR, WIDTH, LOAD, STORE, ZERO, FMA, SET1, SUM, G)                                             \
-    TARGET static void NAME(const Work *w, const float *query, const float *keys, const float *values, int64_t length, float *out) { \
-        float scores[G][BLOCK], most[G], sums[G];                                                                             \
-        int64_t head = w->head, stride = w->stride;                                                                           \
+    TARGET static void NAME(                                                                                                  \
+        const Work *w, const float *query, const float *keys, const float *values, const int32_t *blocks, int64_t length,     \
+        float *out                                                                                                            \
+    ) {                                                                                                                       \
+        float scores[G][AT_ONCE], most[G], sums[G];                                                                           \
+        int64_t head = w->head, stride = w->stride, block = w->block;                                                         \
         for (int g = 0; g < G; g++) most[g] = -1e38f, sums[g] = 0;                                                            \
         memset(out, 0, sizeof(float) * (size_t)(G * head));                                                                   \
-        for (int64_t start = 0; start < length; start += BLOCK, keys += BLOCK * stride, values += BLOCK * stride) {           \
-            int64_t count = length - start < BLOCK ? length - start : BLOCK;                                                  \
+        for (int64_t start = 0, count; start < length; start += count) {                                                      \
+            int64_t first = start % block, at = (blocks[start / block] * block + first) * stride;                             \
+            count = block - first < AT_ONCE ? block - first : AT_ONCE;                                                        \
+            count = length - start < count ? length - start : count;                                                          \
             for (int64_t t = 0; t < count; t++) {                                                                             \
                 VECTOR sum[G];                                                                                                \
                 _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = ZERO();                                          \
                 for (int64_t i = 0; i < head; i += WIDTH) {                                                                   \
-                    VECTOR key = LOAD(keys + t * stride + i);                                                                 \
-                    _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = FMA(LOAD(query + g * head + i), key, sum[g]); \
+                    VECTOR key = LOAD(keys + at + t * stride + i);                                                            \
+                    _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = FMA(LOAD(query + g * head + i), key, sum[g]);\
                 }                                                                                                             \
                 _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) scores[g][t] = SUM(sum[g]) * w->scale;                    \
             }                                                                                                                 \
@@ -90,7 +95,7 @@ static inline __attribute__((always_inline)) float exp_of(float x) {
                 VECTOR sum[G];                                                                                                \
                 _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = LOAD(out + g * head + i);                        \
                 for (int64_t t = 0; t < count; t++) {                                                                         \
-                    VECTOR value = LOAD(values + t * stride + i);                                                             \
+                    VECTOR value = LOAD(values + at + t * stride + i);                                                        \
                     _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) sum[g] = FMA(SET1(scores[g][t]), value, sum[g]);      \
                 }                                                                                                             \
                 _Pragma("GCC unroll 4") for (int g = 0; g < G; g++) STORE(out + g * head + i, sum[g]);                        \
@@ -120,7 +125,7 @@ ATTEND2(1) ATTEND2(2) ATTEND2(3) ATTEND2(4)
 ATTEND5(1) ATTEND5(2) ATTEND5(3) ATTEND5(4)
 
 #define MOST 4 /* heads at once */
-typedef void Attend(const Work *, const float *, const float *, const float *, int64_t, float *);
+typedef void Attend(const Work *, const float *, const float *, const float *, const int32_t *, int64_t, float *);
 static Attend *const KINDS[2][MOST] = {{avx2_1, avx2_2, avx2_3, avx2_4}, {avx512_1, avx512_2, avx512_3, avx512_4}};
 
 /* Returns the best set of instructions: 0 none, 1 AVX2, 2 AVX-512. */
@@ -139,27 +144,28 @@ static void attend_all(void *given) {
         int64_t next = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED);
         if (next >= w->tokens * w->kv_heads) return;
         int64_t token = next / w->kv_heads, kv_head = next % w->kv_heads;
-        const float *keys = w->keys + w->starts[token] * w->stride + kv_head * w->head;
-        const float *values = w->values + w->starts[token] * w->stride + kv_head * w->head;
+        const float *keys = w->keys + kv_head * w->head, *values = w->values + kv_head * w->head;
+        const int32_t *blocks = w->table + token * w->most;
         for (int64_t first = 0, count; first < w->group; first += count) {
             count = w->group - first < MOST ? w->group - first : MOST;
             int64_t at = (kv_head * w->group + first) * w->head;
             const float *query = w->query + token * w->query_stride + at;
-            kinds[count - 1](w, query, keys, values, w->lengths[token], w->out + token * width + at);
+            kinds[count - 1](w, query, keys, values, blocks, w->lengths[token], w->out + token * width + at);
         }
     }
 }
 
-/* `sizes`: query stride, stride, tokens, KV heads, group, head. A head has a multiple of 16 numbers, and each token sees a key.
+/* `sizes`: query stride, stride, tokens, KV heads, group, head, columns of the table, places of a block. A head has a multiple
+ * of 16 numbers, and each token sees a key.
  * `parallel` calls a function in several threads (OpenMP's GOMP_parallel); NULL: there is one thread.
  */
 API void hplm_attend(
-    const float *query, const float *keys, const float *values, const int64_t *starts, const int64_t *lengths, float *out,
+    const float *query, const float *keys, const float *values, const int32_t *table, const int64_t *lengths, float *out,
     const int64_t *sizes, float scale, int64_t instructions, void (*parallel)(void (*)(void *), void *, unsigned, unsigned),
     int64_t threads
 ) {
-    Work work = {query, sizes[0], keys, values, sizes[1], starts, lengths, out,
-                 sizes[2], sizes[3], sizes[4], sizes[5], scale, instructions, 0};
+    Work work = {query, sizes[0], keys, values, sizes[1], table, lengths, out,
+                 sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], scale, instructions, 0};
     if (parallel && threads > 1) parallel(attend_all, &work, (unsigned)threads, 0);
     else attend_all(&work);
 }

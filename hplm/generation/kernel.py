@@ -20,7 +20,7 @@ from hplm.compiled import library, opened, parallel
 
 LIBRARY = library(__file__)
 # As in kernel.c:
-VERSION = 1  # of its functions
+VERSION = 2  # of its functions
 STEP = 16  # numbers of a head are a multiple of it
 WORTH = 1 << 16  # multiplications that are worth another thread
 
@@ -35,17 +35,23 @@ class Kernel:
         self._attend.restype = None
         self._parallel = parallel()
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, starts: Array, lengths: Array, head: int) -> Tensor:
-        """Returns for each token what it sees: tokens x (heads * head). It sees `lengths` keys, from `starts` on."""
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, table: Array, block: int, lengths: Array, head: int
+    ) -> Tensor:
+        """Returns for each token what it sees: tokens x (heads * head). It sees `lengths` keys.
+
+        `table`: a row for each token with the numbers of the blocks of its keys, which have so many places each; int32.
+        """
         if query.stride(1) != 1:
             query = query.contiguous()
         tokens, width = query.shape
         kv_heads = keys.shape[1] // head
         out = query.new_empty(tokens, width)
-        sizes = np.array([query.stride(0), keys.stride(0), tokens, kv_heads, width // head // kv_heads, head], dtype=np.int64)
+        heads = kv_heads, width // head // kv_heads, head
+        sizes = np.array([query.stride(0), keys.stride(0), tokens, *heads, table.shape[1], block], dtype=np.int64)
         threads = torch.get_num_threads() if int(lengths.sum()) * width >= WORTH else 1
         self._attend(
-            query.data_ptr(), keys.data_ptr(), values.data_ptr(), starts.ctypes.data, lengths.ctypes.data, out.data_ptr(),
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), table.ctypes.data, lengths.ctypes.data, out.data_ptr(),
             sizes.ctypes.data, head**-0.5, self.instructions, self._parallel, threads,
         )  # fmt: skip
         return out

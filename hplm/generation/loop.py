@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from hplm.engine.in_flight import InFlight
-from hplm.errors import DeadlineMissed, Draining, HplmError, InvalidInput, QueueFull
-from hplm.generation.answering import Answers, Holding, failure, say
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
+from hplm.generation.answering import Answers, Staging, failure, say
 from hplm.generation.choosing import Token, choose
-from hplm.generation.forecast import BELIEVED
-from hplm.generation.pace import load_of, most_tokens
+from hplm.generation.forecast import BELIEVED, load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence
 from hplm.generation.running import Planned, Running, halves
@@ -34,10 +33,6 @@ from hplm.model import faults
 log = logging.getLogger(__name__)
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
-
-
-class Staging(Holding, Protocol):
-    def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None: ...
 
 
 class Computing(Protocol):
@@ -94,7 +89,7 @@ class Loop:
 
     def check(self, request: Request) -> None:
         """Raises if the request could never be answered. Any thread may call it."""
-        needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.space.largest
+        needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.largest
         if needed > longest:
             raise InvalidInput(
                 f"a prompt of {len(request.prompt)} tokens with 'max_tokens' {request.sampling.max_tokens} needs memory for "
@@ -121,15 +116,9 @@ class Loop:
             return 0.0
         return WAITS if len(self.queue) or len(self.running) else math.inf
 
-    def expire(self) -> None:
-        """Ends waiting requests that were cancelled, or are too late."""
-        self._expire(self._now_ns())
-
-    def prepare(self) -> Prepared | None:
-        """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
-        return self._prepare(self._now_ns())
-
-    def _expire(self, now: int) -> None:
+    def expire(self, now: int = 0) -> None:
+        """Ends waiting requests that were cancelled, or are too late at this time; 0: at the clock's."""
+        now = now or self._now_ns()
         if not self._cancelling and self.queue.next_expiry() > now:
             return
         with self._together(), self._lock:
@@ -144,7 +133,9 @@ class Loop:
                 self._failed()
                 raise
 
-    def _prepare(self, now: int) -> Prepared | None:
+    def prepare(self, now: int = 0) -> Prepared | None:
+        """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
+        now = now or self._now_ns()
         with self._lock:
             if self._computing or self._abandoned:
                 return None
@@ -169,7 +160,7 @@ class Loop:
             tokens = self._computed(planned)
             now = self._now_ns()
             with self._together(), self._lock:
-                if computed := [one for one in planned if one.sequence.room is not None]:
+                if computed := [one for one in planned if one.sequence.blocks is not None]:
                     self._count(computed, now - prepared.began_ns)
                 for sequence, token in tokens:
                     try:
@@ -199,8 +190,8 @@ class Loop:
     def step(self) -> bool:
         """Does the next step whole. Returns False if there was nothing to compute. For callers without threads."""
         now = self._now_ns()
-        self._expire(now)
-        prepared = self._prepare(now)
+        self.expire(now)
+        prepared = self.prepare(now)
         if prepared is not None:
             self.compute(prepared)
         return prepared is not None
@@ -267,7 +258,7 @@ class Loop:
 
     def _computed(self, planned: list[Planned]) -> list[tuple[Sequence, Token]]:
         """Computes a step, or its halves if the device has no memory for it. Returns the next tokens. What fails has ended."""
-        planned = [one for one in planned if one.sequence.room is not None]  # the others ended with an earlier half
+        planned = [one for one in planned if one.sequence.blocks is not None]  # the others ended with an earlier half
         if not planned:
             return []
         try:
@@ -292,7 +283,7 @@ class Loop:
             complete = [one.sequence for one in step.planned if one.completes]
             tokens = choose(logits, [one.wish(self._end_ids) for one in complete]) if complete else []
         finally:
-            self._decoder.wait()  # a step that failed, or gave no token, may still read slots and rooms that end with a request
+            self._decoder.wait()  # a step that failed, or gave no token, may still read what ends with a request
         for one in step.planned:
             one.sequence.computed += one.count
         return list(zip(complete, tokens, strict=True))

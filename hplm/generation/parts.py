@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hplm.errors import HplmError
-from hplm.generation.asked import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS
+from hplm.generation.asked import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS, Asked
 from hplm.generation.choosing import Token
 from hplm.generation.request import Piece
 from hplm.model.prompts import Prompts
@@ -30,24 +30,12 @@ class Parts:
     """Its first reply says that the answer grows, even if the client gets nothing before the end."""
 
     def __init__(
-        self,
-        put: Callable[[Reply | Exception], None],
-        prompts: Prompts,
-        number: int,
-        tenant: int,
-        *,
-        choices: int,
-        stream: bool,
-        returned: Set[str],
+        self, put: Callable[[Reply | Exception], None], prompts: Prompts, number: int, tenant: int, choices: int, asked: Asked
     ) -> None:
-        """`put` takes replies to the request of this number. `tenant`: its number in the line.
-
-        `stream`: send parts as they come. `returned`: more outputs that the client asked for, of RETURNED.
-        """
+        """`put` takes replies to the request of this number. `tenant`: its number in the queue."""
         self._put, self._prompts, self._tenant = put, prompts, tenant
         self._requests = [(number, 1)]
-        self._stream = stream
-        self._returned = returned
+        self._stream, self._returned = asked.stream, asked.returned
         self._unsent = [Choice() for _ in range(choices)]
         self._begun = self._ended = False
 

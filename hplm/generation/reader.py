@@ -24,14 +24,8 @@ class Unread:
     request: Request
     read: Callable[[], None]
     left: int  # bytes of its prompt
-
-    @property
-    def tenant(self) -> int:
-        return self.request.source.uid
-
-    @property
-    def deadline_ns(self) -> int:
-        return self.request.start_by_ns
+    tenant: int
+    deadline_ns: int
 
 
 class Reader:
@@ -67,7 +61,7 @@ class Reader:
 
         `at_once`: it may be called here, if the prompt is short.
         """
-        unread = Unread(request, read, max(1, size))
+        unread = Unread(request, read, max(1, size), request.source.uid, request.start_by_ns)
         if at_once and size <= SHORT and not len(self) and self._since is None:
             self._read(unread)
             return

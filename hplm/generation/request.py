@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import count
 from math import ceil
@@ -16,7 +16,7 @@ from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import HplmError
-from hplm.generation.cache import Room
+from hplm.generation.cache import Blocks
 from hplm.generation.choosing import Token, Wish, seed_of
 from hplm.generation.sampling import Sampling
 from hplm.generation.saying import Decode, Saying
@@ -66,58 +66,45 @@ _NUMBERS = count()
 Respond = Callable[[Piece | HplmError], None]
 
 
+@dataclass(eq=False, repr=False)
 class Request:
-    """The loop alone changes it, but for `cancel`, which any thread may call.
+    """The loop alone changes it.
 
     `respond` is called for each piece. The last call has a piece that `is_last`, or an error. Times are nanoseconds of the
     monotonic clock; 0 means none.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        prompt: Many[int],
-        addresses: Array,
-        sampling: Sampling,
-        respond: Respond,
-        decode: Decode,
-        *,
-        arrival_ns: int,
-        seed: int,
-        echo: str = "",
-        promise: Promise = NO_PROMISE,
-        priority: int = 0,
-        mark: bytes = b"",
-    ) -> None:
-        """`addresses`: of the rows of the prompt's tokens. `echo`: said before the answer. `seed`: if `sampling` has none.
+    source: Source
+    prompt: list[int]  # empty until it was read
+    addresses: Array  # of the rows of the prompt's tokens
+    sampling: Sampling
+    respond: Respond
+    decode: Decode
+    _: KW_ONLY
+    arrival_ns: int
+    seed: int  # that of `sampling`, if it has one
+    echo: str = ""  # said before the answer
+    promise: Promise = NO_PROMISE
+    priority: int = 0
+    mark: bytes = b""  # what is known of it if the engine ends (`hplm.engine.in_flight`)
+    first_token_ns: int = field(default=0, init=False)  # when it came
+    cancelled: bool = field(default=False, init=False)
+    ended: bool = field(default=False, init=False)
+    generated: int = field(default=0, init=False)  # tokens of all answers
 
-        What is read later (`read`) may be left empty. `mark`: what is known of it if the engine ends (`hplm.engine.in_flight`).
-        """
+    def __post_init__(self) -> None:
         self.number = next(_NUMBERS)
-        self.source = source
-        self.read(prompt, addresses, echo)
-        self.sampling = sampling
-        self.seed = seed if sampling.seed is None else sampling.seed
-        self.promise = promise
-        self.priority = priority
-        self.mark = mark
-        self.arrival_ns = arrival_ns
-        self.deadline_ns = arrival_ns + promise.whole_ns if promise.whole_ns else 0
-        self.first_token_by_ns = arrival_ns + promise.first_token_ns if promise.first_token_ns else 0
-        self.first_token_ns = 0  # when it came
-        self.cancelled = False
-        self.ended = False
-        self.generated = 0  # tokens of all answers
-        self.respond = respond
-        self.decode = decode
-        self.open = set(range(sampling.n))  # the numbers of the answers that have not ended
+        if self.sampling.seed is not None:
+            self.seed = self.sampling.seed
+        whole_ns, first_ns = self.promise.whole_ns, self.promise.first_token_ns
+        self.deadline_ns = self.arrival_ns + whole_ns if whole_ns else 0
+        self.first_token_by_ns = self.arrival_ns + first_ns if first_ns else 0
+        self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
         self._echoed: set[int] = set()
 
-    def read(self, prompt: Many[int], addresses: Array, echo: str) -> None:
-        """Sets the prompt's tokens, the addresses of their rows, and what is said before the answer."""
-        self.prompt = list(prompt)
-        self.addresses = addresses
-        self.echo = echo
+    def read(self, prompt: list[int], addresses: Array, echo: str) -> None:
+        """Sets what was read of its prompt."""
+        self.prompt, self.addresses, self.echo = prompt, addresses, echo
 
     @property
     def start_by_ns(self) -> int:
@@ -130,10 +117,6 @@ class Request:
         sampling = self.sampling
         ids = BIAS_BYTES * len(sampling.logit_bias) + ID_BYTES * len(sampling.stop_token_ids)
         return TOKEN_BYTES * len(self.prompt) + ids + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
-
-    def cancel(self) -> None:
-        """Asks for an end: nobody reads the answers any more. The loop ends it before its next step."""
-        self.cancelled = True
 
     def refuse(self, error: HplmError) -> None:
         """Ends a request that the loop does not have."""
@@ -160,9 +143,9 @@ class Sequence:
         self.saying = Saying(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
         self.finish: str | None = None
         # While it runs:
-        self.room: Room | None = None  # of its keys and values
+        self.blocks: Blocks | None = None  # of its keys and values
         self.token_ns = 0  # when its newest token came
-        self.computed = 0  # tokens whose keys and values are in the room
+        self.computed = 0  # tokens whose keys and values are in the blocks
         self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
         self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet

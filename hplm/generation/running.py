@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Set
@@ -14,22 +13,21 @@ import numpy as np
 
 from hplm.errors import InvalidInput
 from hplm.generation.attention import Chunk
-from hplm.generation.cache import Cache, Room, Space, room_in
+from hplm.generation.cache import Blocks, Cache
 from hplm.generation.request import Sequence
 from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.waiting import Capacity
 
-log = logging.getLogger(__name__)
 FINISHED = 16  # sequences that are remembered
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The tokens of a finished sequence and the room of their keys and values, for another one that begins alike."""
+    """The tokens of a finished sequence and the blocks of their keys and values, for another one that begins alike."""
 
     key: Hashable  # of its source
     ids: list[int]
-    room: Room
+    blocks: Blocks
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ class Planned:
 
     @property
     def chunk(self) -> Chunk:
-        assert self.sequence.room is not None  # it runs
-        return Chunk(self.sequence.room, self.sequence.computed, self.count)
+        assert self.sequence.blocks is not None  # it runs
+        return Chunk(self.sequence.blocks, self.sequence.computed, self.count)
 
 
 def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
@@ -81,7 +79,7 @@ class Running:
         self.put_back = 0  # how often a sequence was
         self._most_finished = finished
         self._turns: list[int | None] = []  # tenants that run alone, and None for all others; the last step's is the last
-        self._finished: list[Finished] = []  # the oldest first; their room is given back as soon as it is needed
+        self._finished: list[Finished] = []  # the oldest first; their blocks are given back as soon as they are needed
 
     def __len__(self) -> int:
         return len(self.all)
@@ -99,7 +97,7 @@ class Running:
     @property
     def free(self) -> int:
         """The places that sequences may take, with those of remembered ones."""
-        return _free(self.cache.space, self._finished)
+        return self.cache.free + self.cache.freed_by([finished.blocks for finished in self._finished])
 
     def capacity(self, share: float) -> Capacity:
         """Returns what may start now. Tokens are those that sequences are expected to have in the end."""
@@ -113,10 +111,10 @@ class Running:
         for sequence in self.sequences:
             counts[sequence.tenant] += 1
             places[sequence.tenant] += self.places(sequence, share)
-        return counts | Counter({tenant: own * self.seats // self.cache.space.tokens for tenant, own in places.items()})
+        return counts | Counter({tenant: own * self.seats // self.cache.tokens for tenant, own in places.items()})
 
     def start(self, sequence: Sequence, share: float) -> bool:
-        """Gives the sequence room. Returns False if there is none, or if those that run need the rest.
+        """Gives the sequence blocks. Returns False if there are none, or if those that run need the rest.
 
         `share`: the part of `max_tokens` that an answer usually has.
         """
@@ -129,35 +127,34 @@ class Running:
             self._forget()
         like, alike = self._alike(sequence, self._finished)
         own = self.cache.take(len(sequence.ids) + 1, like, alike)
-        assert own is not None  # it was tried
-        if like is not None:
-            try:
-                self.cache.copy(like, own, alike)
-            except BaseException:
-                self.cache.give_back(own)
-                raise
-        sequence.room, sequence.computed = own, alike
+        assert own is not None  # there are enough
+        try:
+            self.cache.copy(like, own, alike)
+        except BaseException:
+            self.cache.give_back(own)
+            raise
+        sequence.blocks, sequence.computed = own, alike
         insort(self.sequences, sequence, key=age)
         return True
 
     def _forgotten_for(self, sequence: Sequence, share: float) -> int | None:
         """Returns how many remembered sequences must be forgotten before this one starts, or None if it cannot start.
 
-        This is tried on a copy: nothing may be forgotten for a sequence that does not start, because it is tried in each step.
+        Nothing may be forgotten for a sequence that does not start, because it is tried in each step.
         """
-        space, remembered = self.cache.space.copy(), [*self._finished]
-        while (own := room_in(space, len(sequence.ids) + 1, *self._alike(sequence, remembered))) is None:
-            if not remembered:
-                return None
-            space.give_back(remembered.pop(0).room)
-        spare = _free(space, remembered) - self._expected(share)
-        if self.sequences and spare < self.places(sequence, share) - own.size:
-            return None
-        return len(self._finished) - len(remembered)
+        cache, needed = self.cache, self.cache.size_for(len(sequence.ids) + 1)
+        running = {block for other in self.sequences for block in other.blocks or ()}
+        for forgotten in range(len(self._finished) + 1):
+            shared = cache.shared(*self._alike(sequence, self._finished[forgotten:]))
+            free = cache.free + cache.freed_by([finished.blocks for finished in self._finished[:forgotten]])
+            if needed - cache.size_of(shared) <= free:
+                spare = self.spare(share) + cache.block * len(running.intersection(shared))
+                return forgotten if not self.sequences or spare >= self.places(sequence, share) else None
+        return None
 
     def places(self, sequence: Sequence, share: float) -> int:
         """Returns the places that a sequence is expected to need in the end."""
-        return self.cache.space.size_for(sequence.in_the_end(share))
+        return self.cache.size_for(sequence.in_the_end(share))
 
     def spare(self, share: float) -> int:
         """Returns the free places that no running sequence is expected to need."""
@@ -165,8 +162,7 @@ class Running:
 
     def _expected(self, share: float) -> int:
         """Returns the places that running sequences are expected to need beside those that they have."""
-        sizes = [(self.places(sequence, share), sequence.room) for sequence in self.sequences]
-        return sum(size - room.size for size, room in sizes if room is not None)
+        return sum(self.places(one, share) - self.cache.size_of(one.blocks or ()) for one in self.sequences)
 
     @staticmethod
     def start_from(waiting: list[Sequence], sequence: Sequence, start: Callable[[Sequence], bool]) -> bool:
@@ -187,8 +183,8 @@ class Running:
         counts |= self._pieces(in_step, max(most - len(counts), 0))
         back: list[Sequence] = []
         for sequence in list(in_step):
-            while sequence.room is not None and not self._has_room(sequence, counts[sequence]):
-                back.append(self._put_back(sequence))
+            while sequence.blocks is not None and not self._has_room(sequence, counts[sequence]):
+                back.append(self._put_back())
         planned = [(sequence, count) for sequence in self.sequences if (count := counts.get(sequence))]
         return [Planned(sequence, count, count == sequence.uncomputed) for sequence, count in planned], back
 
@@ -221,11 +217,11 @@ class Running:
 
     def end(self, sequence: Sequence) -> None:
         """Frees what the sequence has. What it has computed is remembered, unless it has failed."""
-        if sequence.room is None:
+        if sequence.blocks is None:
             (self.returning if sequence in self.returning else self.further).remove(sequence)
             return
         self.sequences.remove(sequence)
-        own, sequence.room = sequence.room, None
+        own, sequence.blocks = sequence.blocks, None
         if sequence.finish is None or not sequence.computed:
             self.cache.give_back(own)
         else:
@@ -234,62 +230,46 @@ class Running:
                 self._forget()
 
     def _has_room(self, sequence: Sequence, count: int) -> bool:
-        """Makes room for so many more tokens. Returns False if there is none. Then the sequence may have lost what it had."""
-        own = sequence.room
-        assert own is not None
-        if own.size >= sequence.computed + count:
-            return True
-        try:
-            while (grown := self.cache.grow(own, sequence.computed + count, sequence.computed)) is None:
-                if not self._forget():
-                    return False
-        except Exception:
-            log.exception("a sequence could not be moved: its tokens are computed again")
-            grown = None
-        sequence.room = grown
-        return grown is not None
-
-    def _forget(self) -> bool:
-        """Gives back the room of the oldest finished sequence. Returns False if none is remembered."""
-        if not self._finished:
-            return False
-        self.cache.give_back(self._finished.pop(0).room)
+        """Gives a running sequence blocks for so many more tokens. Returns False if there are none."""
+        assert sequence.blocks is not None  # it runs
+        while (grown := self.cache.grow(sequence.blocks, sequence.computed + count)) is None:
+            if not self._forget():
+                return False
+        sequence.blocks = grown
         return True
 
-    def _put_back(self, growing: Sequence) -> Sequence:
-        """Takes the room of the youngest sequence for one that grows, unless that has lost its own: then it is put back itself.
+    def _forget(self) -> bool:
+        """Gives back the blocks of the oldest finished sequence. Returns False if none is remembered."""
+        if not self._finished:
+            return False
+        self.cache.give_back(self._finished.pop(0).blocks)
+        return True
 
-        All its tokens are computed again later.
-        """
-        back = growing if growing.room is None else self.sequences[-1]
-        self.sequences.remove(back)
-        if back.room is not None:
-            self.cache.give_back(back.room)
-        back.room, back.computed = None, 0
+    def _put_back(self) -> Sequence:
+        """Takes the blocks of the youngest sequence. All its tokens are computed again later."""
+        back = self.sequences.pop()
+        assert back.blocks is not None  # it runs
+        self.cache.give_back(back.blocks)
+        back.blocks, back.computed = None, 0
         insort(self.returning, back, key=age)
         self.put_back += 1
         return back
 
-    def _alike(self, sequence: Sequence, remembered: list[Finished]) -> tuple[Room | None, int]:
-        """Returns the room of a sequence of the same tenant version that begins alike, and how many computed tokens are alike.
+    def _alike(self, sequence: Sequence, remembered: list[Finished]) -> tuple[Blocks, int]:
+        """Returns the blocks of a sequence of the same tenant version that begins alike, and how many of its tokens do.
 
         The last token of `sequence` is computed in any case: its logits are needed.
         """
-        room, alike = None, 0
-        key, last = sequence.request.source.key, len(sequence.ids) - 1
-        computed = [(other.request.source.key, other.ids, other.computed, other.room) for other in self.sequences]
-        computed += [(other.key, other.ids, len(other.ids), other.room) for other in remembered]
-        for its, ids, count, its_room in computed:
+        blocks: Blocks = ()
+        alike, key, last = 0, sequence.request.source.key, len(sequence.ids) - 1
+        computed = [(other.request.source.key, other.ids, other.computed, other.blocks or ()) for other in self.sequences]
+        computed += [(other.key, other.ids, len(other.ids), other.blocks) for other in remembered]
+        for its, ids, count, its_blocks in computed:
             if its == key and min(count, last) > alike:
                 shared = _shared(sequence.ids, ids, min(count, last))
                 if shared > alike:
-                    room, alike = its_room, shared
-        return room, alike
-
-
-def _free(space: Space, remembered: list[Finished]) -> int:
-    """Returns the places that are free, or would be if nothing was remembered."""
-    return space.free + space.freed_by([finished.room for finished in remembered])
+                    blocks, alike = its_blocks, shared
+        return blocks, alike
 
 
 def _shared(one: list[int], other: list[int], most: int) -> int:

@@ -21,7 +21,7 @@ from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.views import View
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import NAMES, Asked
-from hplm.generation.cache import Cache, space_of
+from hplm.generation.cache import Cache
 from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.parts import Parts
@@ -30,12 +30,12 @@ from hplm.generation.reader import Reader
 from hplm.generation.request import Piece, Request, Respond, Sequence, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
-from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of
+from hplm.generation.settings import Promise, Settings, promise_of
 from hplm.generation.staging import Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.model.openmp import compute_with
-from hplm.model.prompts import Messages, Prompts, cut_prompt, started
+from hplm.model.prompts import Prompts, cut_prompt, started
 from hplm.parameters import asked_flag, asked_number
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.limits import Limits
@@ -81,8 +81,8 @@ class Service:
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
         self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last
-        space = space_of(settings.cache, settings.cache_tokens, config.positions, settings.device)
-        cache = Cache(space, config.upper_layers, config.key_width, settings.device, settings.dtype)
+        sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
+        cache = Cache(*sizes, settings.device, settings.dtype)
         self._stager = Stager(
             config,
             lambda: backbone.view.forest,
@@ -90,13 +90,11 @@ class Service:
             backbone.records,
             cache,
             settings.max_sequences,  # each running sequence holds one slot of a layout at most
-            settings.device,
-            settings.dtype,
             settings.resident_rows,
         )
         limits = Limits(settings.queue_texts, settings.queue_bytes)
         self.loop = Loop(
-            SequenceQueue(policy(settings.policy), limits, space.size_for, settings.admission),
+            SequenceQueue(policy(settings.policy), limits, cache.size_for, settings.admission),
             Running(cache, settings.max_sequences, settings.step_tokens),
             self._stager,
             Decoder(backbone.upper(), settings.device, settings.dtype),
@@ -110,7 +108,7 @@ class Service:
         loop = self.loop
         self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
         self.abandon = loop.abandon
-        log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, space.tokens)
+        log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
@@ -125,44 +123,22 @@ class Service:
         asked_number(asked.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
         if (asked.text is None) == (asked.messages is None):
             raise InvalidInput("the request needs either 'text_input' or 'messages': send just one of them")
-        prompt = Messages(asked.messages) if asked.messages is not None else asked.text or ""
         sampling = sampling_of(asked.parameters, asked.sampling)
         if not asked.excludes_input:
             sampling = replace(sampling, echo=True)
-        returned, line_number = set(asked.returned), number_of(0, tenant.uid)
-        parts = Parts(put, self._prompts, number, line_number, choices=sampling.n, stream=asked.stream, returned=returned)
-        self.submit(
-            view,
-            tenant,
-            prompt,
-            sampling,
-            parts.say,
-            promise=promise_of(asked.parameters, asked.timeout_us),
-            truncate=asked_flag(asked.parameters, "truncate"),
-            priority=asked_number(asked.parameters, "hplm_priority", -(2**31), 2**31 - 1),
-            arrival_ns=asked.arrival_ns,
-            number=number,
-        )
+        parts = Parts(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, asked)
+        self.submit(view, tenant, asked, sampling, parts.say, number)
 
     def submit(
-        self,
-        view: View,
-        tenant: Tenant,
-        prompt: str | Messages,
-        sampling: Sampling,
-        respond: Respond,
-        *,
-        promise: Promise = NO_PROMISE,
-        truncate: bool = False,
-        priority: int = 0,
-        arrival_ns: int = 0,
-        number: int = -1,
+        self, view: View, tenant: Tenant, asked: Asked, sampling: Sampling, respond: Respond, number: int = -1
     ) -> Request:
         """Takes a request of an admitted tenant, or raises. What was taken gets pieces through `respond`, and one end.
 
-        `truncate`: leave out the beginning of a prompt that is too long. `arrival_ns`: of the monotonic clock; 0: now.
         `number`: the request's, in the model process.
         """
+        promise = promise_of(asked.parameters, asked.timeout_us)
+        truncate = asked_flag(asked.parameters, "truncate")
+        priority = asked_number(asked.parameters, "hplm_priority", -(2**31), 2**31 - 1)
         check_backbone(tenant.task, self._backbone.config)
         if 0 < promise.token_ns < self._settings.least_token_ns:
             raise InvalidInput(
@@ -170,10 +146,10 @@ class Service:
                 "or send none"
             )
         sampling.check_ids(self._backbone.config.vocabulary)
-        most_characters = self._prompts.most_characters
-        if isinstance(prompt, str) and len(prompt) > most_characters and not truncate:
+        text, most_characters = asked.text or "", self._prompts.most_characters
+        if len(text) > most_characters and not truncate:
             raise InvalidInput(
-                f"the prompt has {len(prompt):,} characters, but {most_characters:,} are read at most: shorten it, or send the "
+                f"the prompt has {len(text):,} characters, but {most_characters:,} are read at most: shorten it, or send the "
                 "parameter truncate=true"
             )
         self._quotas.take(tenant, 1, 0)
@@ -187,7 +163,7 @@ class Service:
 
         def read() -> None:
             self._quotas.check(tenant)  # others were charged while it waited
-            tokens, echo = self._tokens(prompt, sampling, truncate)
+            tokens, echo = self._tokens(asked, sampling.max_tokens, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
             addresses = request.source.chain.lookup(tokens, np.array([len(tokens)])).addresses
             request.read(tokens.tolist(), addresses, echo if sampling.echo else "")
@@ -196,20 +172,20 @@ class Service:
         try:
             request = Request(
                 self._source(view, tenant),
-                (),
+                [],
                 NO_ADDRESSES,
                 sampling,
                 answered,
                 self._prompts.decode,
-                arrival_ns=arrival_ns or time.monotonic_ns(),
+                arrival_ns=asked.arrival_ns or time.monotonic_ns(),
                 seed=secrets.randbits(63),
                 promise=promise.or_else(own).or_else(self._settings.promise),
                 priority=priority,
                 mark=Mark(number, number_of(0, tenant.uid), tenant.id).packed(),
             )
             self._requests[number] = request
-            is_chat = isinstance(prompt, Messages)  # its template may take long
-            self.reader.submit(request, read, getsizeof(prompt.json if is_chat else prompt), not is_chat)
+            size, is_chat = getsizeof(asked.messages or text), asked.messages is not None  # a template may take long
+            self.reader.submit(request, read, size, not is_chat)
         except BaseException:
             self._requests.pop(number, None)
             self._quotas.give_back(tenant)  # nobody will say its end
@@ -236,7 +212,7 @@ class Service:
     def look(self) -> None:
         """Sets the meter's levels, and counts what was put back."""
         running, queue, meter = self.loop.running, self.loop.queue, self.meter
-        room = running.cache.space.tokens
+        room = running.cache.tokens
         cached = room - running.free
         meter.set(names.RUNNING_SEQUENCES, len(running))
         meter.set(names.WAITING_SEQUENCES, len(self.reader) + len(queue))
@@ -257,22 +233,23 @@ class Service:
             self.loop.check(request)
         self.loop.offer(Sequence(request))
 
-    def _tokens(self, prompt: str | Messages, sampling: Sampling, truncate: bool) -> tuple[Array, str]:
+    def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""
         config = self._backbone.config
-        if isinstance(prompt, str):
-            tokens, text = self._prompts.encode(prompt[-self._prompts.most_characters :]), prompt
+        if asked.messages is None:
+            text = asked.text or ""
+            tokens = self._prompts.encode(text[-self._prompts.most_characters :])
         else:
-            ids = self._prompts.of_messages(prompt.json)
+            ids = self._prompts.of_messages(asked.messages)
             text = self._prompts.decode(ids)
             assert config.start_id is not None  # it is a decoder
             tokens = started(np.array(ids, dtype=np.int64), config.start_id)
-        most = config.positions - sampling.max_tokens
+        most = config.positions - max_tokens
         if len(tokens) > most and truncate and most > 0:
             tokens = cut_prompt(tokens, most)
         if len(tokens) > most:
             raise InvalidInput(
-                f"a prompt of {len(tokens)} tokens and 'max_tokens' {sampling.max_tokens} are more than the {config.positions} "
+                f"a prompt of {len(tokens)} tokens and 'max_tokens' {max_tokens} are more than the {config.positions} "
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
         return tokens, text

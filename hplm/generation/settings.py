@@ -11,7 +11,7 @@ import torch
 
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.errors import InvalidInput
-from hplm.options import AUTO, CACHES
+from hplm.options import CACHES
 from hplm.parameters import LONGEST_MS, Parameters, asked_number, milliseconds, whole_number, yes_or_no
 from hplm.scheduling.policy import DEFAULT
 
@@ -44,7 +44,6 @@ class Settings:
     max_sequences: int = 32  # the most sequences that run together
     step_tokens: int = 256  # the most tokens of a step
     cache_tokens: int = 16_384
-    cache: str = AUTO
     policy: str = DEFAULT
     admission: bool = True
     queue_texts: int = 8192
@@ -60,9 +59,9 @@ def read_settings(given: Mapping[str, str], device: torch.device | None = None) 
     parameters = Parameters({"max_sequences" if name == "seats" else name: value for name, value in given.items()})
     if (cleaning := given.get("cleaning", "early")) != "early":
         raise InvalidInput(f"parameter 'cleaning' is {cleaning!r}, which is no longer served: leave it out, or export again")
-    device, dtype, cache = device or resolve_device(parameters["device"]), parameters["dtype"], parameters["cache"]
-    if cache not in CACHES:
-        raise InvalidInput(f"parameter 'cache' is {cache!r}: choose {', '.join(CACHES)}")
+    if (cache := given.get("cache", CACHES[0])) not in CACHES:
+        raise InvalidInput(f"parameter 'cache' is {cache!r}, but caches have one kind now: leave it out, or export again")
+    device, dtype = device or resolve_device(parameters["device"]), parameters["dtype"]
     least, token_ns = _nanoseconds({LEAST: "0", **parameters}, LEAST), _nanoseconds(parameters, "token_ms")
     if 0 < token_ns < least:
         raise InvalidInput(f"parameter 'token_ms' is {parameters['token_ms']!r}, less than '{LEAST}': raise it, or give 0")
@@ -72,7 +71,6 @@ def read_settings(given: Mapping[str, str], device: torch.device | None = None) 
         max_sequences=whole_number(parameters, "max_sequences"),
         step_tokens=whole_number(parameters, "step_tokens"),
         cache_tokens=whole_number(parameters, "cache_tokens"),
-        cache=cache,
         policy=parameters["policy"],
         admission=yes_or_no(parameters, "admission"),
         queue_texts=whole_number(parameters, "queue_texts"),

@@ -8,7 +8,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hplm.adapters.copying import Mark
@@ -54,8 +53,6 @@ class Stager:
         records: Records,
         cache: Cache,
         slots: int,
-        device: torch.device,
-        dtype: torch.dtype,
         resident_rows: int = 0,
     ) -> None:
         """`forest`: returns the newest tables, and those that requests still need. `layouts`: returns those of all adapters.
@@ -68,8 +65,8 @@ class Stager:
         self._records = records
         self._cache = cache
         self._count = slots
-        self._device, self._dtype = device, dtype
-        self._gatherer = Gatherer(device, dtype, resident_rows)
+        self._device, self._dtype = cache.device, cache.dtype
+        self._gatherer = Gatherer(cache.device, cache.dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
         self._arrived: dict[Slots, list[Mark]] = {}  # of the last copies of each layout
         self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
@@ -123,7 +120,7 @@ class Stager:
         addresses = [_addresses(one) for one in planned]
         kept = self._gatherer.readable(forest, addresses, lambda number, error: broken(planned[number].sequence, error))
         # Others ended with another answer of their request.
-        kept = [number for number in kept if planned[number].sequence.room is not None]
+        kept = [number for number in kept if planned[number].sequence.blocks is not None]
         if not kept:
             return None
         planned, addresses = [planned[number] for number in kept], together([addresses[number] for number in kept])

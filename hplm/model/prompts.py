@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +20,6 @@ if TYPE_CHECKING:  # processes that only follow snapshots do without torch
 
 
 READ_CHARACTERS = 16  # of a prompt, for each token that the model takes: others wait while a prompt is tokenised
-
-
-@dataclass(frozen=True)
-class Messages:
-    """A chat, instead of a prompt."""
-
-    json: str
 
 
 class Prompts:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hplm.errors import HplmError
-from hplm.generation.cache import Cache, space_of
+from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Sequence, Source
@@ -68,10 +68,10 @@ class Simulation:
     def __init__(self, settings: Settings, cost: StepCost) -> None:
         self._answers: dict[Request, Answer] = {}
         self._machine = _Machine(cost, self._answers)
-        space = space_of(settings.cache, settings.cache_tokens, LONGEST, settings.device)
+        cache = Cache(settings.cache_tokens, LONGEST, 1, 1, settings.device)
         limits = Limits(settings.queue_texts, settings.queue_bytes)
-        self._queue = SequenceQueue(policy(settings.policy), limits, space.size_for, settings.admission)
-        running = Running(Cache(space, 1, 1, settings.device), settings.max_sequences, settings.step_tokens)
+        self._queue = SequenceQueue(policy(settings.policy), limits, cache.size_for, settings.admission)
+        running = Running(cache, settings.max_sequences, settings.step_tokens)
         machine = self._machine
         self.meter = Meter()
         self._loop = Loop(self._queue, running, machine, machine, (END,), lambda: machine.now_ns, self.meter)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hplm.errors import Broken, Internal, OutOfCapacity
-from hplm.generation.cache import places_of
+from hplm.generation.cache import places_of, table_of
 from hplm.generation.request import Source
 from hplm.generation.staging import Staged
 
@@ -82,7 +82,7 @@ class Machine:
             raise ValueError(UNEXPECTED[1])
         if self._meets("rows", sequences[:1], Broken):
             broken(sequences[0], Broken("a row is broken"))
-            planned = [one for one in planned if one.sequence.room is not None]
+            planned = [one for one in planned if one.sequence.blocks is not None]
         return Staged(planned[::-1], NOTHING, NOTHING, None, [], [], NOTHING) if planned else None  # pyright: ignore
 
     def run(self, step):
@@ -98,7 +98,7 @@ class Machine:
         keys, logits = self._cache.layer(0)[0][:, 0].numpy(), []
         for one in step.planned:
             own, end = one.sequence, one.sequence.computed + one.count
-            at = places_of([own.room], np.array([0]), np.array([end]))
+            at = places_of(table_of([own.blocks]), self._cache.block, np.array([0]), np.array([end]))
             keys[at[own.computed :]] = [mark(own.request.source, i, own.ids[i]) for i in range(own.computed, end)]
             if one.completes:
                 logits.append(logits_of(keys[at]))

@@ -46,7 +46,7 @@ class Small:
 
     def machine(self, world, cache, seats):
         records = self.backbone.records
-        stager = Stager(self.config, lambda: self.forest, lambda: self.layouts, records, cache, seats, CPU, torch.float32)
+        stager = Stager(self.config, lambda: self.forest, lambda: self.layouts, records, cache, seats)
         return stager, Decoder(self.backbone.upper(), CPU, torch.float32)
 
     def all_logits(self, ids, source) -> torch.Tensor:

@@ -16,7 +16,7 @@ GIVEN = {
     "stop_token_ids": [3, 4], "ignore_eos": True, "max_tokens": 100, "min_tokens": 2, "n": 3, "logprobs": 5, "echo": True,
 }  # fmt: skip
 PARAMETERS = {
-    "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "cache": "auto", "policy": "timely",
+    "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "policy": "timely",
     "admission": "true", "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2",
     "plot_hot": "7", "threads": "3", "dtype": "fp32",
 }  # fmt: skip
@@ -80,10 +80,10 @@ def test_settings_are_read_and_refused_by_their_name():
     settings = read()
     found = settings.max_sequences, settings.step_tokens, settings.cache_tokens, settings.queue_bytes, settings.threads
     assert found == (4, 64, 512, 2_000_000, 3)
-    assert (settings.promise, settings.cache) == (Promise(1_500_000, 0, 2_000_000), "auto")
+    assert settings.promise == Promise(1_500_000, 0, 2_000_000)
     assert settings.least_token_ns == 0 and read(least_token_ms="2").least_token_ns == 2_000_000
     of_older = {"seats" if name == "max_sequences" else name: value for name, value in PARAMETERS.items()}
-    assert read_settings({**of_older, "cleaning": "early"}, torch.device("cpu")) == settings
+    assert read_settings({**of_older, "cleaning": "early", "cache": "slotted"}, torch.device("cpu")) == settings
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7
     wrong = ["max_sequences 0", "cache_tokens many", "cache dense", "cleaning batch", "admission 1", "token_ms -1"]
     for name, value in map(str.split, [*wrong, "least_token_ms 3"]):  # more than the backbone's own

@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.generation.attention import BlockAttention, CachedAttention, Chunk, attention_over
-from hplm.generation.cache import CUDA_BLOCK, Blocks, Cache, Ranges, Room, places_of
+from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache
 from hplm.generation.kernel import kernel
 from testing.toy import CHAT
-from tests.generation.world import CPU
+from tests.generation.world import CPU, places
 
 LAYER = 1
 compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
@@ -23,7 +23,7 @@ def config_of(heads, kv_heads, head):
 
 def filled(config, tokens, seed):
     """Returns a cache of random numbers, with NaN where nobody may read."""
-    cache = Cache(Ranges(tokens, tokens), 2, config.key_width, CPU)
+    cache = Cache(tokens, tokens, 2, config.key_width, CPU)
     for number in range(2):
         for part in cache.layer(number):
             part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed + number)))
@@ -36,7 +36,7 @@ def expected(config, cache, chunk, query):
     head, group = config.head_size, config.heads * config.head_size // config.key_width
     out = torch.empty_like(query)
     for token in range(chunk.count):
-        seen = places_of([chunk.room], np.array([0]), np.array([chunk.before + token + 1]))
+        seen = places(cache, chunk.blocks, 0, chunk.before + token + 1)
         for h in range(config.heads):
             own, its = slice(h * head, (h + 1) * head), slice(h // group * head, (h // group + 1) * head)
             three = (x[None] for x in (query[token : token + 1, own], keys[seen][:, its], values[seen][:, its]))
@@ -44,30 +44,28 @@ def expected(config, cache, chunk, query):
     return out
 
 
-def random_chunks(chance, paged):
-    """Returns chunks of up to 40 tokens behind up to 300 others, single tokens first, and which places of 4096 they see."""
+def random_chunks(chance, cache):
+    """Returns chunks of up to 40 tokens behind up to 300 others, single tokens first, and which places of a cache they see."""
     sizes = [1] * int(chance.integers(0, 5)) + chance.integers(2, 40, int(chance.integers(0, 3))).tolist() or [1]
-    blocks, start = iter(chance.permutation(4096 // 32).tolist()), 0
-    chunks, read = [], torch.zeros(4096, dtype=torch.bool)
+    blocks = iter(chance.permutation(cache.tokens // BLOCK).tolist())
+    chunks, read = [], torch.zeros(cache.tokens, dtype=torch.bool)
     for count in sizes:
         before = int(chance.integers(0, 300)) if chance.random() < 0.8 else 0
         whole = before + count
-        room = Room(tuple(32 * next(blocks) for _ in range(-(-whole // 32))), 32) if paged else Room((start,), 512)
-        chunks.append(Chunk(room, before, count))
-        read[places_of([room], np.array([0]), np.array([whole]))] = True
-        start += whole + 7
+        own = tuple(next(blocks) for _ in range(-(-whole // BLOCK)))
+        chunks.append(Chunk(own, before, count))
+        read[places(cache, own, 0, whole)] = True
     return chunks, read
 
 
-@pytest.mark.parametrize("paged", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 12), (9, 3, 64), (4, 4, 16), (6, 1, 32), (7, 1, 16)])
-def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, compiled, paged):
+def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, compiled):
     config = config_of(heads, kv_heads, head)
     chance = np.random.default_rng(heads)
     for trial in range(5):
         cache = filled(config, 4096, trial)
-        chunks, read = random_chunks(chance, paged)
+        chunks, read = random_chunks(chance, cache)
         sizes = [chunk.count for chunk in chunks]
         for number in range(2):
             for part in cache.layer(number):
@@ -84,10 +82,10 @@ def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, c
 def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch, heads, kv_heads, singles):
     """Stands in for the CUDA kernel: it reads keys through the table, and aligns queries with the last keys."""
     config = config_of(heads, kv_heads, 16)
-    chunks = [Chunk(Room((32, 96), 32), 39, 1), Chunk(Room((0,), 32), 4, 1)]
+    chunks = [Chunk((1, 3), 39, 1), Chunk((0,), 4, 1)]
     if not singles:
-        chunks += [Chunk(Room((64, 192, 128), 32), 60, 9), Chunk(Room((160,), 32), 0, 5)]
-    cache = Cache(Blocks(256, 256, 32), 2, config.key_width, CPU)
+        chunks += [Chunk((2, 6, 4), 60, 9), Chunk((5,), 0, 5)]
+    cache = Cache(256, 256, 2, config.key_width, CPU)
     for part in cache.layer(LAYER):
         part.copy_(torch.randn(part.shape))
 
@@ -121,14 +119,13 @@ def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie(monkeypatch):
     chosen = []
     monkeypatch.setattr("hplm.generation.attention.BlockAttention", lambda *given: chosen.append("blocks"))
     monkeypatch.setattr("hplm.generation.attention.CachedAttention", lambda *given: chosen.append("gathered"))
-    spaces = Blocks(512, 512, CUDA_BLOCK), Blocks(512, 512, 32), Ranges(512, 512)
     for head in (64, 12):
         for dtype in (torch.bfloat16, torch.float32):
-            for space in spaces:
-                cache = Cache(space, 1, 1, CPU, dtype)
+            for block in (CUDA_BLOCK, BLOCK):
+                cache = Cache(512, 512, 1, 1, CPU, dtype, block)
                 cache.device = torch.device("cuda")
                 attention_over(config_of(4, 2, head), cache, [])
-    assert chosen == ["blocks"] + ["gathered"] * 11
+    assert chosen == ["blocks"] + ["gathered"] * 7
 
 
 @compiled
@@ -137,16 +134,18 @@ def test_a_token_alone_has_the_same_numbers_as_in_company():
     cache = filled(config, 4096, 0)
     query = torch.randn(20, config.query_width)
     keys, values = cache.layer(0)
-    starts, lengths = np.arange(20) * 200, np.arange(20) * 9 + 1
-    whole = kernel().attend(query, keys, values, starts, lengths, 64)
+    table, lengths = np.random.default_rng(0).permutation(120).reshape(20, 6).astype(np.int32), np.arange(20) * 9 + 1
+    whole = kernel().attend(query, keys, values, table, BLOCK, lengths, 64)
     for i in range(20):
-        alone = kernel().attend(query[i : i + 1], keys, values, starts[i : i + 1], lengths[i : i + 1], 64)
+        alone = kernel().attend(query[i : i + 1], keys, values, table[i : i + 1], BLOCK, lengths[i : i + 1], 64)
         assert torch.equal(alone[0], whole[i])
 
 
 @compiled
-def test_scores_far_apart_do_not_overflow():
+@pytest.mark.parametrize("block", [300, 1000])
+def test_scores_far_apart_do_not_overflow(block):
+    """Also in a block with more keys than the kernel sees at once."""
     keys = torch.randn(300, 16) * 100
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
-    found = kernel().attend(query, keys, values, np.array([0]), np.array([300]), 16)
+    found = kernel().attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
     assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)

@@ -12,9 +12,9 @@ from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueF
 from hplm.generation.sampling import Sampling
 from hplm.generation.settings import NO_PROMISE, Promise
 from tests.generation.fake import Fake
-from tests.generation.world import KINDS, MS, World, decode
+from tests.generation.world import MS, World, decode
 
-FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy", "move", "choosing"]
+FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy", "choosing"]
 TENANTS = 3
 
 
@@ -35,7 +35,7 @@ class Decoders:
     With a real model there are no faults.
     """
 
-    def __init__(self, seed, real=None, kind=None):
+    def __init__(self, seed, real=None):
         self.chance = chance = random.Random(seed)
         self.settings = {
             "tokens": chance.choice([64, 96, 96, 128, 224]),
@@ -44,7 +44,6 @@ class Decoders:
             "order": chance.choice(["fcfs", "timely", "sjf", "das", Wrong(chance)]),
             "admission": chance.random() < 0.3,
             "limit": chance.choice([4, 1000]),
-            "kind": kind or chance.choice(KINDS),
             "block": chance.choice([1, 4, 16]),
             "share": chance.choice([0.01, 0.01, 0.3, 1.0]),
         }
@@ -76,7 +75,7 @@ class Decoders:
                 world.ask(prompt, sampling, chance.randrange(len(self.model.sources)), promise, claimed, **more)
                 continue
             except InvalidInput:
-                assert 1 + len(prompt) + sampling.max_tokens > world.cache.space.largest
+                assert 1 + len(prompt) + sampling.max_tokens > world.cache.largest
             except Draining:
                 assert self.closed
             except QueueFull:
@@ -112,7 +111,7 @@ class Decoders:
             self.world.cancel(self.chance.choice(going_on))
 
     def fail(self):
-        self.world.fault = self.chance.choice([*FAULTS, "copy", "copy", "move"])  # few sequences begin alike
+        self.world.fault = self.chance.choice([*FAULTS, "copy", "copy"])  # few sequences begin alike
 
     def change(self):
         self.model.change(self.chance.randrange(TENANTS))
@@ -167,7 +166,7 @@ class Decoders:
 
 
 def test_every_request_gets_its_answer_and_one_end():
-    """Its many short runs take some ten seconds: each fault must hit somebody, in each kind of cache."""
+    """Its many short runs take some ten seconds: each fault must hit somebody."""
     happened = Counter()
 
     @settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])  # a smaller seed is no smaller case
@@ -187,7 +186,7 @@ def test_every_request_gets_its_answer_and_one_end():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_real_decoder_gives_the_tokens_of_the_reference(small, seed):
     """Whatever runs and waits beside a request, and however its prompt is cut into steps and put back."""
-    decoders = Decoders(seed, small, KINDS[seed % 2])
+    decoders = Decoders(seed, small)
     for _ in range(4):
         decoders.offer()
     decoders.happens(15)

@@ -15,6 +15,7 @@ from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.tables.root import RootOptions, build_root
 from hplm.engine.backbone import Backbone
+from hplm.generation.asked import Asked
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
 from hplm.generation.settings import Settings
@@ -59,7 +60,7 @@ class Built:
         try:
             for number, said in enumerate(answers):
                 wanted = Sampling(temperature=0, max_tokens=count, **sampling)
-                service.submit(view, view.snapshot.find(TENANT), str(number), wanted, said)
+                service.submit(view, view.snapshot.find(TENANT), Asked(str(number), None, None, {}), wanted, said)
                 service.wake()
             return [said.wait() for said in answers]
         finally:

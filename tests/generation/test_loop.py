@@ -10,11 +10,10 @@ from hplm.adapters.layout import Layout
 from hplm.errors import Broken, Internal
 from hplm.generation import staging
 from hplm.generation.running import FINISHED
-from hplm.options import PAGED
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from tests.generation.fake import Fake
-from tests.generation.world import KINDS, MS, World, greedy
+from tests.generation.world import MS, World, greedy
 
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
@@ -94,11 +93,10 @@ def test_a_new_snapshot_of_the_same_tables_ends_no_sharing(small):
     assert replace(before, chain=small.sources[1].chain).key != before.key, "it has one more table"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used(kind):
+def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used():
     """All answers to a prompt, one that begins alike, and the next turn of a conversation share what their tenant has."""
     model = Fake()
-    world, count = World(model, kind=kind), len(ALIKE) + 1
+    world, count = World(model), len(ALIKE) + 1
     expected = world.loop.prompt_tokens
 
     def asked(prompt, tenant, new, n=1):
@@ -111,9 +109,8 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used(kind):
         return said
 
     first = asked(ALIKE, 0, count, n=3)
-    rooms = [sequence.room for sequence in world.running.sequences]
-    if kind == PAGED:  # the last block is each one's own
-        assert len({room.starts[:2] for room in rooms}) == 1 and len({at for room in rooms for at in room.starts}) == 2 + 3
+    every = [sequence.blocks for sequence in world.running.sequences]
+    assert len({own[:2] for own in every}) == 1 and len({block for own in every for block in own}) == 2 + 3  # the last: its own
     asked([*ALIKE, *range(3, 13)], 0, 10)
     asked(ALIKE, 1, count)
     world.run()
@@ -126,24 +123,22 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used(kind):
     assert all(world.assert_right(said) for said in world.said)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_remembered_takes_no_room_from_others(kind):
+def test_what_is_remembered_takes_no_room_from_others():
     """A sequence that needs the whole cache gets it. None is put back for what is only remembered."""
-    world = World(Fake(), tokens=128, kind=kind)
+    world = World(Fake(), tokens=128)
     for i in range(8):
         world.ask([3 + i] * 20, greedy(10))
         world.run()
-    assert world.cache.space.free < 128 == world.running.free == world.running.capacity(1.0).tokens
+    assert world.cache.free < 128 == world.running.free == world.running.capacity(1.0).tokens
     whole = world.ask(ALIKE, greedy(90))
     world.run()
     assert not world.running.put_back and world.assert_right(whole) == 90
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("prompt", "most"), [(20, 60), (100, 1)], ids=["the rest is needed", "there is no room"])
-def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(kind, prompt, most):
+def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(prompt, most):
     """It is tried again in each step, so the next turns of many conversations would be computed anew."""
-    world = World(Fake(), tokens=128, kind=kind)
+    world = World(Fake(), tokens=128)
     for i in range(3):
         world.ask([3 + i] * 20, greedy(4))
         world.run()
@@ -152,14 +147,13 @@ def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(kind, prompt, m
     waits = world.ask([9] * prompt, greedy(most))
     while world.running.sequences[0].generated < 8:
         world.step()
-    assert not world.cache.space.free and len(world.queue) == 1, "something was forgotten"
+    assert not world.cache.free and len(world.queue) == 1, "something was forgotten"
     world.run()
     assert waits.error is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_early_arrival_that_a_client_claims_takes_the_cache_from_nobody(kind):
-    world = World(Fake(), tokens=128, share=0.01, kind=kind)
+def test_an_early_arrival_that_a_client_claims_takes_the_cache_from_nobody():
+    world = World(Fake(), tokens=128, share=0.01)
     world.now = 10**12
     asked = [world.ask([3] * 20, greedy(60), waited_ns=waited * MS) for waited in (0, 79_000)]
     world.step(100)  # looks who is put back

@@ -2,17 +2,19 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
+from hplm.generation.asked import Asked
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
-from hplm.generation.settings import Promise, Settings
+from hplm.generation.settings import NO_PROMISE, Promise, Settings
 from hplm.metrics.names import ADAPTERS_INFO
-from hplm.model.prompts import READ_CHARACTERS, Messages, Prompts
+from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.tenants.manager import Manager
 from testing.toy import CHAT
 from tests.generation.small import written
@@ -30,6 +32,18 @@ ONCE = replace(GREEDY, max_tokens=1)
 READ = READ_CHARACTERS * CHAT.positions
 
 
+class Messages(NamedTuple):
+    """A chat, instead of a prompt."""
+
+    json: str
+
+
+def times(promise):
+    """Returns the parameters that ask for it."""
+    given = {"timeout": promise.whole_ns // 1000, "first_token_ms": promise.first_token_ns / 1e6}
+    return {name: value for name, value in {**given, "token_ms": promise.token_ns / 1e6}.items() if value}
+
+
 class Place:
     def __init__(self, folder, **settings):
         tenants = [PLAIN, LORA, WIDE, replace(LORA, id="alike")]
@@ -45,10 +59,13 @@ class Place:
         service.end = drive(service)
         return service
 
-    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, **more):
+    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, promise=NO_PROMISE, **more):
+        """`more`: other parameters of the request."""
         view, said = self.backbone.view, Said()
         service = service or self.service
-        said.request = service.submit(view, view.snapshot.find(tenant), prompt, sampling, said, **more)
+        given = (None, prompt.json) if isinstance(prompt, Messages) else (prompt, None)
+        asked = Asked(*given, None, {**times(promise), **more})
+        said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, said)
         service.wake()
         return said
 

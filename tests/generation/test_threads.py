@@ -111,7 +111,7 @@ def test_requests_of_many_threads_get_all_their_pieces_and_one_end(helper, monke
         assert counts == sorted(counts)
         served.world.assert_right(said)
     served.end()
-    assert served.world.running.free == served.world.cache.space.tokens and not served.world.held
+    assert served.world.running.free == served.world.cache.tokens and not served.world.held
 
 
 def test_a_client_that_cannot_be_told_is_cancelled_and_harms_no_other(served):
@@ -131,7 +131,7 @@ def test_what_is_abandoned_during_a_step_is_told_at_once_and_freed_after_it():
         served.abandon()
         assert isinstance(said.wait().error, Draining) and len(served.world.running)
     served.end()
-    assert not len(served.world.running) and served.world.running.free == served.world.cache.space.tokens
+    assert not len(served.world.running) and served.world.running.free == served.world.cache.tokens
 
 
 def test_what_is_refused_when_it_was_read_gets_one_end(served):

@@ -12,7 +12,7 @@ import torch
 
 from hplm.engine.process import Process
 from hplm.errors import HplmError
-from hplm.generation.cache import Blocks, Cache, Ranges, Space, places_of
+from hplm.generation.cache import Cache, places_of, table_of
 from hplm.generation.choosing import Wish, choose, seed_of
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
@@ -21,7 +21,6 @@ from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.settings import NO_PROMISE
 from hplm.metrics.meter import Meter
-from hplm.options import PAGED, SLOTTED
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from tests.generation.fake import NO_MEMORY, STAYS, UNEXPECTED, Fake, Machine
@@ -29,7 +28,6 @@ from tests.support.wait import PATIENCE
 
 CPU = torch.device("cpu")
 MS = 1_000_000
-KINDS = [SLOTTED, PAGED]
 MARGIN = 1e-3  # between two logits that may be exchanged
 
 
@@ -38,60 +36,48 @@ def decode(ids):
     return "".join(chr(0x4E00 + id) for id in ids)
 
 
-def space_of(kind, tokens, longest, block=16) -> Space:
-    """Returns room for a cache. A block is smaller than when serving, so that short sequences have several."""
-    return Ranges(tokens, longest) if kind == SLOTTED else Blocks(tokens, longest, block)
-
-
-def all_of(room):
-    return places_of([room], np.array([0]), np.array([room.size]))
+def places(cache, own, start=0, stop=None):
+    """Returns where the tokens of a sequence are, from `start` to `stop`; None: to the end of its blocks."""
+    stop = cache.size_of(own) if stop is None else stop
+    return places_of(table_of([own]), cache.block, np.array([start]), np.array([stop - start]))
 
 
 class Poisoned(Cache):
     """Counts the owners of each place. It fills with NaN what nobody owns or has filled. A copy fails if told to."""
 
-    def __init__(self, space, layers, width, dtype=torch.float32):
-        super().__init__(space, layers, width, CPU, dtype)
-        self._layers, self._owners = range(layers), np.zeros(space.tokens, dtype=np.int64)
+    def __init__(self, tokens, longest, layers, width, dtype=torch.float32, block=16):
+        """A block is smaller than when serving, so that short sequences have several."""
+        super().__init__(tokens, longest, layers, width, CPU, dtype, block)
+        self._layers, self._owners = range(layers), np.zeros(self.tokens, dtype=np.int64)
         self.meets = lambda fault: False
-        self._fault = "copy"
-        self.alike = 0  # how many rooms began with what another holds
-        self._poison(np.arange(space.tokens))
+        self.alike = 0  # how many sequences began with what another has
+        self._poison(np.arange(self.tokens))
 
-    def take(self, tokens, like=None, alike=0):
-        own = super().take(tokens, like, alike)
-        self.alike += like is not None and own is not None
-        self._changed([], [own] if own is not None else [])
-        return own
-
-    def grow(self, own, tokens, filled):
-        self._fault = "move"
-        try:
-            grown = super().grow(own, tokens, filled)
-        except RuntimeError:
-            self._changed([own], [])
-            raise
-        finally:
-            self._fault = "copy"
-        self._changed(*([own], [grown]) if grown is not None else ([], []))
+    def grow(self, own, tokens):
+        grown = super().grow(own, tokens)
         if grown is not None:
-            self._poison(places_of([grown], np.array([filled]), np.array([grown.size - filled])))
+            self._changed(grown[len(own) :], 1)
         return grown
+
+    def take(self, tokens, like=(), alike=0):
+        own = super().take(tokens, like, alike)
+        if own is not None:
+            self.alike += alike > 0
+            self._changed(self.shared(like, alike), 1)
+        return own
 
     def give_back(self, own):
         super().give_back(own)
-        self._changed([own], [])
+        self._changed(own, -1)
 
     def copy(self, source, into, tokens):
-        if self.meets(self._fault):
+        if tokens and self.meets("copy"):
             raise RuntimeError(UNEXPECTED[0])
         super().copy(source, into, tokens)
 
-    def _changed(self, before, after):
-        for rooms, more in ((before, -1), (after, 1)):
-            for room in rooms:
-                self._owners[all_of(room)] += more
-        assert self._owners.min() >= 0 and self.space.free == np.count_nonzero(self._owners == 0)
+    def _changed(self, own, more):
+        self._owners[places(self, own)] += more
+        assert self._owners.min() >= 0 and self.free == np.count_nonzero(self._owners == 0)
         self._poison(np.flatnonzero(self._owners == 0))
 
     def _poison(self, at):
@@ -156,7 +142,7 @@ class World:
 
     def __init__(
         self, model, tokens=1024, seats=8, step_tokens=64, order="fcfs", admission=False, limit=1000,
-        kind=SLOTTED, block=16, share=1.0, clock=None,
+        block=16, share=1.0, clock=None,
     ) -> None:  # fmt: skip
         """`share`: the part of `max_tokens` that answers are expected to have. With little, many start and are put back."""
         self.model, self.now, self.step_tokens, self.limit = model, 1, step_tokens, limit
@@ -165,9 +151,9 @@ class World:
         self.sizes: list[int] = []  # tokens of each step that a fake computed
         config = model.config
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
-        self.cache = Poisoned(space_of(kind, tokens, config.positions, block), config.upper_layers, config.key_width, dtype)
+        self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
         choice = policy(order) if isinstance(order, str) else order
-        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.cache.space.size_for, admission)
+        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.cache.size_for, admission)
         self.queue.learned.share = share
         self.running = Running(self.cache, seats, step_tokens)
         self.stager, self.decoder = model.machine(self, self.cache, seats)
@@ -203,13 +189,13 @@ class World:
         """Steps. Whoever was cancelled or too late before a step has ended after it."""
         for _ in range(times):
             ending = [said for said in self.said if not said.ended and self._must_end(said.request)]
-            oldest, moves = sorted(self.running.sequences, key=self._received)[:1], self.met.count("move")
+            oldest = sorted(self.running.sequences, key=self._received)[:1]
             self.loop.step()
             assert all(said.ended for said in ending)
             for one in oldest:
-                back = one.room is None and one.finish is None and not one.request.ended
+                back = one.blocks is None and one.finish is None and not one.request.ended
                 younger = any(self._received(one) < self._received(other) for other in self.running.sequences)
-                assert not (back and younger) or self.met.count("move") > moves, "it was put back for a younger one"
+                assert not (back and younger), "it was put back for a younger one"
 
     @staticmethod
     def _received(sequence) -> tuple[int, int]:
@@ -227,7 +213,7 @@ class World:
         else:
             raise AssertionError("it does not end")
         assert all(said.ended for said in self.said)
-        assert self.running.free == self.cache.space.tokens, "room is lost"
+        assert self.running.free == self.cache.tokens, "a block is lost"
         assert not self.held, "slots are lost"
 
     @property

@@ -10,12 +10,11 @@ import pytest
 from hplm.errors import DeadlineMissed
 from hplm.generation.settings import Promise, Settings
 from hplm.metrics.names import LATE_TOKENS
-from hplm.options import PAGED, SLOTTED
 from hplm.simulate.decoders import Simulation, StepCost
 
 MS = 1_000_000
 COUNT = 500  # requests
-SMALL = Settings(max_sequences=16, cache_tokens=4096, cache=SLOTTED)
+SMALL = Settings(max_sequences=16, cache_tokens=4096)
 LATE = Promise(8000 * MS, 1000 * MS)
 
 
@@ -65,7 +64,6 @@ def overloaded(times, promise, given=1.0, **settings):
         (Promise(first_token_ns=500 * MS), {"given": 0.5}, 0.35),
         (Promise(whole_ns=6000 * MS), {}, 0.35),
         (LATE, {"cache_tokens": 1024}, 0.3),
-        (LATE, {"cache_tokens": 1024, "cache": PAGED}, 0.3),
     ],
 )
 def test_what_is_admitted_under_overload_is_in_time(promise, more, least):

@@ -3,7 +3,6 @@
 import pytest
 
 from hplm.generation.settings import Settings
-from hplm.options import PAGED, SLOTTED
 from hplm.simulate.decoders import Simulation, StepCost
 from tests.generation.fake import Fake
 from tests.generation.world import World, greedy
@@ -34,9 +33,7 @@ class Busy:
         return [own / sum(generated) for own in generated]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"cache": SLOTTED}, {"cache": SLOTTED, "cache_tokens": 2048}, {"cache": PAGED}, {"policy": "fcfs"}]
-)
+@pytest.mark.parametrize("settings", [{}, {"cache_tokens": 2048}, {"policy": "fcfs"}])
 @pytest.mark.parametrize("more", [{}, {"n": 16}, {"wanted": 400}, {"prompt": 400}])
 def test_nobody_gets_more_by_several_choices_or_longer_texts(more, settings):
     busy = Busy(**more, **settings)

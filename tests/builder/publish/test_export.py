@@ -106,7 +106,7 @@ def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
         ("hplm", {"packing": "dense"}, ["packing", "'dense'"]),
         ("chat", {"dtype": "int8"}, ["int8"]),
         ("chat", {"cache_tokens": CHAT.positions - 1}, ["cache_tokens", CHAT.positions]),
-        ("chat", {"cache_tokens": 255, "cache": "paged"}, ["cache_tokens", 256]),  # a block on CUDA
+        ("chat", {"cache_tokens": 255}, ["cache_tokens", 256]),  # a block on CUDA
     ],
 )
 def test_settings_that_cannot_serve_are_refused_before_anything_is_written(toy, chat, tmp_path, kind, options, named):
@@ -157,11 +157,11 @@ def chat(tmp_path_factory):
 
 
 def test_a_decoder_is_one_decoupled_model_and_shares_its_name_with_no_encoder(chat, toy, tmp_path):
-    export(chat, tmp_path / "r", ServingOptions(cache_tokens=512, max_sequences=3, cache="paged"))
+    export(chat, tmp_path / "r", ServingOptions(cache_tokens=512, max_sequences=3))
     assert {config.parent.name for config in (tmp_path / "r").glob("*/config.pbtxt")} == {CHAT.name, ALIAS}
     text = (tmp_path / "r" / CHAT.name / "config.pbtxt").read_text("utf-8")
     assert "decoupled: true" in text and "$" not in text
-    assert parameters_of(tmp_path / "r" / CHAT.name / "config.pbtxt")["cache"] == "paged"
+    assert parameters_of(tmp_path / "r" / CHAT.name / "config.pbtxt")["cache_tokens"] == "512"
     store = random_store(tmp_path / "store", replace(CONFIG, name=CHAT.name), random_tenants(1, 0, 2), corpus_tokens=300)
     for first, second in ((chat, store), (store, chat)):
         repository = tmp_path / f"repository-{first is store}"
