@@ -24,12 +24,12 @@ from hplm.engine.encoder import Encoder, Prepared
 from hplm.engine.engine import Computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.process import Process
+from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
 from hplm.engine.sheets import StagedBatch
 from hplm.parameters import parameters_of
 from hplm.request.form import Form
-from hplm.tasks import TextAnswer
 from hplm.tenants.models import upper_config
 from testing.random_store import SIZES
 
@@ -116,7 +116,7 @@ def looked_up(backbone: Backbone, texts: list[str]) -> list[Form]:
 
 def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
     """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
-    answers: SimpleQueue[list[TextAnswer] | Exception] = SimpleQueue()
+    answers: SimpleQueue[Answer] = SimpleQueue()
     start, sent, waiting = time.perf_counter(), 0, 0
     while True:
         while waiting < in_flight and time.perf_counter() < start + seconds:
