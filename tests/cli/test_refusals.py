@@ -87,7 +87,7 @@ STORES = [
     ("export --store {tmp} --repository {tmp}/r", ["{tmp}", "hplm build root"]),
     ("export {store} --repository {tmp}/mixed", ["{tmp}/mixed/toy", "'shared'", "'hplm'"]),
     ("build root --store {tmp}/s --model {tmp}/none --corpus {tmp}/notes.txt", ["{tmp}/none"]),
-    ("build root {store} --model x --corpus y", ["--store"]),
+    ("build root {store} --model x --corpus {tmp}/notes.txt", ["--store"]),
     ("{chat} --train x.jsonl", ["--train"]),
     ("{chat} --dev x.jsonl", ["--dev"]),
     ("{chat} --fresh", ["--fresh"]),
