@@ -31,7 +31,7 @@ from hplm.server.stubs import make_private, region_prefix
 DRAIN_SECONDS = 10.0  # for requests in flight when a server is stopped
 _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebody else
 _EMPTY_SERVER_GRACE_S = 2.0
-_ATTEMPTS = 3  # a chosen port may be taken before Triton listens on it, or a busy machine may keep a model's process still
+_ATTEMPTS = 3  # at ports that are free when they are chosen, but may be taken before Triton listens on them
 _STOOD_STILL = "boost::interprocess::lock_exception"  # Triton's last words if a model's process did not move for a second
 _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: its arguments are read
 
@@ -105,18 +105,25 @@ class TritonServer:
         return SECRET_HEADER, self._secret
 
     def start(self) -> TritonServer:
-        """Starts the server. Returns when every model is ready."""
+        """Starts the server. Returns when every model is ready.
+
+        A busy machine may keep the processes of models still again and again, so that only the time for a start ends that.
+        """
         deadline = time.monotonic() + self._start_timeout
         try:
-            attempts = 0
+            ports_lost = 0
             while True:
-                attempts += 1
                 self._ports = self._wanted.claim(self.address)
                 process = self._launch()
                 if self._becomes_ready(process, deadline):
                     return self
                 failure = self._failure(process)
-                if attempts == _ATTEMPTS or not (self._lost_a_chosen_port() or _STOOD_STILL in self._logged()):
+                if self._lost_a_chosen_port():
+                    ports_lost += 1
+                    goes_on = ports_lost < _ATTEMPTS
+                else:
+                    goes_on = _STOOD_STILL in self._logged() and time.monotonic() < deadline
+                if not goes_on:
                     raise failure
                 self.stop()
         except BaseException:

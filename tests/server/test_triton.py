@@ -28,10 +28,10 @@ pytestmark = pytest.mark.slow
 KILOBYTES = 16
 HEADERS = ("authorization", "Authorization", "AUTHORIZATION", "Hplm-Tenant", "hplm-arrived")
 
-# A program that ends once as Triton ends itself when a model's process did not move for a second, and then becomes another one.
-STANDS_STILL_ONCE = """#!/bin/sh
-[ -e "$0.once" ] && exec {binary} "$@"
-touch "$0.once"
+# A program that ends four times as Triton ends itself when a model's process did not move for a second, and then becomes it.
+STANDS_STILL = """#!/bin/sh
+[ "$(cat "$0.times" 2>/dev/null)" = xxxx ] && exec {binary} "$@"
+printf x >> "$0.times"
 echo "terminate called after throwing an instance of 'boost::interprocess::lock_exception'" >&2
 kill -ABRT $$
 """
@@ -59,7 +59,7 @@ def repository(tmp_path_factory) -> Path:
 def server(repository):
     folder = repository.parent
     server = TritonServer(repository, folder / "backends", state=folder / "state", log_file=folder / "logs/triton.log")
-    runs(server, folder / "stands-still", STANDS_STILL_ONCE.format(binary=server.installation.binary))
+    runs(server, folder / "stands-still", STANDS_STILL.format(binary=server.installation.binary))
     yield server
     server.stop(drain=0)
 
@@ -102,7 +102,7 @@ def leftovers(server: TritonServer, group: int = -1) -> list[str]:
 
 
 def test_it_was_started_again_because_it_stood_still_and_because_another_process_took_its_port(served):
-    assert Path(f"{served.installation.binary}.once").exists()
+    assert Path(f"{served.installation.binary}.times").read_text() == "xxxx"
     assert (served.repository / "taker/1/once").exists() and ask(Stock(served, "http"), "taker")
 
 
