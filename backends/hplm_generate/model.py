@@ -41,15 +41,13 @@ class Answer(PendingPrompt):
 
     def __init__(self, sender: replies.Sender, count: Callable[[End | str], None], form: bytes = b"", name: str = "") -> None:
         """`count` is called once, with the end of the answer or the word of the error that the client got."""
-        super().__init__(form, self.say, sender.defer, name)
+        super().__init__(form, self._say, sender.defer, name)
         self._sender = sender
         self._count = count
         self.ended = False
 
-    def say(self, said: Reply | Failure) -> HplmError | None:
+    def _say(self, said: Reply | Failure) -> HplmError | None:
         """Called in order, by one thread."""
-        if self.ended:  # what followed an error was said before the engine knew of it
-            return None
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
             self._end((error_in(failure[1]) or Internal).word)
@@ -72,12 +70,17 @@ class Answer(PendingPrompt):
 
     def _end(self, end: End | str) -> None:
         self.ended = True
+        self.respond = _ignored  # its own method would keep it, and Triton's sender, until Python looks for cycles
         self._count(end)
 
     @property
     def is_unwanted(self) -> bool:
         """Whether the client has gone before its answer has ended. To ask is a round trip to the server process."""
         return self._sender.is_cancelled
+
+
+def _ignored(said: Reply | Failure) -> None:
+    """Takes what follows the end of an answer. It was said before the engine knew of the end."""
 
 
 class TritonPythonModel:

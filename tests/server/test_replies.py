@@ -1,8 +1,10 @@
 """Requests to models whose Triton is played here: who is refused at once, how each is answered, and as what it counts."""
 
+import gc
 import os
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -120,26 +122,38 @@ LATE = DeadlineMissed("late").failure()
 def test_an_answer_of_a_decoder_is_counted_once_by_the_end_that_its_client_got(answering, said, fits, counted, flags):
     answer, request, found = answering(fits)
     for one in said[:-1]:
-        answer.say(one)
+        answer.respond(one)
     if counted == OutOfCapacity.word:
         with pytest.raises(OutOfCapacity):
-            answer.say(said[-1])
-        answer.say(part(END._replace(reason="cancelled")))  # what cannot be sent is cancelled
+            answer.respond(said[-1])
+        answer.respond(part(END._replace(reason="cancelled")))  # what cannot be sent is cancelled
     else:
-        answer.say(said[-1])
+        answer.respond(said[-1])
     last = [request.next() for _ in flags][-1]
     assert found == [counted] and request.flags == flags and answer.ended
     assert isinstance(last, str) == (counted is not END), "an error is its message"
+
+
+def test_an_ended_answer_is_freed_at_once_with_its_sender(answering):
+    answer, _, _ = answering()
+    answer.respond(part(END))
+    freed = weakref.ref(answer)
+    gc.disable()
+    try:
+        del answer
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     answer, request, counted = answering()
     request.send = MagicMock(side_effect=RuntimeError("Triton does not take it"))
     with pytest.raises(RuntimeError):
-        answer.say(part())
+        answer.respond(part())
     assert not counted and not answer.ended  # its end is still to come
     with pytest.raises(RuntimeError):
-        answer.say(part(END))
+        answer.respond(part(END))
     assert counted == [Internal.word] and answer.ended
 
 
