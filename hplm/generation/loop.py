@@ -251,6 +251,9 @@ class Loop:
     def _starts(self, sequence: Sequence) -> bool:
         """Returns False if there is no memory for the sequence yet. One that fails to start has ended, and waits no longer."""
         try:
+            if sequence.request.cancelled:  # since `expire`: its prompt may be one that was not read
+                self._answers.finish(sequence.request, CANCELLED)
+                return True
             return self.running.start(sequence, self.queue.learned.share)
         except Exception as error:
             self._answers.fail(sequence.request, failure("starting the answer", error))

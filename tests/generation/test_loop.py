@@ -9,11 +9,12 @@ import pytest
 from hplm.adapters.layout import Layout
 from hplm.errors import Broken, Internal
 from hplm.generation import staging
+from hplm.generation.request import CANCELLED, Request, Sequence
 from hplm.generation.running import FINISHED
 from hplm.plot.forest import Forest
 from hplm.plot.gathering import Gatherer
 from tests.generation.fake import Fake
-from tests.generation.world import MS, World, greedy
+from tests.generation.world import MS, Said, World, decode, greedy
 
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
@@ -159,6 +160,21 @@ def test_an_early_arrival_that_a_client_claims_takes_the_cache_from_nobody():
     world.step(100)  # looks who is put back
     world.run()
     assert world.running.put_back and all(world.assert_right(said) == 60 for said in asked)
+
+
+def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
+    """Another thread may offer it after a step has looked for those that were cancelled."""
+    world, said = World(Fake()), Said()
+    said.request = Request(
+        world.model.sources[0], [], np.zeros(0, dtype=np.int64), greedy(3, n=2), said, decode, arrival_ns=1, seed=0
+    )
+    world.cancel(said)
+    world.loop.expire()
+    world.loop.offer(Sequence(said.request))
+    other = world.ask([3], greedy(2))
+    assert world.loop.prepare() is not None
+    assert [said.finish(choice) for choice in range(2)] == [CANCELLED] * 2
+    assert [one.request for one in world.running.sequences] == [other.request]
 
 
 def test_few_sequences_are_remembered():
