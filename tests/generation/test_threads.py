@@ -70,8 +70,8 @@ class Served:
         self.loop.cancel(said.request)
         self.process.wake()
 
-    def end(self):
-        self.process.close()
+    def end(self, drain_s=process_module.DRAIN_SECONDS):
+        self.process.close(drain_s)
         self.reader.join()
         self.process.join()
 
@@ -192,8 +192,7 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(served, way):
     assert all(said.wait().error is None for said in read) and 1 not in served.read, "nobody needs its prompt"
 
 
-def test_closing_answers_who_runs_who_waits_and_whose_prompt_is_read(monkeypatch):
-    monkeypatch.setattr(process_module, "DRAIN_SECONDS", 0.05)
+def test_closing_answers_who_runs_who_waits_and_whose_prompt_is_read():
     served = Served(seats=1)
     with Hold() as steps, Hold() as reading:
         served.hold_steps(steps)
@@ -201,7 +200,7 @@ def test_closing_answers_who_runs_who_waits_and_whose_prompt_is_read(monkeypatch
         steps.until_reached()
         asked += [served.ask([3], greedy(3), reading=reading.pass_through), served.ask([3], greedy(3), 1, size=3000)]
         reading.until_reached()
-        closing = threading.Thread(target=served.end)
+        closing = threading.Thread(target=served.end, args=[0.05])
         closing.start()
         eventually(lambda: served.loop.queue.draining)
     closing.join(PATIENCE)
