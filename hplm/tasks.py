@@ -54,6 +54,7 @@ class Columns(NamedTuple):
     levels: list[int]
 
     def part(self, own: slice) -> Columns:
+        """Returns the answers to these texts."""
         return self if own == slice(0, len(self.labels)) else Columns._make([column[own] for column in self])
 
     @classmethod
@@ -70,7 +71,7 @@ class Columns(NamedTuple):
 
 @dataclass(slots=True)
 class LabelEach:
-    """The answers to some texts, which are neighbours in columns."""
+    """Answers to texts that are neighbours in columns: from `start` to before `stop`."""
 
     columns: Columns
     start: int
@@ -78,7 +79,7 @@ class LabelEach:
 
     @classmethod
     def of(cls, texts: Sequence[TextAnswer]) -> LabelEach | None:
-        """Returns None if a text has not one label."""
+        """Returns these answers in columns of their own, or None if one of them has not exactly one label."""
         if not all([text.is_one_label for text in texts]):
             return None
         rows = [Columns(own.labels, own.scores, own.logits, own.spans, [own.confidence], [own.level]) for own in texts]
@@ -97,7 +98,7 @@ class LabelEach:
 
 
 def columns_of(answers: Sequence[LabelEach]) -> Columns:
-    """Returns all of these answers. They are mostly neighbours, and then nothing is put together."""
+    """Returns columns of all these answers. Mostly they are neighbours in the same columns, and then nothing is copied."""
     first, last = answers[0], answers[-1]
     if all([one.columns is first.columns and one.start == before.stop for before, one in pairwise(answers)]):
         return first.columns.part(slice(first.start, last.stop))

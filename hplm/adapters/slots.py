@@ -64,7 +64,7 @@ class Slots:
 
     @property
     def awaited(self) -> int:
-        """How many held records are not copied yet."""
+        """The number of held records that are not copied yet."""
         return len(self._promised)
 
     @property

@@ -62,7 +62,7 @@ class Host(ABC):
 
     @property
     def _busy_s(self) -> float:
-        """How long a thread has been at one piece of work."""
+        """The longest time that a thread has been at one piece of work."""
         return self._process.busy_s
 
     def run(self) -> None:

@@ -47,7 +47,7 @@ def backbone_of(tenant: int) -> int:
 
 class InFlight:
     def __init__(self, batches: int, requests: int, descriptor: int = -1) -> None:
-        """For so many batches of at most so many requests. Without a descriptor of memory, nobody else sees them."""
+        """`requests`: the most of a batch. Without a descriptor of memory, no other process sees them."""
         self._requests = requests
         self._size = _PLACE.size + requests * LONGEST
         if descriptor >= 0:

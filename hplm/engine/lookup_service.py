@@ -41,7 +41,7 @@ REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and wh
 
 @dataclass(frozen=True)
 class Bounds:
-    """The most requests that wait for lookup, and how long one waits to be read by its own thread."""
+    """The most requests that wait for lookup or for their refusals, and the longest wait of a call of `submit`."""
 
     waiting: Limits = WAITING
     refused: Limits = REFUSED
@@ -139,7 +139,7 @@ class LookupService:
 
     @staticmethod
     def _divided(requests: Sequence[LookupRequest], room: int) -> tuple[list[LookupRequest], list[LookupRequest]]:
-        """Returns those that are read next, few that are short, and the others."""
+        """Returns a few short requests, which are read next, and the others."""
         at_once: list[LookupRequest] = []
         later: list[LookupRequest] = []
         work = AT_ONCE

@@ -1,4 +1,4 @@
-"""How the texts of a batch lie in tensors: end to end, unless a packing of another package is chosen (`hplm.packings`)."""
+"""Lays the texts of a batch in tensors: end to end, unless a packing of another package is chosen (`hplm.packings`)."""
 
 from __future__ import annotations
 

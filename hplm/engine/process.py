@@ -119,7 +119,7 @@ class Process:
 
     @property
     def busy_s(self) -> float:
-        """How long a thread has been preparing or computing a batch: the longest time of all."""
+        """The longest time that a thread has been preparing or computing its batch."""
         begun = [since for since in self._since if since is not None]
         return time.monotonic() - min(begun) if begun else 0.0
 

@@ -43,7 +43,7 @@ class Outage:
 
     @classmethod
     def of_first(cls, began: float, works_since: float) -> Outage:
-        """Of the first engine: the time that it took to load its model. A later one may take twice as long."""
+        """Returns that of a first engine. A later one may take twice as long to load its model as the first one did."""
         return cls(max(PATIENCE_SECONDS, 2 * (works_since - began)), works_since, works_since)
 
     def ended(self, now: float) -> Outage:

@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     arrival_ns: int = 0  # of the monotonic clock; 0: now
 
     def packed(self) -> bytes:
-        """Only a process of ours may read it: others could end their reader."""
+        """Returns its bytes. Only a process of ours may read them: others could end their reader."""
         return marshal.dumps(tuple(self))
 
     @classmethod

@@ -52,7 +52,7 @@ class Reader:
 
     @property
     def busy_s(self) -> float:
-        """How long the thread has been reading one prompt."""
+        """The time that the thread has been reading one prompt."""
         since = self._since
         return time.monotonic() - since if since is not None else 0.0
 

@@ -25,7 +25,7 @@ BERT = "bert"
 
 @dataclass(frozen=True)
 class Family:
-    """How `transformers` names what BERT has too."""
+    """The names that `transformers` gives to parts that BERT has too."""
 
     inner: str = "intermediate_size"  # in its configuration, as are the next two
     activation: str = "hidden_act"

@@ -186,7 +186,7 @@ class Governor:
 
     @property
     def _calm_ns(self) -> float:
-        """How long it must be calm before a step up."""
+        """The time that it must be calm before a step up."""
         return self._patience * CALM * self._horizon_ns
 
     def _use(self, rung: int) -> float:

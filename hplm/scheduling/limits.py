@@ -1,4 +1,4 @@
-"""How much waits, by tenant, and who loses places in a full line: the tenant that holds the largest share of it."""
+"""Counts what waits, by tenant. In a full line the tenant with the largest share loses places."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Newest = Callable[[Hashable], Iterator[tuple[int, int, L]]]
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may wait: items, such as texts or requests, and their work or bytes."""
+    """The most that may wait: items, such as texts or requests, and their work or bytes."""
 
     items: int
     work: int

@@ -35,7 +35,7 @@ T = TypeVar("T", bound=Item)
 
 @dataclass(eq=False)
 class _Place(Generic[T]):
-    """Where an item waits."""
+    """The place of an item in the line."""
 
     item: T
     work: int

@@ -36,7 +36,7 @@ T = TypeVar("T", bound=Waiting, default=Any)
 
 @dataclass(frozen=True)
 class Capacity:
-    """What fits in one batch."""
+    """The most that fits in one batch."""
 
     tokens: int
     texts: int

@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def end_ns(self) -> int:
-        """When the last answer came; 0: there was none."""
+        """The time of the last answer; 0: there was none."""
         return int(self.answered_ns[self.answered].max(initial=0))
 
     @property

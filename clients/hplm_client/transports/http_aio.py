@@ -91,7 +91,7 @@ class AsyncHttpTransport:
 
     @property
     def _session(self) -> aiohttp.ClientSession:
-        """For requests that tritonclient does not have. Each has a connection at once: a stream would keep others waiting."""
+        """The session for requests that tritonclient lacks. Each has a connection: a stream would keep others waiting."""
         if self._own is None:
             context = self._settings.context
             self._own = aiohttp.ClientSession(
