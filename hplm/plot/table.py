@@ -7,7 +7,6 @@ and renamed. A mapped file never changes.
 
 from __future__ import annotations
 
-import filecmp
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -151,11 +150,6 @@ class Table:
     def find(self, keys: Array) -> Array:
         """Returns the row of each key, or 0 if the table does not have the key."""
         return self.index.find(keys)
-
-    def same_as(self, other: Table) -> bool:
-        """Whether both tables have the same rows, by their checksums."""
-        mine, its = self.folder / "checksums", other.folder / "checksums"
-        return self.meta == other.meta and (mine.samefile(its) or filecmp.cmp(mine, its, shallow=False))
 
     def verify(self) -> None:
         """Checks all files against their checksums. Raises Broken with the file and the row."""
