@@ -36,6 +36,12 @@ class DecoderClient(EngineClient[PendingPrompt]):
         self._handed_over = self._sent = 0  # parts that the other thread got, and those that it has sent
         super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1)
 
+    def submit(self, requests: Sequence[PendingPrompt]) -> None:
+        super().submit(requests)
+        for one in requests:
+            if one.is_cancelled:  # maybe before it had its number, or before the engine got it
+                self.cancel(one)
+
     def cancel(self, one: PendingPrompt) -> None:
         """Ends a request soon. It still gets its end."""
         one.is_cancelled = True

@@ -5,6 +5,7 @@ from itertools import count
 from types import SimpleNamespace
 
 from hplm.engine import client as engine_client
+from hplm.engine.channel import Cancel
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics.meter import Meter
 from hplm.request.answers import End, Reply, packed, strings
@@ -15,8 +16,9 @@ class Engine:
     """Stands for the decoder's process, and takes every prompt."""
 
     def __init__(self, *given):
-        self._receive = given[2]
-        channel = SimpleNamespace(send=print, send_bytes=print, arrived=lambda: self.comes.pop(0))
+        self._receive, self.heard = given[2], []
+        hear = self.heard.append
+        channel = SimpleNamespace(send=hear, send_bytes=hear, arrived=lambda: self.comes.pop(0))
         self.bell = SimpleNamespace(poll=lambda: None)
         self.current = SimpleNamespace(channel=channel, bell=self.bell, told=None)
         self.close = lambda: None
@@ -54,4 +56,15 @@ def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(tmp_pa
     engine.says(pending.number, b"behind the end")
     assert [text for text, _ in sent] == [b"%d" % number for number in range(last + 1)]
     assert [is_here for _, is_here in sent[:4]] == [True, False, False, False] and sent[-1][1]
+    client.close()
+
+
+def test_a_prompt_that_is_cancelled_before_the_engine_gets_it_is_cancelled_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_client, "Workers", Engine)
+    client = DecoderClient(tmp_path / "1", {}, None, Meter())
+    early, other = (PendingPrompt(b"", lambda reply: None, lambda: None) for _ in range(2))
+    client.cancel(early)
+    client.submit([early, other])
+    passed_on, *after = client.workers.heard[-2:]
+    assert isinstance(passed_on, list) and after == [Cancel(early.number)]
     client.close()
