@@ -39,7 +39,7 @@ WELL = {"text_output": strings([b"ok"])}
 class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
-    def __init__(self, sender: replies.Sender, count: Callable[[End | str], None], form: bytes = b"", name: str = "") -> None:
+    def __init__(self, sender: replies.Sender, count: Callable[[End | str], None], form: bytes, name: str) -> None:
         """`count` is called once, with the end of the answer or the word of the error that the client got."""
         super().__init__(form, self._say, sender.defer, name)
         self._sender = sender

@@ -95,7 +95,7 @@ def answering():
         def answer(fits=100):
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
-            return model.Answer(replies.Sender(request, Held("toy")), counted.append), request, counted
+            return model.Answer(replies.Sender(request, Held("toy")), counted.append, b"", ""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
         yield answer
