@@ -23,12 +23,12 @@ def about(text: str, **more: Any) -> Parameter:
 
 
 def read(function: Any, **more: Any) -> Parameter:
-    """Returns how an option is read from one word."""
+    """Returns how an option is read from one word. If it is given again, the last one counts."""
 
     def converted(_: object, tokens: tuple[Token, ...]) -> Any:
-        return function(tokens[0].value)
+        return function(tokens[-1].value)
 
-    return Parameter(converter=converted, n_tokens=1, accepts_keys=False, **more)
+    return Parameter(converter=converted, n_tokens=1, accepts_keys=False, consume_multiple=False, **more)
 
 
 def numbers(given: str) -> list[int]:
