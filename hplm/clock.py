@@ -1,4 +1,4 @@
-"""The time of a class that waits or forgets. The module `time` is one, and a test or a simulation moves its own."""
+"""The clock of classes that wait or forget: the module `time`, or one that a test moves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """The functions of `time` that these classes call."""
+
     def time(self) -> float: ...
     def monotonic(self) -> float: ...
     def monotonic_ns(self) -> int: ...

@@ -67,9 +67,9 @@ def build_domain(
 def first_version(
     store: Store, name: str, corpus: list[Path], options: DomainOptions, way: dict[str, Any], adapt: Adapt, device: torch.device
 ) -> Iterator[Table]:
-    """Builds a branch, and holds its folder meanwhile. The same call after an interruption continues.
+    """Builds the first version of a domain, and holds its folder until the caller is done with the table.
 
-    `way`: what `adapt` does, for the plan.
+    The same call after an interruption continues. `way`: the options of `adapt`, for the plan.
     """
     check_name("domain", name)
     if not store.config.lower_layers:

@@ -17,7 +17,7 @@ def generate(
 ) -> dict[str, Any]:  # fmt: skip
     """Let a decoder of a running server go on with a text, or answer in a chat.
 
-    :param prompt: the text to go on with
+    :param prompt: the text to go on with; after --, it may begin with a dash
     :param tenant: the tenant that answers
     :param chat: what the user writes in a chat; give it instead of the prompt
     :param system: instructions that the chat begins with (its system message)

@@ -23,12 +23,12 @@ def about(text: str, **more: Any) -> Parameter:
 
 
 def read(function: Any, **more: Any) -> Parameter:
-    """Returns how an option is read from one word."""
+    """Returns how an option is read from one word. If it is given again, the last one counts."""
 
     def converted(_: object, tokens: tuple[Token, ...]) -> Any:
-        return function(tokens[0].value)
+        return function(tokens[-1].value)
 
-    return Parameter(converter=converted, n_tokens=1, accepts_keys=False, **more)
+    return Parameter(converter=converted, n_tokens=1, accepts_keys=False, consume_multiple=False, **more)
 
 
 def numbers(given: str) -> list[int]:
@@ -93,6 +93,7 @@ def refuse_given(reason: str, *groups: Any, **options: object) -> None:
     """Raises if options were given that have no effect here: those of a group that are not at their defaults, or these."""
     for group in groups:
         options |= {one.name: value for one in fields(group) if (value := getattr(group, one.name)) != one.default}
-    names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, False, ())]
+    given = [name for name, value in options.items() if value is not None and value is not False and value != ()]  # 0 is given
+    names = [f"--{name.replace('_', '-')}" for name in given]
     if names:
         raise InvalidInput(f"{', '.join(names)}: {reason}")

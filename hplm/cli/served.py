@@ -36,7 +36,10 @@ class Served:
         return self.repository, self.state, self.backbone
 
     def manager(self, begun: bool = True) -> Manager:
-        """Opens the manager of the state. A change of a mistyped one would count nowhere, so it must be begun."""
+        """Opens the manager of the state.
+
+        `begun`: refuses a state that does not exist, because a change of a mistyped one would count nowhere.
+        """
         from hplm.tenants.manager import Manager
 
         if self.state is None:

@@ -1,4 +1,4 @@
-"""Where the threads of model processes and engines stand, which they write into the server's log when they get SIGUSR1."""
+"""The stacks of the threads of model processes and engines, which these write into the server's log when they get SIGUSR1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_WAIT = 5.0  # seconds, for processes that are kept from computing
 
 
 def of_group(group: int, log_file: Path) -> str:
-    """Returns where the threads of a group's processes stand, of those that write it into this file when they are asked."""
+    """Returns the stacks of the processes of a group that write them into this log when they are asked."""
     begin = log_file.stat().st_size
     for pid in process_group.members(group):  # one after the other, or their lines would mix
         if _is_heard(pid):
@@ -37,7 +37,7 @@ def _ask(pid: int, log_file: Path) -> None:
 
 
 def _is_heard(pid: int) -> bool:
-    """Whether a process does something of its own with the signal, which ends the others."""
+    """Returns whether a process handles the signal, which would end another one."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -110,6 +110,7 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
     [
         ("tenat list", "tenant"), ("tenant shw x", "show"), ("export --stor s", "--store"),
         ("domain inspect --store s --name n --top many", "--top"), ("tenant show x y", "'y'"),
+        ("place profile --repository r --to t --devices cpu:0 cpu:1", "'cpu:1'"),
     ],
 )  # fmt: skip
 def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
@@ -129,7 +130,8 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
         ("domain update --name n --store s --corpus a b --corpus c", {"corpus": (Path("a"), Path("b"), Path("c"))}),
         ("serve --address 0.0.0.0 -- --trace-config=rate=1 -v", {"flags": ("--trace-config=rate=1", "-v")}),
         ("export --store s --seats 3 --cache slotted --replace", {"max_sequences": 3, "cache": "slotted", "replace_": True}),
-        ("place profile --repository r --devices cpu:0,cpu:1 --to t --intra 1,2 --backbone a --backbone b",
+        ("build tenant --id a --store s --task tag --task classify", {"task": "classify"}),
+        ("place profile --repository r --devices cpu:9 --devices cpu:0,cpu:1 --to t --intra 1,2 --backbone a --backbone b",
          {"devices": ("cpu:0", "cpu:1"), "intra": (1, 2), "backbone": ("a", "b")}),
     ],
 )  # fmt: skip
