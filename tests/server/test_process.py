@@ -19,12 +19,14 @@ SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time
 HANGING = """
 import faulthandler, signal, subprocess, threading
 faulthandler.register(signal.SIGUSR1)
-lock = threading.Lock()
+lock, waits = threading.Lock(), threading.Event()
 def wait_for_a_dead_disk():
+    waits.set()
     with lock:
         pass
 with lock:
     threading.Thread(target=wait_for_a_dead_disk).start()
+    waits.wait()
     other = subprocess.Popen(["sleep", "600"])
     print("Ready", flush=True)
     other.wait()
