@@ -62,16 +62,21 @@ class S3:
 
     @contextmanager
     def denying(self, method: str) -> Iterator[None]:
-        """It answers this method with 403."""
+        """Answers this method with 403 during the block."""
         self._denied = method
-        yield
-        self._denied = ""
+        try:
+            yield
+        finally:
+            self._denied = ""
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
+        """Is away during the block."""
         self.stop()
-        yield
-        self.go_on()
+        try:
+            yield
+        finally:
+            self.go_on()
 
     def go_on(self) -> None:
         self._server = make_server(self.host, self.port, self._answer, threaded=True, request_handler=MotoRequestHandler)

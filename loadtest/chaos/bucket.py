@@ -70,8 +70,10 @@ def bucket(folder: Path) -> Iterator[Link]:
         server.wait_until(lambda: "ready" in server.said(), START_S)
         address = {**testing.bucket.RIGHTS, "AWS_ENDPOINT": f"http://{LOOPBACK}:{port}"}
         with mock.patch.dict(os.environ, address), Link(port) as link:
-            yield link
-            link.shutdown()
+            try:
+                yield link
+            finally:
+                link.shutdown()
     finally:
         server.stop(END_S)
 
