@@ -28,7 +28,7 @@ DEPLOY = ROOT / "deploy"
 SECRET = "the-administrators-secret"
 # Installed here, not in the image: what trains, measures and serves without a container.
 NOT_IN_THE_IMAGE = (
-    *("transformers", "matplotlib", "scipy", "sklearn", "seqeval", "zstandard", "peft", "gguf"),
+    *("transformers", "matplotlib", "scipy", "sklearn", "seqeval", "zstandard", "gguf"),
     *("tritonclient", "pytriton", "locust", "hplm_client", "hplm_openai"),
 )
 
