@@ -1,10 +1,8 @@
 """Two toy backbones of different shapes in one repository, and a placement that gives both the same devices."""
 
-import os
 import shutil
 from dataclasses import replace
 
-from builder.publish.groups import emit
 from hplm.model.windows import Window
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
@@ -46,10 +44,3 @@ def placement_of_two(repository, devices, cuts):
     exports = {name: own.export for name, own in snapshots.items()}
     group = Group("both", "m0", devices, 1, cuts, tuple(unit.name for unit in units))
     return Placement((group,), units, dict.fromkeys(cuts, "fp32"), exports, "a cluster", "a profile")
-
-
-def emit_two(repository, folder, cuts):
-    """Emits this group for cores of this machine. Returns its repository."""
-    cores = sorted(os.sched_getaffinity(0))[: len(next(iter(cuts.values())))]
-    emit(placement_of_two(repository, tuple(f"cpu:{core}" for core in cores), cuts), repository, folder)
-    return folder / "both"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-HISTORIC = "historic"  # the group of faults that this project once had; others have the name of a room
-
 
 @dataclass(frozen=True)
 class Edit:

@@ -61,7 +61,7 @@ def test_a_killed_training_is_reported_as_killed():
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
-def test_a_containers_memory_limit_counts(tmp_path, monkeypatch):
+def test_a_containers_memory_limit_counts(tmp_path):
     machine = _available(tmp_path)
     assert machine > 1 << 28
     (tmp_path / "memory.current").write_text("3000000\n")

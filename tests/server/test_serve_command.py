@@ -104,7 +104,7 @@ def lists(url):
         return False
 
 
-def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(toy, tmp_path, capsys):
+def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(toy, tmp_path):
     """Takes two starts of Triton, attempts at a third one, and two starts of the gateway."""
     state, repository = tmp_path / "state", ["--repository", str(toy.repository)]
     serve = [*HPLM, "serve", *repository, "--state", str(state), *ANY_PORTS, "--openai-port", "0"]

@@ -131,7 +131,7 @@ def test_another_store_and_another_export_are_refused(place, tmp_path):
             opened(repository, state)
 
 
-def test_another_table_of_a_served_version_is_refused(place, tmp_path):
+def test_another_table_of_a_served_version_is_refused(place):
     store, repository, state = place
     live = Manager.open(repository, state)
     update_domain(live, store, "bio", share=0.25)
