@@ -8,6 +8,7 @@ lose) belongs to the deeper one.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from builder.store.resumable import ResumableFiles, is_finished
 from builder.tables.corpus import Corpus
 from builder.tables.counts import Counts, level_run
-from builder.tables.sorted_runs import Merge, Run, rows_in, summed
+from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
 from hplm.errors import InvalidInput
 from hplm.plot.keys import KeySpace
 
@@ -31,6 +32,7 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
         return Counts(folder)
     with _growing(folder, space, meta, memory) as growing:
         if growing.done["level"] == 0:
+            _say_room(corpus.tokens, space, folder)
             _count_pieces(corpus, space, folder, memory, show_progress)
         for level in range(growing.done["level"], len(space.masks)):
             runs = _runs(folder, level, space)
@@ -66,6 +68,17 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY, show
                 _append(growing, level, partition, keys, counts)
             growing.record(level=level + 1, partition=0)
         return _finished(growing, space, meta)
+
+
+def most_bytes(tokens: int, space: KeySpace) -> int:
+    """Returns the disk space that counting takes at most: two levels as runs, and each level as it is kept."""
+    return (len(space.masks) + 1) * tokens * row_bytes(space.words)
+
+
+def _say_room(tokens: int, space: KeySpace, folder: Path) -> None:
+    most, free = most_bytes(tokens, space), shutil.disk_usage(folder).free
+    said = f"counting {tokens:,} tokens: takes at most {most / 1e9:,.2f} GB on the disk, which has {free / 1e9:,.2f} GB free"
+    print(said, file=sys.stderr, flush=True)
 
 
 def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, show_progress: bool) -> None:

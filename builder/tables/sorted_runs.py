@@ -59,6 +59,11 @@ class Run:
         self.counts.unlink()
 
 
+def row_bytes(words: int) -> int:
+    """Returns the bytes of a key and its count on disk."""
+    return BYTES * (words + 1)
+
+
 def rows_in(memory: int, words: int) -> int:
     """Returns how many rows can be summed at once: key, count and position of each, and the copies that sorting makes."""
     return max(1, memory // (BYTES * (4 * words + 8)))

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from builder.store.resumable import ResumableFiles
 from builder.tables.corpus import Corpus
-from builder.tables.counting import add_counts, count_ngrams
+from builder.tables.counting import add_counts, count_ngrams, most_bytes
 from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
 from builder.tables.sorted_runs import Merge, rows_in
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
+from hplm.plot.room import bytes_in
 from tests.support.killed import content
+from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +103,14 @@ def test_added_counts_are_those_of_both_corpora_together(data, space, memory):
 def some_documents(number=12, vocabulary=200):
     generator = np.random.default_rng(0)
     return [(generator.zipf(1.5, size=generator.integers(1, 15)) % vocabulary).tolist() for _ in range(number)]
+
+
+def test_the_most_space_is_said_before(tmp_path, capsys):
+    space, documents = KeySpace(250_000, Window(3)), [list(range(start, start + 12)) for start in range(40)]
+    corpus = corpus_of(tmp_path / "corpus", documents)
+    counts = count_ngrams(corpus, space, tmp_path / "counts", MANY_RUNS, show_progress=False)
+    assert mentions(capsys.readouterr().err, f"{corpus.tokens:,}", "GB")
+    assert 2 * bytes_in(counts.folder) <= most_bytes(corpus.tokens, space)  # beside it were runs of hardly more n-grams
 
 
 def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
