@@ -20,8 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from importlib import invalidate_caches
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a measurement needs, and the commands that make it."""
+    """A file or a package that a measurement needs, and the commands that make it."""
 
     commands: list[str]
     path: str = ""
@@ -53,7 +52,7 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        return (ROOT / self.path).exists() and (not self.package or find_spec(self.package) is not None)
+        return any(distributions(name=self.package)) if self.package else (ROOT / self.path).exists()
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,6 @@ def make(name: str, need: Need) -> None:
             raise HplmError(
                 f"`{command}` ended with status {code}, and what needs {name} is not measured: see its messages above"
             )
-    invalidate_caches()
 
 
 def _words(command: str) -> list[str]:
