@@ -73,16 +73,14 @@ def test_several_scenarios_run_together_and_write_their_reports(server, tmp_path
 
 @on_toy
 def test_requests_go_through_the_front_door(server, tmp_path) -> None:
-    """Two runs of Locust. The second one lacks the certificate."""
+    """Takes the time of a run of Locust."""
     require_haproxy()
     options = ("-u", "10", "-r", "10", "--rate", "30", "--duration", "2", "--metrics", server.metrics_url, *TOYS)
     with haproxy(tmp_path / "door", server.http_url, server.grpc_url, "toy") as door:
         at_door = ("-H", f"https://localhost:{door.port}", "--grpc", "", *options)  # after those of `command`, so these count
         more = ("--protocol", "grpc", "--ca-file", str(door.certificate))
         outcomes, done = headless(server, tmp_path, *at_door, *more, "Poisson")
-        assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 20 and not done.returncode, done.stderr
-        _, failed = headless(server, tmp_path, *at_door, "Poisson")
-    assert failed.returncode != 0 and "NotTrusted" in failed.stderr + failed.stdout
+    assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 20 and not done.returncode, done.stderr
 
 
 @on_chat
