@@ -34,7 +34,7 @@ MODEL = "minilm"
 TARGETS = {"fp32": 3.0, "bf16": 3.0, "int8": 3.5}  # times infinity's throughput, by the precision of our engine
 
 
-@benchmark(tokens=16, seconds=0.5)
+@benchmark(tokens=16, seconds=0.5, tenants=(1, 4))
 def infinity(
     *,
     environment: Path = Path("infinity-venv"),
