@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.cascade_material import Judged, described, judged, stored
-from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, rows_of, say
+from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
+from builder.evaluation.tenant import find_tenant, opened
+from builder.exits.answers import answered_by, calibration_by
+from builder.exits.build import build_exits
+from builder.exits.heads import outputs_of
+from builder.exits.states import states_of
+from builder.exits.thresholds import Answered, Estimate
+from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.publish.precision import served_precision
 from builder.store.store import Store
+from builder.tables.root import RootOptions, build_root
+from builder.tasks.tasks import training_task
+from builder.training.tenant import build_tenant
+from demo.building import minilm
+from demo.data import MANIFEST, DemoTenant, data_of, stored, write_demo_data
+from demo.domains import DOMAINS
+from demo.tasks import TASKS
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import resolve_device
+from hplm.engine.engine import Precision, resolve_device
 from hplm.server import TritonServer
+from hplm.tasks import softmax
+from hplm.tenants.exits import Plan
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from loadtest.generator import Load
@@ -36,31 +51,30 @@ TARGETS = {
     "loaded_p99/over_full": ("<=", 1.0),
     "throughput/over_full": (">=", 1.45),
     "overload/over_full": (">=", 1.5),
-    "mixed/over_alone": (">=", 0.95),
     "served/as_expected": (">=", 0.98),
 }
-FULL = "-full"  # ends the names of the same tenants without exits
+SIZES = {"train": 2000, "dev": 600, "test": 1500}  # texts of each file
+TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5, "epochs": 1}
+KEEP = 0.03  # share of the n-grams that have rows in the table
 LOAD, OVERLOAD = 0.7, 3.0  # of the full stack's capacity
 ALLOWED = (2.0, 12.0)  # the deadlines of an overload, in times that the full stack takes for a batch; drawn evenly
 BATCH_TOKENS = 1024  # so that a batch takes a fraction of the deadlines
 CLIENTS, MOST_CONNECTIONS = 64, 512
+OUTPUTS = ("LABEL", "LEVEL")
 COMPARED = 2000  # answers that are compared with those offline, at most
 
 
-@benchmark(questions=2, texts=160, epochs=1, minutes=0.02, keep=0.01, seconds=0.3, rounds=1)
+@benchmark(questions=2, texts=160, minutes=0.02, seconds=0.3, rounds=1)
 def cascade(
     *,
     folder: Path = Path(".hplm/bench-cascade"),
     model: str = "",
     questions: Whole = 100,
     texts: Whole = 3000,
-    epochs: Whole = 3,
-    minutes: Positive = 2.5,
-    keep: Positive = 0.1,
+    minutes: Positive = 1.0,
     seconds: Positive = 20.0,
     rounds: Whole = 3,
     dtype: EngineDtype = "auto",
-    build: bool = False,
 ) -> Rows:
     """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
@@ -71,160 +85,208 @@ def cascade(
     :param model: Hugging Face name or folder of another BERT than MiniLM
     :param questions: tenants, at most
     :param texts: of each file, at most
-    :param epochs: of each tenant
     :param minutes: of adapting the lower layers
-    :param keep: share of the n-grams that have rows in the table
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
     :param dtype: precision of the engine
-    :param build: only build what the folder lacks, for this precision
     """
-    store, asked = stored(folder, model, questions, texts, epochs, minutes, keep)
+    store, asked = built(folder, model, questions, texts, minutes)
     precision = served_precision(store, dtype, resolve_device("auto"))
-    found = [judged(store, id, question, precision) for id, question in asked.items()]
-    if build:
-        yield Row("tenants", len(found))
-        return
-    yield from rows_of({"dtype": precision.name, **offline(found)}, TARGETS)
-    with _servers(store, list(asked), precision.name, folder) as (exits, full):
-        yield from rows_of(_Turns(found, exits, full, seconds, rounds).figures(), TARGETS)
-
-
-def offline(found: Sequence[Judged]) -> dict[str, Any]:
-    """Returns what the dearest plan loses and spares, on average and for each tenant, beside random texts."""
-    own, full = [one.way(one.plan(0)) for one in found], [float(one.test.right[-1].mean()) for one in found]
-    by_chance = described([one.random(one.plan(0)) for one in found])["points_lost"]
-    each = zip(found, full, own, strict=True)
-    return {
-        "full_accuracy": float(np.mean(full)),
-        **described(own),
-        "random": {"points_lost": by_chance},
-        "tenants": {one.id: {"full_accuracy": accuracy, **described([way])} for one, accuracy, way in each},
+    found = [judged(store, question, precision) for question in asked]
+    offline = {
+        "dtype": precision.name,
+        "full_accuracy": float(np.mean([own.test.right[-1].mean() for own in found])),
+        **described([own.test.way(own.plan) for own in found]),
+        "random": {"points_lost": float(np.mean([own.test.lost_at_random(own.plan) for own in found]))},
     }
+    yield from rows_of(offline, TARGETS)
+    with _servers(store, precision.name, folder) as servers:
+        yield from rows_of(_served(found, servers, seconds, rounds), TARGETS)
 
 
-@contextmanager
-def _servers(store: Store, ids: Sequence[str], dtype: str, folder: Path) -> Iterator[tuple[_Server, _Server]]:
-    """Gives a server of all tenants, each also without exits, and one of tenants without exits alone."""
-    options = ServingOptions(dtype=dtype, batch_tokens=BATCH_TOKENS, queue_texts=100_000)
-    with TemporaryDirectory(prefix="served-", dir=folder) as home, ExitStack() as running:
-        servers: list[_Server] = []
-        for way in ("exits", "full"):
-            backbone = export(store, Path(home) / way, options).backbone
-            path = Path(home) / way / backbone / "1" / Backbone.TENANTS
-            whole = Snapshot.load(path)
-            known = [tenant for tenant in whole.tenants if tenant.id in ids]
-            bare = [replace(tenant, id=f"{tenant.id}{FULL}", exits=None) for tenant in known]
-            tenants = [replace(one, uid=uid) for uid, one in enumerate([*known, *bare] if way == "exits" else bare, start=1)]
-            Snapshot(whole.generation, whole.branches, tenants, whole.export).save(path)
-            servers.append(_Server(running.enter_context(TritonServer(Path(home) / way)), backbone))
-        yield servers[0], servers[1]
+def built(folder: Path, model: str, count: int, texts: int, minutes: float) -> tuple[Store, Sequence[DemoTenant]]:
+    """Builds what the folder lacks. `texts`: of each file, at most."""
+    data, home, device = folder / "demo", folder / "store", resolve_device("auto")
+    if not (data / MANIFEST).exists():
+        tasks = [task for task in TASKS if task.task == "classify"][:count]
+        domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in tasks}]
+        sizes = {part: min(size, texts) for part, size in SIZES.items()}
+        stored(data, {"sizes": sizes, "tasks": count}, lambda: write_demo_data(data, domains, tasks, sizes))
+    if not (home / "plot/root/1").exists():
+        say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
+        corpora = [domain.corpus for domain in data_of(data).domains]
+        build_root(model or str(minilm()), corpora, home, RootOptions(lower=2, keep=KEEP), Budget(minutes=minutes), device)
+    store, asked = Store(home), data_of(data).tenants[:count]
+    for own in asked:
+        if not store.tenant_folder(own.id, 1).exists():
+            say(f"tenant {own.id}")
+            build_tenant(store, own.id, "root", own.task, own.train, own.dev, device=device, **TRAINING)
+    return store, asked
+
+
+class Way(NamedTuple):
+    """What leaving does to test texts."""
+
+    work: float  # the share of the layers' work that is left
+    lost: Estimate
+
+
+def described(ways: Sequence[Way]) -> dict[str, float]:
+    """Returns means over tenants, and how far off the points may be."""
+    off = float(np.sqrt(np.sum([way.lost.off**2 for way in ways]))) / len(ways)
+    work, lost = np.mean([(way.work, way.lost.points) for way in ways], axis=0).tolist()
+    return {"work": work, "points_lost": lost, "points_lost_off": off}
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A test text, its tenant, the right answer, those of all exits and the full stack, and the exit where it leaves."""
+class Part:
+    """Holds what the exits, and last the full stack, answer to some texts."""
+
+    answered: Answered
+    probabilities: Array  # exits + 1 x texts x labels, calibrated
+    labels: Array  # exits + 1 x texts: numbers of labels
+    wanted_numbers: Array  # of the right labels; -1: the tenant does not know it
+
+    @property
+    def right(self) -> Array:
+        return (self.labels == self.wanted_numbers).astype(float)
+
+    def way(self, leaving: Plan) -> Way:
+        left, texts = self.answered.left_at(leaving), np.arange(len(self.wanted_numbers))
+        return Way(self.answered.cost_of(leaving), Estimate.of(self.right[-1] - self.right[left, texts]))
+
+    def lost_at_random(self, leaving: Plan) -> float:
+        """Returns the points that are expected to be lost if as many texts leave, whichever they are."""
+        right = self.right.mean(axis=1)
+        return 100 * float(right[-1] - right[self.answered.left_at(leaving)].mean())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A tenant's exits, and what they answer."""
+
+    id: str
+    plan: Plan  # the dearest
+    choosing: Part
+    test: Part
+    names: Sequence[str]  # of the labels
+    texts: list[str]  # of the test
+    tokens: float  # of a text
+
+
+def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
+    """Makes a tenant's exits if they are missing in this precision. The texts that judge them have chosen nothing."""
+    tenant, task, device = find_tenant(store, question.id), training_task(question.task), resolve_device("auto")
+    say(f"exits of {question.id} in {precision.name}, and their answers")
+    found, _ = build_exits(store, question.id, question.dev, precision, device, seen=[question.train], show_progress=False)
+    exits, weights = found.exits, store.tenant_weights(tenant)
+    given = [task.read(question.dev), task.read(question.test)]
+    states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in given]
+    full = calibration_by(given[0].examples, tenant.labels, states[0].logits)
+    calibrations, parts = exits.exits.calibrations, []
+    for labelled, seen in zip(given, states, strict=True):
+        outputs = [outputs_of(dict(head), exits.layout, own) for head, own in zip(exits.heads, seen.exits, strict=True)]
+        answered, _ = answered_by(tenant, task, seen, outputs, calibrations, full, store.config)
+        logits = [own.numpy() for own in (*outputs, seen.logits)]
+        shares = [softmax(own / one.temperature) for own, one in zip(logits, (*calibrations, full), strict=True)]
+        right = [example.labels[0] for example in labelled.examples]
+        wanted = [tenant.labels.index(label) if label in tenant.labels else -1 for label in right]
+        parts.append(Part(answered, np.array(shares), np.array([own.argmax(axis=1) for own in logits]), np.array(wanted)))
+    (choosing, test), texts = parts, [example.text for example in given[1].examples]
+    return Judged(question.id, exits.exits.plans[0], choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
+
+
+@contextmanager
+def _servers(store: Store, dtype: str, folder: Path) -> Iterator[dict[str, _Server]]:
+    """Gives a server of all tenants with their exits, and one of the same tenants without them."""
+    options = ServingOptions(dtype=dtype, batch_tokens=BATCH_TOKENS, queue_texts=100_000)
+    with TemporaryDirectory(prefix="served-", dir=folder) as home, ExitStack() as running:
+        servers = {}
+        for way in ("exits", "full"):
+            backbone = export(store, Path(home) / way, options).backbone
+            if way == "full":
+                path = Path(home) / way / backbone / "1" / Backbone.TENANTS
+                whole = Snapshot.load(path)
+                tenants = [replace(tenant, exits=None) for tenant in whole.tenants]
+                Snapshot(whole.generation, whole.branches, tenants, whole.export).save(path)
+            servers[way] = _Server(running.enter_context(TritonServer(Path(home) / way)).http_url, backbone)
+        yield servers
+
+
+class _Asked(NamedTuple):
+    """A test text, its tenant, the right answer, and those of all exits and the full stack."""
 
     tenant: str
     text: str
     wanted: str
-    expected: Array
-    exit: int
+    expected: Sequence[str]
 
 
-@dataclass(frozen=True)
-class _Server:
-    server: TritonServer
+class _Server(NamedTuple):
+    address: str
     backbone: str
 
-    def send(self, asked: Sequence[_Asked], way: str, connections: int, allowed: Array | None = None, **load: Any) -> Report:
+    def send(self, asked: Sequence[_Asked], connections: int, allowed: Array | None = None, **load: Any) -> Report:
         """Sends texts in turn. With deadlines, the server may refuse them, and choose cheaper plans than the dearest."""
         bounds = [{"hplm_rung": 1}] * len(asked) if allowed is None else [{"timeout": round(1e6 * one)} for one in allowed]
         requests = [
-            infer_request(
-                self.backbone, [one.text], one.tenant + way, outputs=("LABEL", "LEVEL"), parameters={"truncate": True, **bound}
-            )
+            infer_request(self.backbone, [one.text], one.tenant, outputs=OUTPUTS, parameters={"truncate": True, **bound})
             for one, bound in zip(asked, bounds, strict=True)
         ]
-        (report,) = send(Load(self.server.http_url, requests, connections=connections, keep_bodies=True, **load))
+        (report,) = send(Load(self.address, requests, connections=connections, keep_bodies=True, **load))
         if allowed is None:
             report.expect_success("a load")
         return report
 
 
-@dataclass(frozen=True)
-class _Turns:
-    found: Sequence[Judged]
-    exits: _Server
-    full: _Server
-    seconds: float
-    rounds: int
-
-    def figures(self) -> dict[str, Any]:
-        asked, ways = self._asked(), {"exits": (self.exits, ""), "full": (self.full, FULL)}
-        number_of = {own.id: number for number, own in enumerate(self.found)}
-        for server, way in ways.values():
-            server.send(asked, way, CLIENTS, seconds=self.seconds / 2)  # warms up
-        found: dict[str, dict[str, list[float]]] = {}
-        for turn in range(self.rounds):
-            say(f"one client and {CLIENTS} clients, turn {turn + 1} of {self.rounds}")
-            for name, (server, way) in ways.items():
-                one, many = (server.send(asked, way, clients, seconds=self.seconds) for clients in (1, CLIENTS))
-                _keep(found, name, one_client=1e3 * one.latencies.mean(), throughput=many.req_per_s)
-            for half in range(2):  # of the tenants, which are asked without exits, beside the others with theirs
-                mixed = [replace(own, tenant=own.tenant + FULL * ((number_of[own.tenant] + half) % 2)) for own in asked]
-                many = self.exits.send(mixed, "", CLIENTS, seconds=self.seconds / 2)
-                _keep(found, "mixed", throughput=many.req_per_s)
-        alone, together = float(np.mean(found["throughput"]["full"])), float(np.mean(found["throughput"].pop("mixed")))
-        batch_s = BATCH_TOKENS / float(np.mean([own.tokens for own in self.found])) / alone
-        for turn in range(self.rounds):
-            say(f"{LOAD:g} and {OVERLOAD:g} times {alone:.0f} texts a second, turn {turn + 1} of {self.rounds}")
-            random = np.random.default_rng(turn)
-            loads = [self._poisson(asked, share * alone, random) for share in (LOAD, OVERLOAD)]
-            allowed = random.uniform(ALLOWED[0] * batch_s, ALLOWED[1] * batch_s, len(loads[1][0]))
-            for name, (server, way) in ways.items():
-                (texts, due), crowd = loads
-                took = 1e3 * server.send(texts, way, MOST_CONNECTIONS, seconds=due[-1] + 1, arrivals=due).latencies
-                right = self._right(server, way, *crowd, allowed)
-                _keep(found, name, loaded_mean=took.mean(), loaded_p99=np.percentile(took, 99), overload=right)
-        figures: dict[str, Any] = {}
-        for what, own in found.items():
-            exits, full = (float(np.mean(own[name])) for name in ways)
-            figures[what] = {"exits": exits, "full": full, "over_full": exits / full if full else None}
-        figures["mixed"] = {"req_per_s": together, "over_alone": together / alone}
-        return {**figures, "served": self._served(asked[:COMPARED])}
-
-    def _asked(self) -> list[_Asked]:
-        every = [
-            _Asked(own.id, *one)
-            for own in self.found
-            for one in zip(own.texts, *own.expected(), own.test.answered.left_at(own.plan(0)).tolist(), strict=True)
-        ]
-        return [every[number] for number in np.random.default_rng(5).permutation(len(every)).tolist()]
-
-    def _poisson(self, asked: Sequence[_Asked], rate: float, random: np.random.Generator) -> tuple[list[_Asked], Array]:
-        due = np.cumsum(random.exponential(1 / rate, max(2, round(rate * self.seconds))))
-        return [asked[number] for number in random.integers(0, len(asked), len(due)).tolist()], due
-
-    def _right(self, server: _Server, way: str, texts: Sequence[_Asked], due: Array, allowed: Array) -> float:
-        """Returns the share of the texts that are answered rightly and in time."""
-        report = server.send(texts, way, MOST_CONNECTIONS, allowed, seconds=due[-1] + 1, arrivals=due)
-        answers = zip(report.in_time(allowed), report.numbers, report.bodies, strict=True)
-        return sum(_answer(body)[0] == texts[number].wanted for in_time, number, body in answers if in_time) / len(texts)
-
-    def _served(self, asked: Sequence[_Asked]) -> dict[str, float]:
-        """Compares answers with those offline. One of a hundred texts that could leave is audited, and goes on."""
-        report = self.exits.send(asked, "", CLIENTS, seconds=600.0, count=len(asked))
-        pairs = [(asked[number], *_answer(body)) for number, body in zip(report.numbers, report.bodies, strict=True)]
-        return {
-            "left_as_expected": float(np.mean([exit == own.exit for own, _, exit in pairs])),
-            "as_expected": float(np.mean([label == own.expected[own.exit] for own, label, _ in pairs])),
-        }
+def _served(found: Sequence[Judged], servers: Mapping[str, _Server], seconds: float, rounds: int) -> dict[str, Any]:
+    asked = _asked(found)
+    taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))  # by figure and way
+    for server in servers.values():
+        server.send(asked, CLIENTS, seconds=seconds / 2)  # warms up
+    for turn in range(rounds):
+        say(f"one client and {CLIENTS} clients, turn {turn + 1} of {rounds}")
+        for way, server in servers.items():
+            taken["one_client"][way].append(1e3 * float(server.send(asked, 1, seconds=seconds).latencies.mean()))
+            taken["throughput"][way].append(server.send(asked, CLIENTS, seconds=seconds).req_per_s)
+    alone = float(np.mean(taken["throughput"]["full"]))
+    batch_s = BATCH_TOKENS / float(np.mean([own.tokens for own in found])) / alone
+    for turn in range(rounds):
+        say(f"{LOAD:g} and {OVERLOAD:g} times {alone:.0f} texts a second, turn {turn + 1} of {rounds}")
+        random = np.random.default_rng(turn)
+        (texts, due), (crowd, crowd_due) = (_poisson(asked, share * alone, seconds, random) for share in (LOAD, OVERLOAD))
+        allowed = random.uniform(ALLOWED[0] * batch_s, ALLOWED[1] * batch_s, len(crowd))
+        for way, server in servers.items():
+            took = 1e3 * server.send(texts, MOST_CONNECTIONS, seconds=due[-1] + 1, arrivals=due).latencies
+            taken["loaded_mean"][way].append(float(took.mean()))
+            taken["loaded_p99"][way].append(float(np.percentile(took, 99)))
+            report = server.send(crowd, MOST_CONNECTIONS, allowed, seconds=crowd_due[-1] + 1, arrivals=crowd_due)
+            answers = zip(report.in_time(allowed), report.numbers, report.bodies, strict=True)
+            right = sum(_answer(body)[0] == crowd[number].wanted for in_time, number, body in answers if in_time)
+            taken["overload"][way].append(right / len(crowd))
+    figures: dict[str, Any] = {}
+    for what, own in taken.items():
+        ours, full = (float(np.mean(own[way])) for way in servers)
+        figures[what] = {"exits": ours, "full": full, "over_full": ours / full if full else None}
+    # One of a hundred texts that could leave is audited, and goes on.
+    report = servers["exits"].send(asked[:COMPARED], CLIENTS, seconds=600.0, count=min(COMPARED, len(asked)))
+    answers = zip(report.numbers, map(_answer, report.bodies), strict=True)
+    same = [label == asked[number].expected[exit] for number, (label, exit) in answers]
+    return {**figures, "served": {"as_expected": float(np.mean(same))}}
 
 
-def _keep(found: dict[str, dict[str, list[float]]], name: str, **values: float) -> None:
-    for what, value in values.items():
-        found.setdefault(what, {}).setdefault(name, []).append(float(value))
+def _asked(found: Sequence[Judged]) -> list[_Asked]:
+    every = []
+    for own in found:
+        names = np.array([*own.names, ""])
+        answers = names[own.test.wanted_numbers].tolist(), names[own.test.labels].T.tolist()
+        every += [_Asked(own.id, *one) for one in zip(own.texts, *answers, strict=True)]
+    return [every[number] for number in np.random.default_rng(5).permutation(len(every)).tolist()]
+
+
+def _poisson(asked: Sequence[_Asked], rate: float, seconds: float, random: np.random.Generator) -> tuple[list[_Asked], Array]:
+    due = np.cumsum(random.exponential(1 / rate, max(2, round(rate * seconds))))
+    return [asked[number] for number in random.integers(0, len(asked), len(due)).tolist()], due
 
 
 def _answer(body: bytes) -> tuple[str, int]:
@@ -234,5 +296,4 @@ def _answer(body: bytes) -> tuple[str, int]:
     for output in head["outputs"]:
         size = output["parameters"]["binary_data_size"]
         parts[output["name"]], end = body[end : end + size], end + size
-    (level,) = struct.unpack("<i", parts["LEVEL"])
-    return parts["LABEL"][4:].decode(), level - 1
+    return parts["LABEL"][4:].decode(), int.from_bytes(parts["LEVEL"], "little") - 1

@@ -18,34 +18,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date
-from importlib import invalidate_caches
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from bench.machine import cpu_name, gflops
 from hplm.errors import HplmError
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "figures.json"
-PAGES = {ROOT / "docs" / "benchmarks.md": False, ROOT / "README.md": True}  # whether the page has the headlines alone
+RESULTS = "docs/figures.json"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
 
 
-@dataclass(frozen=True)
-class Claim:
-    figure: str  # its path in the JSON of the command
+class Claim(msgspec.Struct):
     says: str
-    target: str = ""  # `at least 0.9` or `at most 5`, if the JSON has none
+    target: str = ""  # `at least 0.9` or `at most 5`, if the JSON of the command has none
     headline: str = ""  # the words for it in the README
 
 
-@dataclass(frozen=True)
-class Need:
-    """Something that a measurement needs, and the commands that make it."""
+class Need(msgspec.Struct):
+    """A file or a package that a measurement needs, and the commands that make it."""
 
     commands: list[str]
     path: str = ""
@@ -53,43 +49,36 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        return (ROOT / self.path).exists() and (not self.package or find_spec(self.package) is not None)
+        return any(distributions(name=self.package)) if self.package else (ROOT / self.path).exists()
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(msgspec.Struct):
     title: str
     command: str
     minutes: int  # on two cores
     watches: list[str]  # paths whose changes make the figures stale
-    claims: tuple[Claim, ...]
+    figures: dict[str, Claim]  # by their paths in the JSON of the command
     paper: str = ""
-    needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
-    sides: tuple[str, ...] = ()  # what the README compares by it
-    compared: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])  # a figure of each side, by what it says
+    needs: list[str] = []
+    sides: list[str] = []  # what the README compares by it
+    compared: dict[str, list[str]] = {}  # a figure of each side, by what it says
 
 
-def measurements() -> list[Measurement]:
-    read = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
-    return [
-        Measurement(
-            claims=tuple(Claim(figure, **claim) for figure, claim in entry.pop("figures").items()),
-            needs={name: Need(**read["needs"][name]) for name in entry.pop("needs", ())},
-            **entry,
-        )
-        for entry in read["measurements"]
-    ]
+class Claims(msgspec.Struct):
+    needs: dict[str, Need]
+    measurements: list[Measurement]
+
+    @classmethod
+    def read(cls) -> Claims:
+        return msgspec.json.decode((ROOT / "bench/claims.json").read_bytes(), type=cls)
 
 
 def make(name: str, need: Need) -> None:
     """Runs the commands that make what is missing."""
-    for command in need.commands:
+    for command in () if need.is_there else need.commands:
         print(f"{name} is missing: {command}", file=sys.stderr, flush=True)
         if code := subprocess.run(_words(command), stdout=sys.__stderr__, cwd=ROOT).returncode:
-            raise HplmError(
-                f"`{command}` ended with status {code}, and what needs {name} is not measured: see its messages above"
-            )
-    invalidate_caches()
+            raise HplmError(f"`{command}` ended with status {code}: see its messages above")
 
 
 def _words(command: str) -> list[str]:
@@ -98,13 +87,12 @@ def _words(command: str) -> list[str]:
     return [str(beside) if beside.exists() else name, *words]
 
 
-def measure(one: Measurement) -> dict[str, Any]:
+def measure(one: Measurement, needs: Mapping[str, Need]) -> dict[str, Any]:
     """Runs a command. Returns its claimed figures, and where and when they were measured."""
     if _git("status", "--porcelain", "--", *watched(one)).strip():
         raise HplmError(f"files that `{one.command}` depends on have changed since the last commit: commit them first")
-    for name, need in one.needs.items():
-        if not need.is_there:
-            make(name, need)
+    for name in one.needs:
+        make(name, needs[name])
     print(f"{one.command}: about {one.minutes} minutes", file=sys.stderr, flush=True)
     start, before = time.monotonic(), gflops()
     done = subprocess.run([*_words(one.command), "--json"], stdout=subprocess.PIPE, cwd=ROOT, text=True)
@@ -118,8 +106,8 @@ def measure(one: Measurement) -> dict[str, Any]:
         "cpu": cpu_name(),
         "gflops": [round(before), round(gflops())],
         "minutes": round((time.monotonic() - start) / 60, 1),
-        "figures": {claim.figure: at(found, claim.figure) for claim in one.claims},
-        "targets": {claim.figure: targets.get(claim.figure) or claim.target for claim in one.claims},
+        "figures": {figure: at(found, figure) for figure in one.figures},
+        "targets": {figure: targets.get(figure) or claim.target for figure, claim in one.figures.items()},
     }
 
 
@@ -177,22 +165,20 @@ def _git(*words: str) -> str:
     return done.stdout
 
 
-def tables(results: dict[str, Any]) -> str:
+def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
     """Returns all figures in Markdown."""
     blocks = []
-    for one in measurements():
-        result = results.get(one.command)
-        paper = f" ({one.paper})" if one.paper else ""
-        if result is None:
-            blocks.append(f"**{one.title}**{paper}: `{one.command}`, {one.minutes} min. Not measured yet.")
+    for one in known:
+        title = f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`"
+        if (result := results.get(one.command)) is None:
+            blocks.append(f"{title}, {one.minutes} min. Not measured yet.")
             continue
         lines = [
-            f"**{one.title}**{paper}: `{one.command}`, {result['minutes']:g} min; {result['date']}, {result['commit']}, "
-            f"{result['cpu']}, {speed(result)}.\n",
+            f"{title}, {result['minutes']:g} min; {result['date']}, {result['commit']}, {result['cpu']}, {speed(result)}.\n",
             "| | figure | target |\n|---|---|---|",
         ]
-        for claim in one.claims:
-            value, target = result["figures"][claim.figure], result["targets"][claim.figure]
+        for figure, claim in one.figures.items():
+            value, target = result["figures"][figure], result["targets"][figure]
             judged = f"{target}: {verdict(value, target).replace('missed', '**missed**')}" if target else ""
             lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
         blocks.append("\n".join(lines))
@@ -200,28 +186,25 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def speed(result: dict[str, Any]) -> str:
-    return "{} and {} GFLOP/s before and after".format(*result["gflops"]) if result["gflops"] else "GFLOP/s not measured"
+    return "{} and {} GFLOP/s before and after".format(*result["gflops"])
 
 
-def headlines(results: dict[str, Any]) -> str:
+def headlines(known: Sequence[Measurement], results: dict[str, Any]) -> str:
     """Returns the figures of the README in Markdown."""
-    lines, tables = [], []
-    for one in measurements():
+    lines, compared = [], []
+    for one in known:
         if one.command not in results:
             continue
         figures = results[one.command]["figures"]
-        for claim in one.claims:
+        for figure, claim in one.figures.items():
             if claim.headline:
-                value = figures[claim.figure]
-                digits = 0 if value >= 0.1 else 2
-                lines.append(f"| {100 * value:.{digits}f} % {claim.headline} | `{one.command}` |")
+                value = figures[figure]
+                lines.append(f"| {100 * value:.{0 if value >= 0.1 else 2}f} % {claim.headline} | `{one.command}` |")
         if one.sides:
-            rows = [
-                f"| {says} | {' | '.join(shown(figures[path]) for path in paths)} |" for says, paths in one.compared.items()
-            ]
-            tables.append("\n".join([f"| | {' | '.join(one.sides)} |", "|---" * (1 + len(one.sides)) + "|", *rows]))
-            tables.append(f"Measured by `{one.command}` on two cores ({results[one.command]['cpu']}).")
-    return "\n\n".join([*tables, "\n".join(["| | measured by |\n|---|---|", *lines])])
+            rows = [f"| {says} | {' | '.join(shown(figures[side]) for side in own)} |" for says, own in one.compared.items()]
+            compared.append("\n".join([f"| | {' | '.join(one.sides)} |", "|---" * (1 + len(one.sides)) + "|", *rows]))
+            compared.append(f"Measured by `{one.command}` on two cores ({results[one.command]['cpu']}).")
+    return "\n\n".join([*compared, "\n".join(["| | measured by |\n|---|---|", *lines])])
 
 
 def shown(value: float | None) -> str:
@@ -230,9 +213,12 @@ def shown(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def write_pages(results: dict[str, Any]) -> None:
-    for page, only_headlines in PAGES.items():
-        page.write_text(filled(page.read_text("utf-8"), headlines(results) if only_headlines else tables(results)), "utf-8")
+PAGES = {"docs/benchmarks.md": tables, "README.md": headlines}
+
+
+def write_pages(known: Sequence[Measurement], results: dict[str, Any]) -> None:
+    for page, figures in ((ROOT / name, figures) for name, figures in PAGES.items()):
+        page.write_text(filled(page.read_text("utf-8"), figures(known, results)), "utf-8")
 
 
 def filled(text: str, figures: str) -> str:
@@ -252,34 +238,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write the kept results into the pages")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only commands that have one of these words")
     given = parser.parse_args(arguments)
-    wanted = [one for one in measurements() if not given.only or any(word in one.command for word in given.only)]
+    claims = Claims.read()
+    wanted = [one for one in claims.measurements if not given.only or any(word in one.command for word in given.only)]
     if not wanted:
         parser.error(f"no command has the word {' or '.join(given.only)}: `python -m bench.claims` prints all commands")
-    results: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    failed = 0
-    try:
-        for one in wanted if given.run else ():
-            try:
-                results[one.command] = measure(one)
-            except HplmError as error:  # the others take an hour
-                failed += 1
-                print(error, file=sys.stderr, flush=True)
-                continue
-            known = {each.command: results[each.command] for each in measurements() if each.command in results}
-            RESULTS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-            write_pages(known)
-        if given.write:
-            write_pages(results)
-        for one in wanted:
-            if (result := results.get(one.command)) is None:
-                print(f"{one.command}: not measured yet")
-                continue
-            print(f"{one.command}: {result['commit']}, {speed(result)}{', stale' if stale(one, result) else ''}")
-            for claim in one.claims:
-                value, target = result["figures"][claim.figure], result["targets"][claim.figure]
-                print(f"  {shown(value):>10}  {claim.says}" + (f" ({target}: {verdict(value, target)})" if target else ""))
-    except HplmError as error:
-        sys.exit(str(error))
+    kept, failed = ROOT / RESULTS, 0
+    results: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    for one in wanted if given.run else ():
+        try:
+            results[one.command] = measure(one, claims.needs)
+        except HplmError as error:  # the others take an hour
+            failed += 1
+            print(error, file=sys.stderr, flush=True)
+            continue
+        results = {each.command: results[each.command] for each in claims.measurements if each.command in results}
+        kept.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        write_pages(claims.measurements, results)
+    if given.write:
+        write_pages(claims.measurements, results)
+    for one in wanted:
+        if (result := results.get(one.command)) is None:
+            print(f"{one.command}: not measured yet")
+            continue
+        print(f"{one.command}: {result['commit']}, {speed(result)}{', stale' if stale(one, result) else ''}")
+        for figure, claim in one.figures.items():
+            value, target = result["figures"][figure], result["targets"][figure]
+            print(f"  {shown(value):>10}  {claim.says}" + (f" ({target}: {verdict(value, target)})" if target else ""))
     if failed:
         sys.exit(f"{failed} commands have no new figures: see their messages above")
 

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from bench.cluster_changes import Material, change_figures, kill_figures, revoke_figures
-from bench.rows import Positive, Rows, Size, Whole, benchmark, rows_of, say
+from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, say
+from bench.server import tenant_id, texts_of
+from builder.publish.export import export
+from builder.publish.live import add_domain, add_tenant
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store
 from hplm.errors import HplmError
+from loadtest.chaos.history import (
+    FAILED,
+    UNANSWERED,
+    WRONG,
+    Asker,
+    Clients,
+    History,
+    Question,
+    expected_answers,
+)  # fmt: skip
+from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
 from loadtest.server import ServedCluster
+from testing.random_store import SIZES, random_store, random_table, random_tenant, random_tenants
 
-TARGETS = {
-    "proxy_over_direct": (">=", 0.95),
-    "hop_p50_ms": ("<=", 0.5),
-    "kill_unanswered": ("<=", 0),
-    "kill_wrong": ("<=", 0),
-    "reroute_s": ("<=", 2.0),
-    "add_p99_s": ("<=", 1.0),
-    "after_delete": ("<=", 0),
-    "revoke_s": ("<=", 1.0),
-}
+RANK, LABELS, TEXTS = 8, 4, 64
+SPREAD = 0.3  # of weights, so that answers of another tenant or slot are other answers
 WARMING_SHARE = 0.25  # of a measurement's seconds
 ASKED = 10  # requests by which a tenant's replica is found
+CLIENTS, TENANTS = 16, 8  # while a replica is killed
+CALM = 2.0  # seconds of load before and after
+PATIENCE, BACK_SECONDS = 60.0, 180.0
+PAUSE = 0.01  # seconds between looks
+AFTER = 0.5  # seconds that a deleted tenant is asked for
+NEWCOMER = "newcomer"  # a domain whose table is large
 
 Asked = Mapping[str, Sequence[bytes]]  # requests by address
 Part = Literal["proxy", "changes", "revoke", "faults"]
@@ -68,25 +84,49 @@ def cluster(
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise HplmError("this machine has one core, but each of two servers needs its own: use another machine")
-    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:  # a short path, for sockets
         say("making a repository")
         material = Material.made(Path(folder), size, tokens, slots)
-        parts: dict[Part, Callable[[ServedCluster], dict[str, Any]]] = {
-            "proxy": lambda servers: proxy_figures(servers, material, max(2, slots // 2), connections, seconds, rounds),
-            "changes": lambda servers: change_figures(servers, material, adds),
-            "revoke": lambda servers: revoke_figures(servers, material, table_mb),
-            "faults": lambda servers: kill_figures(servers, material),
-        }
         with ServedCluster(material.repository, Path(folder) / "2", 2, cores) as servers:
-            for part in parts:
-                figures |= parts[part](servers) if part in only else {}
-    yield from rows_of(figures, TARGETS)
+            if "proxy" in only:
+                yield from _proxy(servers, material, max(2, slots // 2), connections, seconds, rounds)
+            if "changes" in only:
+                yield from _changes(servers, material, adds)
+            if "revoke" in only:
+                yield from _revoked(servers, material, table_mb)
+            if "faults" in only:
+                yield from _killed(servers, material)
 
 
-def proxy_figures(
-    cluster: ServedCluster, material: Material, tenants: int, connections: int, seconds: float, rounds: int
-) -> dict[str, float]:
+@dataclass(frozen=True)
+class Material:
+    """A repository of random weights, and texts for it."""
+
+    store: Store
+    repository: Path
+    tenants: list[str]
+    texts: list[str]
+
+    @classmethod
+    def made(cls, folder: Path, size: str, tokens: int, slots: int) -> Material:
+        config, repository, count = SIZES[size], folder / "repository", 4 * slots
+        tenants = random_tenants(count, RANK, LABELS)
+        store = random_store(folder / "store", config, tenants, spread=SPREAD, corpus_tokens=5_000)
+        export(store, repository, ServingOptions(slots=slots))
+        names = [tenant_id(number, count) for number in range(count)]
+        return cls(store, repository, names, texts_of(config, [tokens] * TEXTS))
+
+    @property
+    def backbone(self) -> str:
+        return self.store.config.name
+
+    def request(self, number: int, tenant: str) -> bytes:
+        """Returns a request with the header by which the router knows the tenant, as `hplm_client` sends it."""
+        whole = infer_request(self.backbone, [self.texts[number % TEXTS]], tenant)
+        return whole.replace(b"\r\n", f"\r\nhplm-tenant: {tenant}\r\n".encode(), 1)
+
+
+def _proxy(cluster: ServedCluster, material: Material, tenants: int, connections: int, seconds: float, rounds: int) -> Rows:
     """Turns of both ways follow each other, because machines drift.
 
     Without the router, each replica gets the tenants that the router sends it: with fewer tenants a batch has fewer adapters.
@@ -114,12 +154,10 @@ def proxy_figures(
         )
         hops.append(by_router - without)
     direct_rate, through_rate = (float(np.median(rates[way])) for way in ways)
-    return {
-        "proxy_over_direct": round(through_rate / direct_rate, 3),
-        "direct_req_per_s": round(direct_rate, 1),
-        "through_req_per_s": round(through_rate, 1),
-        "hop_p50_ms": round(float(np.median(hops)), 3),
-    }
+    yield Row("direct_req_per_s", direct_rate, "/s")
+    yield Row("through_req_per_s", through_rate, "/s")
+    yield Row("proxy_over_direct", through_rate / direct_rate, least=0.95)
+    yield Row("hop_p50_ms", float(np.median(hops)), "ms", most=0.5)
 
 
 def _together(asked: Asked, connections: int, seconds: float) -> list[Report]:
@@ -135,13 +173,95 @@ def _placed(cluster: ServedCluster, material: Material, tenants: Sequence[str]) 
     """Returns the tenants that the router sends to each replica while there is no other load."""
     own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
     for tenant in tenants:
-        before = _requests_of(cluster)
+        before = cluster.status()
         send(Load(cluster.address, [material.request(0, tenant)], count=ASKED))
-        counts = {name: count - before[name] for name, count in _requests_of(cluster).items()}
+        counts = {name: found["requests"] - before[name]["requests"] for name, found in cluster.status().items()}
         own[max(counts, key=counts.__getitem__)].append(tenant)
     return own
 
 
-def _requests_of(cluster: ServedCluster) -> dict[str, int]:
-    """Returns how many requests each replica has had through the router."""
-    return {name: own["requests"] for name, own in cluster.status().items()}
+class AtEach(Clients):
+    """A client of each replica, which asks for one tenant."""
+
+    pauses = 0.01, 0.01
+
+    def __init__(self, cluster: ServedCluster, material: Material, tenant: str, key: str = "") -> None:
+        askers = [Asker(address, material.backbone) for address in cluster.replicas.values()]
+        super().__init__(askers, [Question(tenant, material.texts[0], key)])
+
+    def all_heard(self, since: float, is_answered: bool = True) -> float:
+        """Waits until each replica has answered, or refused, a request from after `since`. Returns when that was."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            times = [ended for ended in self.first(since, is_answered) if ended is not None]
+            if len(times) == len(self.heard):
+                return max(times)
+            time.sleep(PAUSE)
+        raise HplmError(f"a replica has not taken a change within {PATIENCE:g} s: read its log")
+
+
+def _changes(cluster: ServedCluster, material: Material, count: int) -> Rows:
+    """`add_p99_s`: from the beginning of `tenant add` until every replica has answered the tenant."""
+    say(f"{count} tenants come and go")
+    manager = cluster.manager()
+    took: list[float] = []
+    after = 0
+    (like,) = random_tenants(1, RANK, LABELS)
+    for number in range(count):
+        guest = f"guest-{number}"
+        random_tenant(material.store, replace(like, id=guest), SPREAD, seed=1000 + number)
+        with AtEach(cluster, material, guest) as asking:
+            began = time.monotonic()
+            manager.settle(add_tenant(manager, material.store, guest).generation)
+            took.append(asking.all_heard(began) - began)
+            manager.settle(manager.delete(guest).generation)
+            returned = time.monotonic()
+            time.sleep(AFTER)
+        after += sum(one.is_answered for own in asking.heard for one in own if one.asked >= returned)
+    yield Row("add_p99_s", float(np.percentile(took, 99)), "s", most=1.0)
+    yield Row("after_delete", after, most=0)
+
+
+def _revoked(cluster: ServedCluster, material: Material, table_mb: float) -> Rows:
+    """Revokes a key as soon as a large table is published, which all replicas then open."""
+    say(f"making a table of {table_mb:,.0f} MB")
+    store, manager, tenant = material.store, cluster.manager(), material.tenants[-1]
+    row_bytes = store.table_spec(NEWCOMER, 1, ("root", 1), "fp16", 0).row_bytes
+    random_table(store, NEWCOMER, 1, ("root", 1), round(1e6 * table_mb / row_bytes), seed=9)  # most tokens bring a new row
+    manager.add_key(tenant)  # a last one cannot be revoked
+    secret, key = manager.add_key(tenant)
+    manager.settle_now()
+    with AtEach(cluster, material, tenant, secret) as asking:
+        asking.all_heard(time.monotonic())
+        say("a table is published and a key is revoked")
+        add_domain(manager, store, NEWCOMER)
+        began = time.monotonic()
+        manager.revoke_key(tenant, key.id)
+        yield Row("revoke_s", asking.all_heard(began, is_answered=False) - began, "s", most=1.0)
+
+
+def _killed(cluster: ServedCluster, material: Material) -> Rows:
+    """Every answer is compared with that of an unharmed replica. `reroute_s`: from the kill to the last failure."""
+    say("kill -9 of a replica under load")
+    victim, address = next(iter(cluster.replicas.items()))
+    questions = [Question(tenant, text) for text in material.texts[:3] for tenant in material.tenants[:TENANTS]]
+    expected = expected_answers(address, material.backbone, questions)
+    with History(cluster.address, [material.backbone], expected, CLIENTS) as history:
+        time.sleep(CALM)
+        killed = time.monotonic()
+        processes = cluster.kill(victim)
+        time.sleep(CALM)  # the router may not have noticed before
+        while not cluster.is_back(victim, processes):
+            if time.monotonic() > killed + BACK_SECONDS:
+                raise HplmError(f"{victim} was not started again within {BACK_SECONDS:g} s: read its log")
+            time.sleep(CALM / 4)
+        back = time.monotonic()
+        time.sleep(CALM)
+    counts = history.counts()
+    say(f"not answered: {history.reasons()}")
+    yield Row("kill_requests", counts.total())
+    yield Row("kill_unanswered", counts[UNANSWERED], most=0)
+    yield Row("kill_closed", counts[FAILED])  # HAProxy closes a connection that is not new, instead of an answer 502
+    yield Row("kill_wrong", counts[WRONG], most=0)
+    yield Row("reroute_s", max(0.0, history.last_failure - killed), "s", most=2.0)
+    yield Row("back_s", back - killed, "s")

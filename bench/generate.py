@@ -8,35 +8,56 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, repeat
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from bench.decoders import START, Bench, Model, in_turn, lengths_of, prompts_of
 from bench.rows import Row, Rows, Whole, benchmark
+from hplm.adapters import records
+from hplm.adapters.layout import adapter_layout
+from hplm.errors import HplmError
+from hplm.generation.cache import Cache
+from hplm.generation.decoder import Decoder
+from hplm.generation.loop import Loop
+from hplm.generation.queue import SequenceQueue
+from hplm.generation.request import Piece, Request, Source
+from hplm.generation.request import Sequence as Answer
+from hplm.generation.running import Running
+from hplm.generation.sampling import Sampling
+from hplm.generation.staging import Stager
+from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
 from hplm.model.original import Checkpoint
+from hplm.model.stacks import UpperStack
+from hplm.model.windows import Window
+from hplm.plot.forest import Forest, assign_addresses
+from hplm.plot.table import TableSpec
+from hplm.plot.writing import write_table
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+from loadtest.traffic import answer_lengths
+from testing.random_store import random_values
 
+CPU = torch.device("cpu")
+START = 1
 PROMPTS, PROMPT_TOKENS = 16, 64
 SHARING = 32  # sequences of a step in which tenants are mixed
 NEAR = 0.9  # of a bound
+STEP_TOKENS, CACHE_TOKENS = 256, 16_384
+GRAMS = 100_000  # of the table of an hGPT
+RANK = 4
+SHAPES = {"smollm2": (49_152, 576, 9, 1536, 3), "toy": (512, 64, 4, 128, 2)}  # vocabulary, hidden, heads, inner, heads of keys
 
 Part = Literal["transformers", "halves", "tenants"]
-
-
-@dataclass(frozen=True)
-class Case:
-    whole: Model
-    half: Model
-    tenants: int
-    rounds: int
 
 
 @benchmark(size="toy", layers=3, tenants=100, rounds=1, parts=("halves", "tenants"))
@@ -60,16 +81,20 @@ def generate(
     """
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
         whole, half = (Model(Path(scratch), size, layers, lower) for lower in (0, layers // 3))
-        for part in parts:
-            yield from PARTS[part](Case(whole, half, max(tenants, SHARING), rounds))
+        if "transformers" in parts:
+            yield from _transformers(whole, half, rounds)
+        if "halves" in parts:
+            yield from _halves(whole, half, rounds)
+        if "tenants" in parts:
+            yield from _tenants(half, max(tenants, SHARING), rounds)
 
 
-def _transformers(case: Case) -> Rows:
+def _transformers(whole: Model, half: Model, rounds: int) -> Rows:
     """The whole model on our engine, and the same weights with `transformers.generate`."""
-    other = _of_transformers(case.whole)
-    prompts, lengths = prompts_of(case.half, PROMPTS, PROMPT_TOKENS), {PROMPTS: lengths_of(PROMPTS), 1: [64]}
+    other = _of_transformers(whole)
+    prompts, lengths = prompts_of(half, PROMPTS, PROMPT_TOKENS), {PROMPTS: answer_lengths(PROMPTS), 1: [64]}
     inputs = torch.tensor([[START, *prompt] for prompt in prompts])
-    benches = {count: Bench(case.whole, count) for count in lengths}
+    benches = {count: Bench(whole, count) for count in lengths}
 
     def ours(count: int) -> float:
         return benches[count].answer(prompts, lengths[count], repeat(None))
@@ -81,7 +106,7 @@ def _transformers(case: Case) -> Rows:
         return sum(lengths[count]) / (time.perf_counter() - start)
 
     ways = {f"{name} {count}": partial(way, count) for count in lengths for name, way in (("ours", ours), ("theirs", theirs))}
-    found = in_turn(ways, case.rounds)
+    found = in_turn(ways, rounds)
     for name, count, least in (("full", PROMPTS, 2.0), ("one_stream", 1, 1.1)):
         yield Row(f"{name}_tokens_s", found[f"ours {count}"], "tokens/s")
         yield Row(f"{name}_over_transformers", found[f"ours {count}"] / found[f"theirs {count}"], least=least)
@@ -106,37 +131,131 @@ def _of_transformers(model: Model) -> Any:  # its own types do not fit its own m
     return other
 
 
-def _halves(case: Case) -> Rows:
+def _halves(whole: Model, half: Model, rounds: int) -> Rows:
     """An hGPT and the whole model on the same engine."""
 
     def decode(bench: Bench) -> float:
         """Returns the tokens a second behind the prompts."""
-        for prompt in prompts_of(case.half, 16, 8):
+        for prompt in prompts_of(half, 16, 8):
             bench.ask(prompt, 48)
         for _ in range(2):
             bench.loop.step()
         return 16 * 46 / bench.run()
 
-    benches = {"full": Bench(case.whole), "hgpt": Bench(case.half)}
-    found = in_turn({name: partial(decode, bench) for name, bench in benches.items()}, case.rounds)
-    full, hgpt = (sum(weight.numel() for weight in model.upper.parameters()) for model in (case.whole, case.half))
+    benches = {"full": Bench(whole), "hgpt": Bench(half)}
+    found = in_turn({name: partial(decode, bench) for name, bench in benches.items()}, rounds)
+    full, hgpt = (sum(weight.numel() for weight in model.upper.parameters()) for model in (whole, half))
     yield Row("decode_ratio", found["hgpt"] / found["full"], least=NEAR * full / hgpt)
     yield Row("decode_bound", full / hgpt)
 
 
-def _tenants(case: Case) -> Rows:
+def _tenants(model: Model, tenants: int, rounds: int) -> Rows:
     """32 sequences at a time, each of another tenant: of all tenants or of 32."""
-    sources = case.half.tenants(case.tenants)
+    sources = model.tenants(tenants)
     chance = np.random.default_rng(0)
-    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (case.tenants, SHARING)}  # those of a step differ
-    prompts, lengths = prompts_of(case.half, 96, 16), lengths_of(96)
-    bench = Bench(case.half, SHARING)
+    drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (tenants, SHARING)}  # those of a step differ
+    prompts, lengths = prompts_of(model, 2 * SHARING, 16), answer_lengths(2 * SHARING)
+    bench = Bench(model, SHARING)
 
     def serve(pool: int) -> float:
         return bench.answer(prompts, lengths, (sources[number] for number in drawn[pool]))
 
-    many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, case.rounds).values()
-    yield Row(f"tenants_{case.tenants}_over_{SHARING}", many / some, least=0.92)
+    many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, rounds).values()
+    yield Row(f"tenants_{tenants}_over_{SHARING}", many / some, least=0.92)
 
 
-PARTS: dict[str, Callable[[Case], Rows]] = {"transformers": _transformers, "halves": _halves, "tenants": _tenants}
+class Model:
+    """A decoder with random weights, and its table."""
+
+    def __init__(self, folder: Path, size: str, layers: int, lower: int) -> None:
+        """`size`: one of `SHAPES`. `lower`: those of the layers that the table replaces."""
+        vocabulary, hidden, heads, inner, kv_heads = SHAPES[size]
+        self.config = config = BackboneConfig(
+            size, vocabulary, hidden, heads, inner, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
+            UNUSED, Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False,
+            gated=True, rotary_base=100_000.0, start_id=START,
+        )  # fmt: skip
+        torch.manual_seed(lower)
+        self.upper = UpperStack(config)
+        spec = TableSpec(
+            domain="root", version=1, parent=None, parent_version=None, n=config.window.n, causal=True,
+            vocabulary=config.vocabulary, hidden=config.hidden, dtype="fp16", corpus_tokens=0,
+        )  # fmt: skip
+        keys = spec.space.unigrams()
+        if lower:
+            grams = np.random.default_rng(0).integers(1, config.vocabulary + 1, (GRAMS, config.window.n))
+            keys = np.concatenate([keys, np.unique(spec.space.pack(grams), axis=0)])
+        table = write_table(folder / f"{lower}" / "root" / "1", spec, keys, random_values(spec, 0))
+        self.forest = Forest([folder / f"{lower}"], assign_addresses([table]))
+        self.source = Source("bench", 1, 1, self.forest.chain("root", 1))
+        self.folder = folder
+
+    def tenants(self, count: int) -> list[Source]:
+        """Returns tenants with LoRAs of their own."""
+        layout = adapter_layout(self.config, "lora", RANK, ("query", "value"))
+        assert layout is not None
+        pool = torch.randn(layout.layers * layout.layer_size + 8 * count) * 0.02
+        size = layout.layers * layout.layer_size
+        flat = (pool[8 * i : 8 * i + size].view(layout.layers, -1) for i in range(count))
+        made = [records.write(self.folder, records.pack({"adapter": (layout, layout.unpack(one))}))["adapter"] for one in flat]
+        return [replace(self.source, uid=i, adapter=record) for i, record in enumerate(made)]
+
+
+class Bench:
+    """A loop that one thread drives."""
+
+    def __init__(self, model: Model, seats: int = 16) -> None:
+        config = model.config
+        self.model = model
+        cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), cache.size_for, False)
+        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
+        decoder = Decoder(model.upper, CPU, torch.float32)
+        self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
+        self.loop = Loop(self.queue, self.running, self.stager, decoder, ())
+
+    def ask(self, prompt: Sequence[int], count: int, source: Source | None = None) -> None:
+        source = source or self.model.source
+        ids = [START, *prompt]
+        addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
+        sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
+        request = Request(source, ids, addresses, sampling, _take, _decode, arrival_ns=time.monotonic_ns(), seed=0)
+        self.loop.offer(Answer(request))
+
+    def answer(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], sources: Iterable[Source | None]) -> float:
+        """Answers prompts with so many tokens each. Returns the tokens a second."""
+        for prompt, count, source in zip(prompts, counts, sources, strict=False):
+            self.ask(prompt, count, source)
+        return sum(counts) / self.run()
+
+    def run(self) -> float:
+        """Answers all requests. Returns how long it took."""
+        start = time.perf_counter()
+        while self.loop.step() or len(self.running) or len(self.queue):
+            pass
+        return time.perf_counter() - start
+
+
+def _take(piece: Piece | HplmError) -> None:
+    if isinstance(piece, HplmError):
+        raise piece
+
+
+def _decode(ids: Sequence[int]) -> str:
+    """Turns each token into a character. Tokenizers differ, and none is measured here."""
+    return "".join(chr(0x4E00 + id % 20_000) for id in ids)
+
+
+def prompts_of(model: Model, count: int, tokens: int) -> list[list[int]]:
+    return np.random.default_rng(0).integers(2, model.config.vocabulary, (count, tokens)).tolist()
+
+
+def in_turn(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Returns the median of what each variant returns. The first round warms up."""
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in tqdm(range(rounds + 1), desc=" and ".join(variants)):
+        for name, variant in variants.items():
+            value = variant()
+            if turn:
+                found[name].append(value)
+    return {name: median(values) for name, values in found.items()}

@@ -24,7 +24,7 @@ from hplm.engine.engine import resolve_device, resolve_precision
 from hplm.errors import HplmError
 from hplm.server.ports import LOOPBACK, free_ports
 from hplm.server.process import Process
-from loadtest.encode import json_request
+from loadtest.encode import http_request
 from loadtest.load import Report
 from testing.random_store import MINILM, bert_config, tokenizer_json
 
@@ -34,7 +34,7 @@ MODEL = "minilm"
 TARGETS = {"fp32": 3.0, "bf16": 3.0, "int8": 3.5}  # times infinity's throughput, by the precision of our engine
 
 
-@benchmark(tokens=16, seconds=0.5)
+@benchmark(tokens=16, seconds=0.5, tenants=(1, 4))
 def infinity(
     *,
     environment: Path = Path("infinity-venv"),
@@ -58,7 +58,7 @@ def infinity(
     expect_text(tokens, MODEL)
     python, precision = make_environment(environment), resolve_precision(dtype, resolve_device("auto")).name
     bodies = [json.dumps({"model": MODEL, "input": [text]}) for text in texts_of(MINILM, [tokens] * 4 * clients)]
-    requests = [json_request("/embeddings", body.encode()) for body in bodies]
+    requests = [http_request("/embeddings", body.encode(), {"Content-Type": "application/json"}) for body in bodies]
     with tempfile.TemporaryDirectory(prefix="hplm-infinity-") as folder:
         model = save_whole(Path(folder) / MODEL)
 

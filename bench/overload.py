@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, rows_of, say
 from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
@@ -216,15 +216,10 @@ def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Row
             report = drawn.report(server, model, offered)
             measured.append(compared_figures(report, _entries(journal), offered))
     bases = measured[::2]
-    for name, value in bases[0].items():
-        yield Row(f"{' with '.join(BASE)}/{name}", value)
+    yield from rows_of(bases[0], at=f"{' with '.join(BASE)}/")
     for pair, found, around in zip(pairs, measured[1::2], pairwise(bases), strict=True):
-        for name, value in found.items():
-            yield Row(f"{' with '.join(pair)}/{name}", value)
-        for name, ratio in ratios(found, around).items():
-            yield Row(f"{' with '.join(pair)}/to_base/{name}", ratio)
-    for name, ratio in ratios(bases[-1], bases[:1]).items():
-        yield Row(f"drift/{name}", ratio)
+        yield from rows_of({**found, "to_base": ratios(found, around)}, at=f"{' with '.join(pair)}/")
+    yield from rows_of(ratios(bases[-1], bases[:1]), at="drift/")
 
 
 def compared_figures(report: Report, entries: list[dict], offered: Arrivals) -> dict[str, float]:

@@ -12,7 +12,6 @@ import numpy as np
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from bench.decoders import lengths_of
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
 from hplm.generation.settings import Promise, Settings
@@ -28,7 +27,7 @@ from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.costs import EngineCost, one_stage
 from hplm.simulate.decoders import Answer, Simulation, StepCost
 from hplm.simulate.encoders import REFUSED, Machine, Outcome, simulate_one
-from loadtest.traffic import read_recorded
+from loadtest.traffic import answer_lengths, read_recorded
 
 POLICIES = {
     "default": DEFAULT,
@@ -175,7 +174,7 @@ class Decoders:
         """Returns the tokens of each prompt, those of its answer, and its tenant."""
         chance = np.random.default_rng([SEED, PROMPTS])
         prompts, tenants = chance.integers(10, 61, self.requests), chance.integers(TENANTS, size=self.requests)
-        return list(zip(prompts.tolist(), lengths_of(self.requests, SEED), tenants.tolist(), strict=True))
+        return list(zip(prompts.tolist(), answer_lengths(self.requests, SEED), tenants.tolist(), strict=True))
 
     def _simulation(self, given: str, admission: bool) -> Simulation:
         settings = Settings(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, policy=given, admission=admission)

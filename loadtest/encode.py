@@ -16,10 +16,6 @@ def http_request(path: str, body: bytes, headers: Mapping[str, str] | None = Non
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode("ascii") + body
 
 
-def json_request(path: str, body: bytes) -> bytes:
-    return http_request(path, body, {"Content-Type": "application/json"})
-
-
 def infer_request(
     model: str,
     texts: Sequence[str],

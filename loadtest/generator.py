@@ -1,19 +1,14 @@
 """A load generator that takes little CPU time from the server: one thread, non-blocking sockets, bytes built beforehand.
 
-    python -m loadtest.generator --url http://127.0.0.1:8000/v2/models/minilm/infer --requests bodies.jsonl
-
-sends the JSON bodies of the files, one a line, and prints one line of JSON. Programs call `loadtest.load.send`.
+Programs call `loadtest.load.send`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import select
 import selectors
 import ssl
-import sys
 import time
 from array import array
 from collections import Counter, deque
@@ -23,13 +18,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from hplm.errors import HplmError
 from loadtest.connection import BadAnswer, Connection
-from loadtest.encode import json_request
 from loadtest.load import WAY_OUT, Report, go_first, send
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -279,33 +272,3 @@ class Generator:
 
 def _connection(key: selectors.SelectorKey) -> Connection:
     return cast(Connection, key.fileobj)  # nothing else is registered
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="loadtest.generator", description="Send load to a server, and print throughput and latency."
-    )
-    add = parser.add_argument
-    add("--url", required=True, help="address for the POST requests, e.g. http://127.0.0.1:8000/v2/models/minilm/infer")
-    add("--requests", required=True, nargs="+", type=Path, metavar="FILE", help="files of JSON bodies, one a line")
-    add("--connections", type=int, default=1, help="most requests in flight (default: 1)")
-    add("--seconds", type=float, default=10.0, help="how long to send (default: 10)")
-    add("--count", type=int, default=1_000_000, help="most requests to send (default: 1000000)")
-    add("--rate", type=float, help="requests a second (default: a connection sends its next request after each answer)")
-    given = parser.parse_args(arguments)
-    url = urlsplit(given.url)
-    if url.scheme != "http" or url.hostname is None:
-        parser.error(f"--url {given.url}: give http://HOST:PORT/PATH")
-    bodies = [line for path in given.requests for line in path.read_bytes().splitlines() if line.strip()]
-    if not bodies:
-        parser.error("--requests: the files contain no bodies: give one JSON body a line")
-    requests = [json_request(url.path + (f"?{url.query}" if url.query else ""), body) for body in bodies]
-    load = Load(f"{url.hostname}:{url.port or 80}", requests, given.seconds, given.count, given.connections, given.rate)
-    try:
-        print(json.dumps(load.run().summary()))
-    except HplmError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

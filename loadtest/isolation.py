@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,8 @@ def _main(given: argparse.Namespace) -> None:
     except (HplmError, OSError) as failed:
         error = str(failed)
     if given.json or measured:
-        print(json.dumps(measured) if given.json else _table(measured))
+        lines = (f"{name}, {what}: {value}" for name, way in measured.items() for what, value in way.items())
+        print(json.dumps(measured) if given.json else "\n".join(lines))
     if error or not (given.quick or all(way["holds"] for way in measured.values())):
         sys.exit(error or 1)
 
@@ -68,9 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--repository", type=Path, default=Path("model_repository"), help="repository to serve (default: %(default)s)")
-    add("--url", metavar="HOST:PORT", help="HTTP of a server that runs already; nobody else may use it meanwhile")
-    add("--grpc", metavar="HOST:PORT", help="its gRPC (default: one port after --url)")
-    add("--metrics", metavar="HOST:PORT", help="its metrics (default: two ports after --url)")
     add("--door", action="store_true", help="ask through the reverse proxy, a real HAProxy")
     add("--at-once", type=int, help="requests that the proxy passes on at a time (default: the proxy's own)")
     add("--backbone", required=True, help="name of the backbone")
@@ -103,30 +101,21 @@ def _check(given: argparse.Namespace) -> None:
     if given.ways is None:
         if not given.noisy and not given.door:
             raise InvalidInput("nobody misbehaves: name a tenant with --noisy, or give --door for strangers")
-        given.ways = [name for name in (OF_TENANT if given.noisy else OF_STRANGERS) if name != "quota" or not given.url]
+        given.ways = [name for name in (OF_TENANT if given.noisy else OF_STRANGERS)]
     for name in given.ways:
         if name in OF_TENANT and not given.noisy:
             raise InvalidInput(f"the way {name!r} is of a noisy tenant: name one with --noisy")
         if name in OF_STRANGERS and not given.door:
             raise InvalidInput(f"the way {name!r} is of strangers, who ask through the reverse proxy: give --door")
-        if name == "quota" and given.url:
-            raise InvalidInput("the way 'quota' changes a tenant, and the server of --url is not changed: leave out --url")
 
 
 def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None:
     """Adds the figures of each way to `measured`, so that the earlier ones are kept if one fails."""
-    logs: list[Path] = []
-    sizes: dict[str, Callable[[], int]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
-        server = None
-        if given.url:
-            place = _place(given)
-        else:
-            server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
-            place = Place(server.address, server.grpc, server.metrics, server.address)
-            logs.append(server.log)
-            sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
+        server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
+        place, logs = Place(server.address, server.grpc, server.metrics, server.address), [server.log]
+        sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
         if given.door:
             settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
             proxy = stack.enter_context(reverse_proxy(folder / "door", place.http, place.grpc, given.backbone, **settings))
@@ -134,18 +123,10 @@ def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None
             place = replace(place, http=at, grpc=at, certificate=proxy.certificate)
             logs.append(proxy.log)
         for name in given.ways:
-            with _quota(given, server) if server and name == "quota" else nullcontext():
+            with _quota(given, server) if name == "quota" else nullcontext():
                 noise = WAYS[name].noise(given, place)
                 measured[name] = _measure(given, place, noise, Growth(sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
-
-
-def _place(given: argparse.Namespace) -> Place:
-    host, _, port = given.url.removeprefix("http://").rpartition(":")
-    if not host or not port.isdecimal():
-        raise InvalidInput(f"--url {given.url!r}: give the address of Triton's HTTP, HOST:PORT")
-    http = f"{host}:{port}"
-    return Place(http, given.grpc or f"{host}:{int(port) + 1}", given.metrics or f"{host}:{int(port) + 2}", http)
 
 
 @contextmanager
@@ -212,19 +193,6 @@ def _wait_until_idle(metrics: str) -> None:
             return
         time.sleep(1.0)
     raise HplmError(f"the server was still busy {IDLE_S:.0f} s after the load, so the next figures would not be of it alone")
-
-
-def _table(measured: dict[str, dict[str, Any]]) -> str:
-    titles = ("in time", "p50 ms", "p99 ms", "alone", "p99 x", "server", "memory MB", "log MB")
-    lines = [f"{'way':15}{''.join(f'{title:>10}' for title in titles)}  others"]
-    for name, way in measured.items():
-        alone, beside = way["alone"], way["beside"]
-        grown = (way.get(f"{what}_growth_mb", "-") for what in ("shared_memory", "log"))
-        times = (beside["p50_ms"], beside["p99_ms"], alone["p99_ms"], way["p99_times_alone"])
-        shares = f"{beside['in_time_share']:.1%}", f"{way['server_counts_more']:+.1%}"
-        cells = (shares[0], *(time or "-" for time in times), shares[1], *grown)
-        lines.append(f"{name:15}{''.join(f'{cell:>10}' for cell in cells)}  {way.get('noisy') or way.get('strangers')}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

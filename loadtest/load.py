@@ -20,7 +20,6 @@ import numpy as np
 
 from hplm.errors import HplmError
 
-PERCENTS = (50, 90, 99)
 WAY_OUT = "read the server's log, then give the command again"
 START_S = 60.0
 
@@ -147,16 +146,3 @@ class Report:
         """Returns a percentile of the latency of successful answers, or NaN if there are none."""
         good = self.latencies[self.statuses == 200]
         return float(np.percentile(good, percent)) * 1e3 if good.size else float("nan")
-
-    def summary(self) -> dict[str, object]:
-        return {
-            "succeeded": self.succeeded,
-            "by_status": {str(status): count for status, count in self.by_status.items()},
-            "errors": dict(self.errors),
-            "lost_connections": self.lost_connections,
-            "wall_s": round(self.wall_s, 3),
-            "req_per_s": round(self.req_per_s, 1),
-            **{f"p{percent}_ms": round(self.percentile_ms(percent), 3) if self.succeeded else None for percent in PERCENTS},
-            "lag_ms": round(self.lag_s * 1e3, 3),
-            "generator_cpu_us": round(self.cpu_s / max(1, self.statuses.size) * 1e6, 1),
-        }

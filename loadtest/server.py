@@ -153,24 +153,14 @@ class ServedCopy(Running):
             raise HplmError("every tenant of the repository has a key: export tenants without keys for this test")
         return found
 
-    def pid(self, part: str) -> int | None:
-        """Returns the process of the server, the engine or a model, or None while there is none."""
-        return self.processes().get(part)
-
     def processes(self) -> dict[str, int]:
         """Returns the server, its models and their engine by their names."""
         return processes_of(self.pid_of_command)
 
-    @property
-    def group(self) -> int:
-        """The process group of the server and its models."""
-        if (server := self.pid(SERVER)) is None:
-            raise HplmError(f"the server has ended: {self.said()}")
-        return server
-
     def shared_memory(self) -> Callable[[], int]:
         """Returns a function that returns the bytes of the server's files in /dev/shm."""
-        (own,) = (word.removeprefix("--id=") for word in process_group.arguments(self.group) if word.startswith("--id="))
+        words = process_group.arguments(self.processes()[SERVER])
+        (own,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
         return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
 
     def add_guest(self) -> str:

@@ -48,72 +48,49 @@ class Strangers:
         os.nice(POLITE)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
-        return dict(asyncio.run(_Misuse(self).counted()))
+        return dict(asyncio.run(self._counted()))
 
-
-class _Misuse:
-    def __init__(self, asked: Strangers) -> None:
-        self._asked = asked
-        self._tls = ssl.create_default_context(cafile=asked.certificate)
-        self._counts: Counter[str] = Counter(let_in=0, refused=0)
-        self._sent = self._open = 0
-        self._ends = time.monotonic() + asked.seconds
-
-    async def counted(self) -> Counter[str]:
-        tasks = [asyncio.create_task(self._go_on(number)) for number in range(self._asked.connections)]
-        await asyncio.wait(tasks, timeout=self._asked.seconds)
-        self._counts["open_at_the_end"] = self._open
+    async def _counted(self) -> Counter[str]:
+        counts: Counter[str] = Counter(let_in=0, refused=0, open_at_the_end=0, bytes=0)
+        tls = ssl.create_default_context(cafile=self.certificate)
+        ends = time.monotonic() + self.seconds
+        tasks = [asyncio.create_task(self._go_on(number, tls, counts, ends)) for number in range(self.connections)]
+        await asyncio.wait(tasks, timeout=self.seconds)
+        found = counts.copy()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._counts["megabytes"] = round(self._sent / 1e6)
-        return self._counts
+        found["megabytes"] = round(found.pop("bytes") / 1e6)
+        return found
 
-    async def _go_on(self, number: int) -> None:
+    async def _go_on(self, number: int, tls: ssl.SSLContext, counts: Counter[str], ends: float) -> None:
         """Connects again and again, until time is over."""
-        source = self._asked.sources[number % len(self._asked.sources)]
-        first = number % len(self._asked.kinds)
-        for kind in itertools.islice(itertools.cycle(self._asked.kinds), first, None):
-            if time.monotonic() >= self._ends:
+        host, _, port = self.address.rpartition(":")
+        source = self.sources[number % len(self.sources)], 0
+        for kind in itertools.islice(itertools.cycle(self.kinds), number % len(self.kinds), None):
+            if time.monotonic() >= ends:
                 return
+            secured = None if kind == SILENT else tls
             try:
-                reader, writer = await self._connect(source, kind)
+                connecting = asyncio.open_connection(host, int(port), ssl=secured, local_addr=source)
+                reader, writer = await asyncio.wait_for(connecting, PATIENCE_S)
             except (OSError, asyncio.TimeoutError):  # errors of TLS are of the first class
-                self._counts["refused"] += 1
+                counts["refused"] += 1
                 await asyncio.sleep(REFUSED_S)
                 continue
-            self._counts["let_in"] += 1
-            self._open += 1
+            counts["let_in"] += 1
+            counts["open_at_the_end"] += 1
             try:
-                status = await self._status(reader, self._send(writer, kind))
+                counts[await _status(reader, self._send(writer, kind, counts))] += 1
             finally:
                 writer.transport.abort()
-                self._open -= 1
-            self._counts[status] += 1
+                counts["open_at_the_end"] -= 1
             if kind == SILENT:  # without TLS, this is how a refusal looks
                 await asyncio.sleep(REFUSED_S)
 
-    async def _connect(self, source: str, kind: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, _, port = self._asked.address.rpartition(":")
-        tls = None if kind == SILENT else self._tls
-        return await asyncio.wait_for(asyncio.open_connection(host, int(port), ssl=tls, local_addr=(source, 0)), PATIENCE_S)
-
-    async def _status(self, reader: asyncio.StreamReader, sending: Coroutine[None, None, None]) -> str:
-        """Returns the status of the answer, which may come while the request is still being sent."""
-        sender = asyncio.create_task(sending)
-        try:
-            head = await reader.readline()
-        except OSError:
-            return "reset"
-        finally:
-            sender.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await sender
-        return head.split()[1].decode() if head else "closed"
-
-    async def _send(self, writer: asyncio.StreamWriter, kind: str) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, kind: str, counts: Counter[str]) -> None:
         if kind in (WHOLE, CHUNKED):
-            await self._send_all(writer, kind == CHUNKED)
+            await self._send_all(writer, kind == CHUNKED, counts)
         elif kind == HALF_BODY:
             writer.write(self._head("Content-Length: 1000") + b"{")
         elif kind == SLOW_HEADERS:
@@ -122,9 +99,9 @@ class _Misuse:
                 await asyncio.sleep(A_BYTE_S)
                 writer.write(b"x")
 
-    async def _send_all(self, writer: asyncio.StreamWriter, chunked: bool) -> None:
+    async def _send_all(self, writer: asyncio.StreamWriter, chunked: bool, counts: Counter[str]) -> None:
         """Sends a text of so many bytes as fast as it is taken."""
-        left = self._asked.body_bytes
+        left = self.body_bytes
         text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": left + 4}}
         announced = json.dumps({"inputs": [text], "parameters": {"tenant": TENANT}}).encode()
         piece = announced + struct.pack("<I", left)
@@ -134,11 +111,25 @@ class _Misuse:
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             await writer.drain()
             await asyncio.sleep(0)  # `drain` alone would not let the answer be read
-            self._sent += len(piece)
+            counts["bytes"] += len(piece)
             piece = PIECE[:left]
             left -= len(piece)
         if chunked:
             writer.write(b"0\r\n\r\n")
 
     def _head(self, fields: str) -> bytes:
-        return f"POST /v2/models/{self._asked.backbone}/infer HTTP/1.1\r\nHost: loadtest\r\n{fields}\r\n\r\n".encode()
+        return f"POST /v2/models/{self.backbone}/infer HTTP/1.1\r\nHost: loadtest\r\n{fields}\r\n\r\n".encode()
+
+
+async def _status(reader: asyncio.StreamReader, sending: Coroutine[None, None, None]) -> str:
+    """Returns the status of the answer, which may come while the request is still being sent."""
+    sender = asyncio.create_task(sending)
+    try:
+        head = await reader.readline()
+    except OSError:
+        return "reset"
+    finally:
+        sender.cancel()
+        with suppress(asyncio.CancelledError, OSError):
+            await sender
+    return head.split()[1].decode() if head else "closed"

@@ -19,6 +19,7 @@ from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths
 HMI_PERIOD, HMI_REQUESTS = 20.0, 100  # of each tenant (HMI 7.4)
 BURST_USERS, BURST_APART, BURST_PERIOD, BURST_REQUESTS = 250, 0.05, 1.2, 50  # HMI 7.4
 TCB = Lengths(mean=20, variance=20, least=3, most=100)
+ANSWERS = Lengths(mean=40, least=8, most=128)  # tokens of generated answers, geometrically distributed
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class Mix:
 
 def fixed(tokens: int) -> Lengths:
     return Lengths(mean=tokens, variance=0, least=tokens, most=tokens)
+
+
+def answer_lengths(count: int, seed: int = 0) -> list[int]:
+    """Returns how many tokens the answers of decoders have."""
+    drawn = ANSWERS.least + np.random.default_rng(seed).geometric(1 / (ANSWERS.mean - ANSWERS.least), count)
+    return np.minimum(drawn, ANSWERS.most).tolist()
 
 
 def lengths_of(given: str) -> Lengths:

@@ -82,7 +82,7 @@ def faults(victim: ServedCopy) -> list[Fault]:
 def _signalled(part: str, begin: signal.Signals, end: signal.Signals | None = None) -> Begin:
     @contextmanager
     def fault(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-        pid = victim.pid(part)
+        pid = victim.processes().get(part)
         if pid is None:
             raise Unable(f"{part} does not run at the moment")
         os.kill(pid, begin)

@@ -5,8 +5,8 @@
     python -m research.comparison.compare --scenario steady --tenants 10,100,1000,10000  response times (Fig. 12)
     python -m research.comparison.compare --scenario burst --tenants 100,1000,10000  their distribution (Fig. 13)
 
-Each number is stored under `--results`, with the settings and the machine. After an interruption, give the same command again:
-it measures what is missing.
+With `--results DIR` each number is stored there, with the settings and the machine. After an interruption, give the same
+command again: it measures what is missing.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ class Case:
         return Mix(tenants, lengths=lengths_of(self.lengths))
 
 
-@benchmark(
-    size="toy", tenants=(1, 5), schemes=("hplm", "dedicated_inprocess"), budget=2, lengths="12", seconds=0.5, results=None
-)
+@benchmark(size="toy", tenants=(1, 5), schemes=("hplm", "dedicated_inprocess"), budget=2, lengths="12", seconds=0.5)
 def compare(
     *,
     scenario: Scenario = "saturate",
@@ -77,7 +75,7 @@ def compare(
     lengths: str = "128",
     seconds: Positive = 15.0,
     patience: Positive = 60.0,
-    results: Path | None = Path("results"),
+    results: Path | None = None,
     work: Path | None = None,
 ) -> Rows:
     """Measures what is missing, and shows all numbers.
@@ -90,7 +88,7 @@ def compare(
     :param lengths: tokens of a text, or normal:MEAN,VARIANCE
     :param seconds: of each measurement
     :param patience: seconds that an answer may take, and requests in flight after the end
-    :param results: folder for the numbers
+    :param results: folder in which the numbers are kept, and found again by the same command
     :param work: folder for the repositories, which is kept (default: a temporary folder)
     """
     case = Case(scenario, size, max(tenants), budget, lengths, seconds, patience)
@@ -152,7 +150,9 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
     (report,) = send(load)
     if case.scenario in CLOSED:
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
-    return report.summary() | {
+    return {
+        "succeeded": report.succeeded,
+        "p50_ms": round(report.percentile_ms(50), 3) if report.succeeded else None,
         "machine_gflops": round(min(before, gflops()), 1),  # less where the machine had other work
         "private_mb": round(private_bytes(server.pid) / MB, 1),
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.cascade_material import Judged, Part, Way, described, judged, questions_in
+from bench.cascade import Judged, Part, Way, described, judged
 from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
 from builder.evaluation.tenant import find_tenant, opened
 from builder.exits.answers import LOOK, costs_of
@@ -26,10 +26,11 @@ from builder.publish.precision import served_precision
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from builder.training.finetuning import PACK_TOKENS
-from demo.data import DemoTenant
+from demo.data import MANIFEST, DemoTenant, data_of
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
+from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 
 KEEPS = (0.9, 0.8, 0.65, 0.5)  # shares of the words that stay
@@ -60,18 +61,19 @@ def tabi(*, folder: Path = Path(".hplm/bench-cascade"), dtype: EngineDtype = "au
     :param dtype: precision of the full stack
     :param tenants: at most
     """
-    asked = questions_in(folder, tenants)
+    if not (folder / "demo" / MANIFEST).exists():
+        raise InvalidInput(f"{folder} has no questions: `hplm bench cascade --folder {folder}` builds some")
     store = Store(folder / "store")
     precision = served_precision(store, dtype, resolve_device("auto"))
     found: dict[str, dict[str, list[Way]]] = {}
-    for id, question in asked.items():
-        own = judged(store, id, question, precision)
+    for question in data_of(folder / "demo").tenants[:tenants]:
+        own = judged(store, question, precision)
         for name, ways in WAYS.items():
             tried = [_way(own, leaves) for leaves in ways(own.choosing, own.test)]
             drops = [f"{drop:g}" for drop in DROPS] if len(tried) > 1 else ["-"]
             for drop, way in zip(drops, tried, strict=True):
                 found.setdefault(name, {}).setdefault(drop, []).append(way)
-        for keep, way in zip(KEEPS, pruned(store, id, question, precision, own), strict=True):
+        for keep, way in zip(KEEPS, pruned(store, question, precision, own), strict=True):
             found.setdefault("words pruned", {}).setdefault(f"{keep:g}", []).append(way)
     for name, own in found.items():
         yield from rows_of({drop: described(ways) for drop, ways in own.items()}, at=f"ways/{name}/")
@@ -202,9 +204,9 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
     return replace(part, labels=labels, answered=replace(part.answered, losses=losses)), chosen
 
 
-def pruned(store: Store, id: str, question: DemoTenant, precision: Precision, own: Judged) -> list[Way]:
+def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged) -> list[Way]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
-    tenant, task = find_tenant(store, id), training_task(question.task)
+    tenant, task = find_tenant(store, question.id), training_task(question.task)
     weights, device = store.tenant_weights(tenant), resolve_device("auto")
     opening = opened(store, tenant, weights, task.read(question.test), device, precision, False)
     first = float(costs_of(store.config, 1 / own.tokens)[1])  # the work of the first layer

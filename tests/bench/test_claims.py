@@ -12,73 +12,67 @@ import pytest
 from bench import claims
 from bench.run import of
 
+KNOWN = claims.Claims.read()
+MEASURED = json.loads((claims.ROOT / claims.RESULTS).read_text("utf-8"))
 
-def results() -> dict:
-    return json.loads(claims.RESULTS.read_text("utf-8"))
 
-
-@pytest.mark.parametrize("one", claims.measurements(), ids=lambda one: one.command)
+@pytest.mark.parametrize("one", KNOWN.measurements, ids=lambda one: one.command)
 def test_the_command_of_a_claim_takes_its_options_and_what_it_watches_is_there(one: claims.Measurement) -> None:
-    for command in (one.command, *(command for need in one.needs.values() for command in need.commands)):
-        words = shlex.split(command)
-        if words[:2] == ["hplm", "bench"]:
-            _, app = of("hplm bench", "bench", words[2])
-            app.parse_args(words[3:], exit_on_error=False, print_error=False)
-    assert all((claims.ROOT / path).exists() for path in one.watches) and one.claims and one.minutes > 0
-    if one.command in results():
-        assert set(results()[one.command]["figures"]) == {claim.figure for claim in one.claims}
+    words = shlex.split(one.command)
+    if words[:2] == ["hplm", "bench"]:
+        of("hplm bench", "bench", words[2])[1].parse_args(words[3:], exit_on_error=False, print_error=False)
+    assert all((claims.ROOT / path).exists() for path in one.watches) and one.figures and one.minutes > 0
+    assert set(one.needs) <= set(KNOWN.needs)
+    assert one.command not in MEASURED or set(MEASURED[one.command]["figures"]) == set(one.figures)
 
 
 def test_the_pages_say_what_was_measured() -> None:
-    assert set(results()) <= {one.command for one in claims.measurements()}
-    for page, only_headlines in claims.PAGES.items():
-        text = page.read_text("utf-8")
-        figures = claims.headlines(results()) if only_headlines else claims.tables(results())
-        assert claims.filled(text, figures) == text, "run `python -m bench.claims --write`"
+    assert set(MEASURED) <= {one.command for one in KNOWN.measurements}
+    for page, figures in claims.PAGES.items():
+        text = (claims.ROOT / page).read_text("utf-8")
+        assert claims.filled(text, figures(KNOWN.measurements, MEASURED)) == text, "run `python -m bench.claims --write`"
     judged = [claims.verdict(*one) for one in ((0.9, "at least 0.9"), (0.89, "at least 0.9"), (None, "at most 5"), (1, ""))]
     assert judged == ["met", "missed", "missed", ""]
 
 
-def test_a_figure_is_stale_once_what_it_watches_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def commit(file: str, text: str = "changed") -> dict[str, str]:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(text)
-        git("add", "-A")
-        git("commit", "-qm", "change")
-        return {"commit": git("rev-parse", "HEAD").strip()}
-
-    monkeypatch.setattr(claims, "ROOT", tmp_path)
-    one = claims.Measurement("title", "hplm bench glue --seconds 3", 3, ["engine"], ())
-    git("init", "-q")
-    result = commit("README.md")
-    commit("docs/page.md")
-    assert not claims.stale(one, result) and claims.stale(one, {"commit": "0" * 40})
-    for file in ("engine/layer.py", "bench/glue.py"):
-        before, result = result, commit(file)
-        assert claims.stale(one, before) and not claims.stale(one, result), file
-    commit("engine/layer.py", '"""A docstring."""\nchanged  # a comment')
-    assert not claims.stale(one, result)
-
-
-def test_what_a_command_needs_is_made_first_and_what_cannot_be_measured_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_one_run_makes_what_is_missing_measures_what_it_can_and_knows_what_is_stale(
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    python = 'python -c "import pathlib; {}"'
-    make = python.format("pathlib.Path('made').touch()")
-    show = python.format("print(dict(share=float(pathlib.Path('made').exists())).__repr__().replace(chr(39), chr(34)))")
-    claim = (claims.Claim("share", "its share"),)
-    good = claims.Measurement("good", show, 1, [], claim, needs={"file": claims.Need([make], "made")})
-    bad = claims.Measurement("bad", show + " ", 1, [], claim, needs={"luck": claims.Need(["false"], "luck")})
-    patches = {"ROOT": tmp_path, "RESULTS": tmp_path / "r.json", "PAGES": {}, "measurements": lambda: [bad, good]}
-    for name, value in {**patches, "_git": lambda *words: ""}.items():
-        monkeypatch.setattr(claims, name, value)
+    def write(**files: str) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        for words in (
+            ("init", "-q"),
+            ("add", "-A"),
+            ("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "change"),
+        ):
+            subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+
+    python = 'python -c "import json, pathlib; {}"'
+    show = python.format("print(json.dumps(dict(share=float(pathlib.Path('made').exists()))))")
+    needs = {"file": {"commands": [python.format("pathlib.Path('made').touch()")], "path": "made"}}
+    needs["luck"] = {"commands": ["false"], "path": "luck"}
+    about = {"minutes": 1, "watches": ["engine"], "figures": {"share": {"says": "its share"}}}
+    known = [{"title": name, "command": show + " " * len(name), "needs": [name], **about} for name in ("luck", "file")]
+    page, said = f"{claims.BEGIN}{claims.END}", json.dumps({"needs": needs, "measurements": known})
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    write(**{"README.md": page, "docs/benchmarks.md": page, "bench/claims.json": said, "engine/layer.py": "old"})
     with pytest.raises(SystemExit, match="1 commands have no new figures"):
         claims.main(["--run"])
-    said = capsys.readouterr().err
-    assert "file is missing: python" in said and "luck is missing: false" in said
-    kept = json.loads((tmp_path / "r.json").read_text("utf-8"))
-    assert list(kept) == [good.command] and kept[good.command]["figures"] == {"share": 1.0}
+    kept = json.loads((tmp_path / claims.RESULTS).read_text("utf-8"))
+    assert [(command, one["figures"]) for command, one in kept.items()] == [(known[1]["command"], {"share": 1.0})]
+    assert "| its share | 1 |" in (tmp_path / "docs/benchmarks.md").read_text("utf-8")
+
+    def is_stale() -> bool:
+        capsys.readouterr()
+        claims.main([])
+        return ", stale" in capsys.readouterr().out
+
+    for file, text, stale in (
+        ("README.md", page + "changed", False),
+        ("engine/layer.py", '"""A docstring."""\nold  # a comment', False),
+        ("engine/layer.py", "changed", True),
+    ):
+        write(**{file: text})
+        assert is_stale() == stale, text

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.cluster_changes import Material
+from bench.cluster import Material
 from builder.store.store import Store
 from hplm.cli.main import main
 from hplm_client import HplmClient, QuotaExceeded

@@ -6,33 +6,31 @@ import pytest
 
 from hplm.errors import HplmError
 from loadtest.grpc_load import GrpcLoad
-from loadtest.isolation import MOST_GROWTH_MB, judged
+from loadtest.isolation import judged
 from loadtest.load import send
 from loadtest.watch import Growth
 from tests.support.wait import eventually
 
 
-def _quiet(in_time: int, p99_ms: float | None = 10.0) -> dict:
-    return {"in_time": in_time, "in_time_share": in_time / 100, "p99_ms": p99_ms}
-
-
 @pytest.mark.parametrize(
-    ("beside", "by_server", "growth", "holds"),
+    ("in_time", "p99_ms", "by_server", "grown_mb", "of_tenant", "of_strangers"),
     [
-        (_quiet(100, 50.0), 100, (50.0, 50.0), True),
-        (_quiet(98, 50.0), 98, (0.0, 0.0), False),  # too few in time
-        (_quiet(100, 51.0), 100, (0.0, 0.0), False),  # too slow beside the others
-        (_quiet(100, 50.0), 102, (0.0, 0.0), False),  # the server counts too many
-        (_quiet(0, None), 0, (0.0, 0.0), False),
-        (_quiet(100), 100, (50.1, 0.0), False),
-        (_quiet(100), 100, (0.0, 50.1), False),
+        (100, 50.0, 100, (50.0, 50.0), True, True),
+        (98, 50.0, 98, (0.0, 0.0), False, False),  # too few in time
+        (100, 51.0, 100, (0.0, 0.0), False, False),  # too slow beside the others
+        (100, 50.0, 102, (0.0, 0.0), False, False),  # the server counts too many
+        (0, None, 0, (0.0, 0.0), False, False),
+        (100, 10.0, 100, (50.1, 0.0), True, False),  # a tenant's requests may take memory
+        (100, 10.0, 100, (0.0, 50.1), True, False),
     ],
 )
-def test_it_holds_only_if_the_tenant_the_counts_the_memory_and_the_log_do(beside, by_server, growth, holds) -> None:
-    grown = dict(zip(("shared_memory", "log"), growth, strict=True))
-    assert judged(_quiet(100), beside, {}, by_server, grown, of_strangers=True)["holds"] is holds
-    of_tenant = judged(_quiet(100), beside, {}, by_server, grown, of_strangers=False)  # whose requests may take memory
-    assert of_tenant["holds"] is (holds or max(growth) > MOST_GROWTH_MB)
+def test_it_holds_only_if_the_tenant_the_counts_the_memory_and_the_log_do(
+    in_time, p99_ms, by_server, grown_mb, of_tenant, of_strangers
+) -> None:
+    alone, beside = ({"in_time": n, "in_time_share": n / 100, "p99_ms": ms} for n, ms in ((100, 10.0), (in_time, p99_ms)))
+    grown = dict(zip(("shared_memory", "log"), grown_mb, strict=True))
+    found = [judged(alone, beside, {}, by_server, grown, strangers)["holds"] for strangers in (False, True)]
+    assert found == [of_tenant, of_strangers]
 
 
 @pytest.mark.slow
@@ -47,6 +45,5 @@ def test_failures_over_grpc_are_counted_and_are_no_throughput(server) -> None:
 def test_growth_is_the_most_that_was_seen() -> None:
     sizes = [1_000_000, 5_000_000]  # at first, and once
     with Growth({"file": lambda: sizes.pop(0) if sizes else 2_000_000}) as growth:
-        eventually(lambda: growth.megabytes() == {"file": 4.0})
-        eventually(lambda: not sizes)
+        eventually(lambda: not sizes and growth.megabytes() == {"file": 4.0})
     assert growth.megabytes() == {"file": 4.0}

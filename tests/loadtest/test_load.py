@@ -34,10 +34,7 @@ def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_e
     """Processes start one after the other."""
     (first, one), (second, other) = send(Doing("first"), Doing("second"))
     assert (first, second) == ("first", "second") and len({one, other, os.getpid()}) == 3
-    for what, start_s, named in (
-        ("refuses", 3600, "no server"),
-        ("dies", 3600, "without a report"),
-        ("hangs", 0.1, "not end within"),
-    ):
+    failures = ("refuses", 3600, "no server"), ("dies", 3600, "without a report"), ("hangs", 0.1, "not end within")
+    for what, start_s, named in failures:
         with pytest.raises(HplmError, match=named):
             send(Doing("hangs"), Doing(what), start_s=start_s)

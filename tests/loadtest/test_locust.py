@@ -52,15 +52,18 @@ def rows_of(path: Path, name: str) -> dict[str, dict[str, str]]:
 
 
 @on_toy
-def test_several_scenarios_run_together_and_write_their_reports(server, tmp_path) -> None:
+def test_several_scenarios_run_together_through_the_front_door_and_write_their_reports(server, tmp_path) -> None:
     """Without a repository or tenants, the load goes to all tenants of model_repository. Most deadlines of the trace pass."""
+    require_haproxy()
     (tmp_path / "model_repository").symlink_to(server.repository)
     rows = [{"arrival": i / 50, "tokens": 12, "tenant": "acme", "deadline_ms": 0.05 if i % 3 else 100_000} for i in range(60)]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("-u", "34", "-r", "34", "--rate", "30", "--duration", "3", "--csv", "run", "--html", "run.html")
     options += ("--repository", "", "--backbone", "toy", "--zipf", "1", "--lengths", "normal:20,20,3,60")
-    options += ("--protocol", "grpc", "--trace", "trace.jsonl")
-    outcomes, done = headless(server, tmp_path, *options, "--scenario", "Poisson", "Gamma", "Replay")
+    options += ("--protocol", "grpc", "--trace", "trace.jsonl", "--metrics", server.metrics_url, "--grpc", "")
+    with haproxy(tmp_path / "door", server.http_url, server.grpc_url, "toy") as door:
+        at_door = ("-H", f"https://localhost:{door.port}", "--ca-file", str(door.certificate))  # the last -H counts
+        outcomes, done = headless(server, tmp_path, *options, *at_door, "--scenario", "Poisson", "Gamma", "Replay")
     assert done.returncode == 1, done.stderr  # Locust's exit code if some requests failed
     assert set(outcomes) == {"Poisson", "Gamma", "Replay"}
     (requests, replay) = outcomes["Poisson"]["requests"], outcomes["Replay"]
@@ -69,20 +72,6 @@ def test_several_scenarios_run_together_and_write_their_reports(server, tmp_path
     assert "on time" in done.stderr and f"<td>{requests}</td><td>100.0%</td>" in (tmp_path / "run.html").read_text()
     assert int(rows_of(tmp_path / "run_stats.csv", "Name")["Poisson"]["Request Count"]) == requests
     assert all("[" in error for error in rows_of(tmp_path / "run_failures.csv", "Error"))  # a line for each word in brackets
-
-
-@on_toy
-def test_requests_go_through_the_front_door(server, tmp_path) -> None:
-    """Two runs of Locust. The second one lacks the certificate."""
-    require_haproxy()
-    options = ("-u", "10", "-r", "10", "--rate", "30", "--duration", "2", "--metrics", server.metrics_url, *TOYS)
-    with haproxy(tmp_path / "door", server.http_url, server.grpc_url, "toy") as door:
-        at_door = ("-H", f"https://localhost:{door.port}", "--grpc", "", *options)  # after those of `command`, so these count
-        more = ("--protocol", "grpc", "--ca-file", str(door.certificate))
-        outcomes, done = headless(server, tmp_path, *at_door, *more, "Poisson")
-        assert outcomes["Poisson"]["on_time"] == outcomes["Poisson"]["requests"] > 20 and not done.returncode, done.stderr
-        _, failed = headless(server, tmp_path, *at_door, "Poisson")
-    assert failed.returncode != 0 and "NotTrusted" in failed.stderr + failed.stdout
 
 
 @on_chat

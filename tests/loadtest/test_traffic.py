@@ -22,20 +22,16 @@ def test_steady_and_burst_are_those_of_the_paper() -> None:
     """Each tenant sends once a period, at its own moment; in a burst a user starts every 0.05 s."""
     arrivals = steady(Mix(50))
     own = [seconds(arrivals)[arrivals.tenant == tenant] for tenant in range(50)]
-    assert all(len(one) == 100 and np.allclose(np.diff(one), 20) for one in own)
-    assert len({round(one[0], 3) for one in own}) > 40  # not all at once
+    assert all(len(one) == 100 and np.allclose(np.diff(one), 20) for one in own) and np.ptp([one[0] for one in own]) > 10
     arrivals = burst(Mix(10))
     assert len(arrivals) == 12_500 and seconds(arrivals)[-1] == pytest.approx(249 * 0.05 + 49 * 1.2)
     assert np.allclose(np.diff(seconds(arrivals)[seconds(arrivals) < 1.19]), 0.05) and set(arrivals.tenant) == set(range(10))
 
 
-@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("cv", [0.5, 3.0])
 def test_gaps_have_the_given_rate_and_variation(cv) -> None:
-    arrivals = gamma(Mix(), rate=100, seconds=200, cv=cv, seed=2)
-    gaps = np.diff(seconds(arrivals))
-    assert 1 / gaps.mean() == pytest.approx(100, rel=0.1)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
-    assert 190 < seconds(arrivals)[-1] < 200
+    gaps = np.diff(seconds(gamma(Mix(), rate=100, seconds=200, cv=cv, seed=2)))
+    assert (1 / gaps.mean(), gaps.std() / gaps.mean()) == pytest.approx((100, cv), rel=0.1) and 190 < gaps.sum() < 200
 
 
 def test_zipf_lengths_deadlines_and_ends() -> None:
@@ -55,8 +51,8 @@ def test_texts_have_the_given_number_of_tokens(toy) -> None:
     for text, length in zip(texts_for([3, 12, 60], WORDS), [3, 12, 60], strict=True):
         assert len(tokenizer.encode(text).tokens) == length
     texts = Texts([" ".join(WORDS[i : i + 9]) for i in range(0, 180, 9)], toy.folder / "tokenizer.json")
-    cut = [texts.of(20, number) for number in range(12)]
-    assert {len(tokenizer.encode(text).tokens) for text in cut} == {20} and len(set(cut)) > 8
+    cut = {texts.of(20, number) for number in range(12)}
+    assert {len(tokenizer.encode(text).tokens) for text in cut} == {20} and len(cut) > 8
 
 
 def test_a_trace_keeps_known_tenants_and_replaces_unknown_ones(tmp_path: Path) -> None:

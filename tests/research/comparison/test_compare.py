@@ -35,7 +35,7 @@ def test_what_is_missing_is_measured_and_no_number_twice(tmp_path: Path, server:
     assert all(found[scheme][tenants] == {"p50_ms": 1.0} for scheme, tenants in others)
     # A user starts every 0.05 s, and each sends again after 1.2 s.
     one = found["hplm"][3]
-    assert one["succeeded"] == 40 + 16 and one["answered"] == 1 and set(one["by_status"]) == {"200"} and one["private_mb"] > 0
+    assert one["succeeded"] == 40 + 16 and one["answered"] == 1 and one["private_mb"] > 0
     rows = {row.name: row.value for row in rows_of_schemes(CASE, {"hplm": {3: one}})}
     within = [rows[f"answered within ms, by percent/hplm with 3 tenants/{percent}"] for percent in PERCENTS]
     assert np.all(np.diff(within) >= 0) and rows["answered/hplm/3"] == 1

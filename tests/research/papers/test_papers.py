@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.cascade_material import Part
+from bench.cascade import Part
 from builder.exits.build import DROPS
 from builder.exits.thresholds import Answered
 from hplm.model.attention import PackedAttention
