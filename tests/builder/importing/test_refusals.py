@@ -36,8 +36,7 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
     ("peft-everywhere", CONFIG): [
         ("peft_type", "LOHA", "peft_type 'LOHA' LoraConfig"),
         ("bias", "lora_only", "bias='lora_only' bias='none'"),
-        *((name, True, name) for name in ("use_dora", "lora_bias", "fan_in_fan_out")),
-        ("layer_replication", [[0, 4]], "layer_replication"),
+        *((name, True, name) for name in ("use_dora", "lora_bias", "fan_in_fan_out", "layer_replication")),
         ("trainable_token_indices", [7], "trainable_token_indices"),
         ("init_lora_weights", "pissa", "init_lora_weights='pissa' init_lora_weights=True"),
         ("task_type", "SEQ_2_SEQ_LM", "task_type 'SEQ_2_SEQ_LM' SEQ_CLS TOKEN_CLS"),
@@ -45,15 +44,13 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
         ("lora_alpha", None, f"{CONFIG} lora_alpha"),
         ("lora_alpha", "16", f"{CONFIG} lora_alpha '16'"),
         ("alpha_pattern", {"query)": 7}, f"{CONFIG} alpha_pattern 'query)'"),
-        ("alpha_pattern", {"query": "seven"}, f"{CONFIG} query 'seven'"),
         ("alpha_pattern", ["query", 7], f"{CONFIG} alpha_pattern"),
     ],
     ("adapters-double", CONFIG): [
         ("original_ln_before", True, "original_ln_before=True double_seq_bn"),
         ("original_ln_after", False, "original_ln_after=False"),
         *((name, True, f"{name}=True") for name in ("ln_before", "ln_after", "is_parallel", "use_gating", "phm_layer")),
-        ("cross_adapter", True, "cross_adapter=True"),
-        ("inv_adapter", "nice", "inv_adapter='nice'"),
+        *((name, True, f"{name}=True") for name in ("cross_adapter", "inv_adapter")),
         ("non_linearity", "leakyrelu", "non_linearity 'leakyrelu' gelu"),
         ("non_linearity", None, f"{CONFIG} non_linearity"),
         ("architecture", "union", "architecture 'union' double_seq_bn"),
@@ -61,9 +58,7 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
     ("adapters-stock-head", CONFIG): [("scaling", "learned", "'learned'")],
     ("adapters-lora-tag", CONFIG): [
         ("composition_mode", "scale", "composition_mode='scale' LoRAConfig"),
-        *((name, True, f"{name}=True LoRAConfig") for name in ("use_gating", "use_dora")),
-        ("vera_d", 0.1, "vera_d=0.1 LoRAConfig"),
-        ("alpha", "eight", f"{CONFIG} alpha 'eight'"),
+        *((name, True, f"{name}=True LoRAConfig") for name in ("use_gating", "use_dora", "vera_d")),
         ("r", "eight", f"{CONFIG} r 'eight'"),
         ("r", 0, f"{CONFIG} r 0"),
     ],
@@ -151,7 +146,7 @@ def test_unexpected_tensors_are_refused(store, tmp_path, changes, named):
 
 
 def test_missing_files_are_refused(store, tmp_path):
-    """Damaged ones: tests/refusals/test_files.py."""
+    """Damaged ones: tests/refusals/test_files.py. Those that would run code: test_checkpoint.py."""
     refused(store, tmp_path, NAMED, tmp_path / CONFIG)
     folder = changed(tmp_path, "peft-everywhere")
     (folder / "adapter_model.safetensors").unlink()
@@ -160,17 +155,6 @@ def test_missing_files_are_refused(store, tmp_path):
     refused(store, folder, NAMED, folder / CONFIG, "peft", "adapters")
     (headless := changed(tmp_path, "adapters-double") / HEAD).unlink()
     refused(store, headless.parent, PLAIN, headless.parent, "with_head=True")
-
-
-def test_a_pickle_that_would_run_code_is_refused(store, tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "ran",))
-
-    folder = changed(tmp_path, "peft-tag-patterns")
-    torch.save({"a": Evil()}, folder / "adapter_model.bin")
-    refused(store, folder, NAMED, folder / "adapter_model.bin")
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_missing_pooler_is_refused(tmp_path):
