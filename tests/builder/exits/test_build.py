@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from dataclasses import replace
@@ -14,7 +13,6 @@ from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.examples import Bare, read_labelled
 from builder.tasks.tasks import training_task
@@ -81,17 +79,6 @@ def test_texts_with_labels_say_what_is_lost_by_them(store, tasks, tmp_path):
     assert built(store, "pair", labelled, drops=(5.0,))[1]  # another loss is allowed
 
 
-def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_path):
-    train = write(tmp_path / "train.jsonl", ({"text": text + " more", "label": "no"} for text in TEXTS[:200]))
-    report = {"training": {"file": str(train), "digest": digest_of(train)}}
-    (store.tenant_folder("pair", 1) / "report.json").write_text(json.dumps(report))
-    moved = train.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(InvalidInput, match=mentioning("'pair'", train, "--seen")):
-        built(store, "pair", file)
-    found, _ = built(store, "pair", file, seen=[moved])
-    assert (found.report["learned_texts"], found.report["texts"]) == (200, 300)
-
-
 def states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
@@ -139,7 +126,11 @@ def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
     told = [run(capsys, *command, *more) for more in ([], ["--picture", tmp_path / "exits.svg"])]
     assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
     assert "<svg" in (tmp_path / "exits.svg").read_text()
-    for more, named in [(["--picture", "exits.txt"], ["exits.txt"]), (["--texts", "absent"], ["absent"])]:
+    for more, named in [
+        (["--picture", "exits.txt"], ["exits.txt"]),
+        (["--texts", "absent"], ["absent"]),
+        (["--seen", "gone"], ["gone"]),
+    ]:
         assert mentions(refused(capsys, *command, *more), *named)
 
 
