@@ -13,18 +13,18 @@ from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
-from builder.tables import corpus as corpora
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.training.start import ANEW
+from builder.training.tenant import delete_tenant
 from hplm.engine.engine import resolve_precision
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.builder.checkpoints import save_bert
 from tests.builder.importing.stores import FIXTURES, LABELS
-from tests.builder.stores import CPU, NO_TIME, SMALL, corpus, rooted
+from tests.builder.stores import CPU, NO_TIME, SMALL, add_tenant, corpus, rooted
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
 from tests.builder.training.small_tenants import made, pretend
 from tests.support.killed import deaths_survived
@@ -38,9 +38,7 @@ def copied(store, folder):
 
 
 def tokenised(folder, given):
-    given("monkeypatch").setattr(corpora, "BATCH_DOCUMENTS", 25)
-    store = rooted(folder / "ready")
-    texts = [corpus(folder, seed, lines=60) for seed in (1, 2)]
+    store, texts = rooted(folder / "ready"), [corpus(folder, seed, lines=1500) for seed in (1, 2)]  # three batches
     return lambda target: tokenize_corpus(texts, store.tokenizer(), target, show_progress=False)
 
 
@@ -114,6 +112,19 @@ def imported(folder, given):
     return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
 
 
+def deleted(folder, given):
+    """A tenant, which a user makes and deletes again after an interruption."""
+    ready = rooted(folder / "ready")
+
+    def work(target):
+        store = copied(ready, target)
+        if store.tenant("acme") is None:
+            add_tenant(store, "acme", "root")
+        delete_tenant(store, "acme")
+
+    return work
+
+
 def unpacked(folder, given):
     pack_root(rooted(folder / "ready"), folder / "root.tar")
 
@@ -125,7 +136,7 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, exits: 3, imported: 20, unpacked: 5
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, exits: 3, imported: 20, deleted: 5, unpacked: 5
 }  # fmt: skip
 
 

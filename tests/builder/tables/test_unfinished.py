@@ -71,10 +71,7 @@ def test_a_page_that_an_interruption_has_left_out_is_made_by_the_same_command(tm
 
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     store, path = rooted(tmp_path), tmp_path / "some.txt"
-    for wrong, named in (
-        ("one document of two words", [1]),
-        ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"]),
-    ):
+    for wrong, named in (("one document of two words", [1]), ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"])):
         path.write_text(wrong)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             build_domain(store, "bio", [path], DomainOptions(min_tokens=1), Budget(steps=1), CPU)
