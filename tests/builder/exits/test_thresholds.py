@@ -109,8 +109,6 @@ def test_heads_learn_the_answers_of_rows_and_are_rounded_as_they_are_stored():
         assert all(weight.dtype == torch.float16 for weight in head.values())
         right = outputs_of(head, layout, seen).argmax(dim=1) == (numbers[:, 0] < 0).long()
         assert right.float().mean() > 0.85
-    again = learned(own, layout, task)
-    assert all(torch.equal(head[name], same[name]) for head, same in zip(heads, again, strict=True) for name in head)
 
 
 def test_heads_of_numbers_answer_on_their_scale_and_say_how_far_off_they_are():

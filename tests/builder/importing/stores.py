@@ -65,18 +65,15 @@ def texts(folder: Path, count: int = 120) -> Path:
 
 def tuned(folder: Path, ending: str = SEQUENCE, change: float = 0.03, **config: object) -> Path:
     """Saves the fixtures' BERT with a head, as if it had been fine-tuned: all of its weights have changed a little."""
-    save_base(folder / "base-of-it")
+    save_base(folder)
     torch.manual_seed(1)
-    stock = getattr(transformers, f"Bert{ending}")
-    model = stock(transformers.BertConfig(**SIZES, **({"num_labels": 3} | config)))
-    base = transformers.BertModel.from_pretrained(folder / "base-of-it").state_dict()
+    model = getattr(transformers, f"Bert{ending}").from_pretrained(folder, **({"num_labels": 3} | config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("bert.") and "pooler" not in name:
-                parameter.copy_(base[name.removeprefix("bert.")] + change * torch.randn_like(parameter))
+                parameter.add_(change * torch.randn_like(parameter))
             else:
                 parameter.normal_(0, 0.5)
-    shutil.rmtree(folder / "base-of-it")
     model.save_pretrained(folder)
     save_tokenizer(folder, SIZES["vocab_size"])
     return folder

@@ -107,8 +107,7 @@ def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, con
         file.write_text("\n".join(map(json.dumps, lines)), "utf-8")
     tenant, report = imported(store, folder, file, rank=4, least=0)
     assert (tenant.task, len(tenant.labels)) == (task, {"tag": 3, "multilabel": 3, "regress": 1, "span": 2}[task])
-    texts_judged, answers = report["texts"]["judged"], report["after"]["answers"]
-    assert answers == texts_judged * {"tag": 9, "multilabel": 3}.get(task, 1)
+    assert report["after"]["answers"] == report["texts"]["judged"] * {"tag": 9, "multilabel": 3}.get(task, 1)
 
 
 @pytest.mark.parametrize("way", ["default labels", "bin", "shards"])

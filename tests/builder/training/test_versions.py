@@ -3,7 +3,6 @@
 import json
 import pickle
 import random
-import shutil
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +18,7 @@ from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import CPU, build, interrupted, some_lines
+from tests.builder.stores import CPU, build, give_other_values, interrupted, some_lines
 from tests.builder.training.small_tenants import asked, change, made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.message import mentioning, mentions
@@ -95,26 +94,26 @@ def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path, capsys):
 
 
 def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
-    def file(name, labels):
-        return write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": one} for i, one in enumerate(labels * 10)])
+    def file(labels):
+        rows = [{"text": f"{labels} {i}", "label": one} for i, one in enumerate(labels * 10)]
+        return write(tmp_path / f"{labels}.jsonl", rows)
 
-    first = pretend(store, "classify", file("first", ["c", "a", "b"]))
-    fewer = pretend(store, "classify", file("fewer", ["b", "c"]))
+    first, fewer = pretend(store, "classify", file("cab")), pretend(store, "classify", file("bc"))
     assert fewer.labels == first.labels == ["a", "b", "c"]
     report = store.report(fewer)
     assert report["labels_without_examples"] == ["a"] and mentions("".join(warnings_of(report)), "a")
-    for name, labels, options, named in [
-        ("more", ["a", "b", "c", "d"], {}, ["'acme'", 2, "['d']", "--id"]),
-        ("other", ["a", "c"], {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
-        ("one", ["b"], {}, ["'b'"]),
+    for labels, options, named in [
+        ("abcd", {}, ["'acme'", 2, "['d']", "--id"]),
+        ("ac", {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
+        ("b", {}, ["'b'"]),
     ]:
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            pretend(store, "classify", file(name, labels), **options)
+            pretend(store, "classify", file(labels), **options)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
         pretend(store, "tag", made(tmp_path, "tag", 20, 1))
     reordered = replace(first, id="imported", labels=["c", "a", "b"])
     store.save_tenant(reordered, *store.tenant_weights(first), {"imported": {}})
-    assert pretend(store, "classify", file("first", ["c", "a", "b"]), tenant="imported").labels == ["c", "a", "b"]
+    assert pretend(store, "classify", file("cab"), tenant="imported").labels == ["c", "a", "b"]
 
 
 def test_the_kinds_of_questions_are_part_of_a_tenant(store, tmp_path):
@@ -133,34 +132,32 @@ def test_the_kinds_of_questions_are_part_of_a_tenant(store, tmp_path):
 
 def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys):
     """It takes the version number, and the training goes on under the next one."""
-    train = made(tmp_path, "classify", 20, 1)
-    other = pretend(store, "classify", train, tenant="other")
-    with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, trainer=interrupted)
-    (left := store.tenant_work_folder("acme") / "kept").write_text("a savepoint")
-    store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
-    with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, trainer=interrupted)
-    assert left.exists() and "acme" not in capsys.readouterr().err
+    give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1))
+    other = give(tenant="other")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            give(trainer=interrupted)
+        if store.tenant("acme") is None:
+            (left := store.tenant_work_folder("acme") / "kept").write_text("a savepoint")
+            store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
+    assert "acme" not in capsys.readouterr().err
     with pytest.raises(InvalidInput, match=mentioning("'acme'", left.parent)):
         delete_tenant(store, "acme")
     with pytest.raises(InvalidInput):
-        pretend(store, "classify", train, rank=-1)
-    assert left.exists()
-    assert pretend(store, "classify", train).version == 2 and "dev" in store.report(store.tenant("acme"))
+        give(rank=-1)
+    assert left.exists() and give().version == 2 and "dev" in store.report(store.tenant("acme"))
 
 
 @pytest.mark.parametrize("change_of", ["seed", "table"])
 def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys, change_of):
-    train = made(tmp_path, "classify", 20, 1)
+    give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1), tenant="cut", trainer=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, tenant="cut", trainer=interrupted)
+        give()
     (left := store.tenant_work_folder("cut") / "learning.pt").touch()
     if change_of == "table":
-        shutil.rmtree(store.table_folder("root", 1))
-        build(store, tmp_path, "root", some_lines(200, seed=2))
+        give_other_values(store, "root", 1)
     with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, tenant="cut", trainer=interrupted, seed=7 if change_of == "seed" else 0)
+        give(seed=7 if change_of == "seed" else 0)
     assert not left.exists() and mentions(capsys.readouterr().err, "cut")
 
 
