@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
 from builder.store.store import Store
-from hplm.adapters.layout import Layout
-from hplm.adapters.tiles import Tiles
-from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
-from hplm.model.config import BackboneConfig
 from tests.builder.checkpoints import SIZES, SPLIT, save_base, save_tokenizer
-from tests.builder.stores import CPU, build, some_lines
+from tests.builder.stores import build, some_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = ["red", "green", "blue"]
@@ -77,22 +70,3 @@ def tuned(folder: Path, ending: str = SEQUENCE, change: float = 0.03, **config: 
     model.save_pretrained(folder)
     save_tokenizer(folder, SIZES["vocab_size"])
     return folder
-
-
-def through(
-    layers: Sequence[torch.nn.Module],
-    x: Tensor,
-    config: BackboneConfig,
-    layout: Layout | None = None,
-    weights: Sequence[dict[str, Tensor]] = (),
-) -> Tensor:
-    """Returns the hidden states of one sequence after these layers."""
-    one = Tiles(np.zeros(len(x), dtype=np.int64), CPU)
-    attend = PackedAttention([len(x)], config.heads)
-    for i, layer in enumerate(layers):
-        if layout is None:
-            x = layer(x, attend)
-            continue
-        slot = {name: tensor.unsqueeze(0) for name, tensor in weights[i].items()}
-        x = layer(x, attend, lambda at, before, after, slot=slot: layout.adapt(at, before, after, one, slot))
-    return x

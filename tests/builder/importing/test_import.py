@@ -12,8 +12,12 @@ from builder.importing.lower import NewDomain, merge
 from builder.importing.tenant import ImportOptions, import_tenant, read_folder
 from builder.store.store import Store, TenantFile
 from builder.training.model import TenantModel
+from hplm.adapters.tiles import Tiles
 from hplm.errors import InvalidInput
-from tests.builder.importing.stores import FIXTURES, LABELS, changed, put, through
+from hplm.model import stacks
+from hplm.model.attention import PackedAttention
+from hplm.model.layer import Layers
+from tests.builder.importing.stores import FIXTURES, LABELS, changed, put
 from tests.builder.stores import CPU, corpus
 from tests.support.message import mentioning
 
@@ -35,17 +39,20 @@ def expected(name: str) -> dict[str, torch.Tensor]:
     return {part: torch.tensor(numbers) for part, numbers in stored.items()}
 
 
+def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | None = None) -> torch.Tensor:
+    """Returns the hidden states of one sequence after these layers, with the adapter of a tenant."""
+    one = Tiles(np.zeros(len(x), dtype=np.int64), CPU)
+    return stacks.through(layers, x, PackedAttention([len(x)], store.config.heads), model and model.adapts(one, one))
+
+
 def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
     """Computes last hidden states and logits from the library's states at the split, by what was stored in 16 bits."""
-    wanted, (adapter, head) = expected(name), store.tenant_weights(tenant)
-    layout, layers = tenant.adapter_layout(store.config), store.upper().layers
-    model = TenantModel(None, tenant.head_layout(store.config), seed=0)
-    model.load(None, head)
-    weights = [{part: tensor.float() for part, tensor in layer.items()} for layer in adapter]
+    wanted, layers = expected(name), store.upper().layers
+    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*store.tenant_weights(tenant))
     with torch.no_grad():
-        end = through(layers, wanted["split"], store.config, layout, weights)
+        end, bare = through(layers, wanted["split"], store, model), through(layers, wanted["split"], store)
         logits = model.read(end if tenant.task == "tag" else end[:1])
-        bare = through(layers, wanted["split"], store.config)
     assert (end - wanted["end"]).abs().max() < 5e-3 and (bare - wanted["end"]).abs().max() > 0.05
     assert logits.shape == wanted["logits"].shape and (logits - wanted["logits"]).abs().max() < 5e-3
 
@@ -64,9 +71,9 @@ def test_the_merged_lower_half_equals_the_librarys(store):
     adapter = read_folder(FIXTURES / "peft-lower", store.model, None)
     lower = store.lower("root", 1)
     with torch.no_grad():
-        assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() > 0.05
+        assert (through(lower.layers, wanted["start"], store) - wanted["split"]).abs().max() > 0.05
         merge(lower, adapter.halves(store.config)[0])
-        assert (through(lower.layers, wanted["start"], store.config) - wanted["split"]).abs().max() < 1e-4
+        assert (through(lower.layers, wanted["start"], store) - wanted["split"]).abs().max() < 1e-4
 
 
 def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):

@@ -17,7 +17,7 @@ from tests.builder.stores import CPU, corpus
 from tests.support.message import mentioning
 
 PLAIN, NAMED = ImportOptions(), ImportOptions(labels=LABELS)
-CONFIG, HEAD = "adapter_config.json", "head_config.json"
+CONFIG, HEAD, MODEL = "adapter_config.json", "head_config.json", "config.json"  # of the adapter, its head, the whole model
 
 
 @pytest.fixture
@@ -62,6 +62,14 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
         ("r", "eight", f"{CONFIG} r 'eight'"),
         ("r", 0, f"{CONFIG} r 0"),
     ],
+    ("peft-everywhere", MODEL): [
+        ("problem_type", "regression", "--labels"),
+        ("problem_type", "ranking", "problem_type 'ranking' single_label_classification"),
+    ],
+    ("adapters-stock-head", MODEL): [
+        ("problem_type", "regression", "3"),
+        ("problem_type", "ranking", "problem_type 'ranking' single_label_classification"),
+    ],
     ("adapters-double", HEAD): [
         ("head_type", "multiple_choice", "head_type 'multiple_choice'"),
         ("use_pooler", True, "use_pooler=True 3"),
@@ -91,23 +99,10 @@ def test_wrong_labels_tasks_and_folders_are_refused(store, tmp_path):
     refused(store, FIXTURES / "adapters-lora-tag", ImportOptions(task="classify"), "tag", "classify", "--task")
     refused(store, silent, ImportOptions(task="span"), "'span'")
     refused(store, silent, ImportOptions(task="guess"), "'guess'")
+    for name in ("peft-everywhere", "adapters-stock-head"):
+        several = changed(tmp_path / "several", name, MODEL, problem_type="multi_label_classification")
+        refused(store, several, ImportOptions(task="classify", labels=LABELS), "multilabel", "classify", "--task")
     refused(store, file := saved / "adapter_model.safetensors", NAMED, file / CONFIG, "--from")
-
-
-@pytest.mark.parametrize("name", ["peft-everywhere", "adapters-stock-head"])
-@pytest.mark.parametrize(
-    ("problem_type", "options", "named"),
-    [
-        ("multi_label_classification", {"task": "classify"}, ["multilabel", "classify", "--task"]),
-        ("regression", {}, ["--labels"]),
-        ("regression", {"labels": None}, [3]),
-        ("ranking", {}, ["problem_type", "'ranking'", "single_label_classification"]),
-    ],
-)
-def test_unsupported_kinds_of_classifiers_are_refused(store, tmp_path, name, problem_type, options, named):
-    """The whole model's configuration is beside the adapter."""
-    folder = changed(tmp_path, name, "config.json", problem_type=problem_type)
-    refused(store, folder, ImportOptions(**{"labels": LABELS, **options}), *named)
 
 
 def test_adapters_of_layers_that_cannot_hold_them_are_refused(store, tmp_path):
