@@ -14,7 +14,7 @@ from builder.publish.live import add_domain, add_tenant, update_domain, update_t
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput
 from hplm.plot.table import Table
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
@@ -116,21 +116,13 @@ def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(pl
     assert gone.startswith("plot/law/1-")
 
 
-def test_another_store_and_another_export_are_refused(place, tmp_path):
-    store, repository, state = place
-    other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
-    with pytest.raises(InvalidInput, match=mentioning(other.folder)):
-        update_domain(Manager.open(repository, state), other, "bio")
-    update_domain(Manager.open(repository, state), store, "bio")
-    export(store, repository, ServingOptions(), replace=True)
-    for opened in (served, lambda *places: update_domain(Manager.open(*places), store, "bio")):
-        with pytest.raises(Broken, match=mentioning(state / "toy")):
-            opened(repository, state)
-
-
-def test_another_table_of_a_served_version_is_refused(place):
+def test_another_store_and_another_table_of_a_served_version_are_refused(place, tmp_path):
+    """A state of another export: tests/tenants/test_directory.py."""
     store, repository, state = place
     live = Manager.open(repository, state)
+    other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
+    with pytest.raises(InvalidInput, match=mentioning(other.folder)):
+        update_domain(live, other, "bio")
     update_domain(live, store, "bio", share=0.25)
     give_other_values(store, "bio", 2)  # as another adaptation of the lower layers does
     for bring in (lambda: update_domain(live, store, "bio"), lambda: update_tenant(live, store, "tenant-7")):
