@@ -11,10 +11,8 @@ from builder.importing.generative import plain_tenant
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.learning.limits import Budget
-from builder.publish.export import export, write_version
-from builder.publish.model_configs import ALIAS, ServingOptions
+from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root
-from builder.store.store import Store
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
@@ -82,8 +80,6 @@ def test_commands_make_a_decoder_and_its_tenant(folder, tmp_path, capsys):
     for _ in range(2):
         assert run(capsys, *asked, "generate") == {"tenant": "base", "version": 1, "task": "generate"}
     printed(capsys, "verify", *at)
-    export(Store(tmp_path / "store"), tmp_path / "repository", ServingOptions())
-    assert {path.parent.name for path in (tmp_path / "repository").glob("*/config.pbtxt")} == {"tiny", ALIAS}
 
 
 @torch.no_grad()

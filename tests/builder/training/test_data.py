@@ -98,7 +98,6 @@ def divided(path, task):
     [
         ("classify", lambda i: {"text": f"text {i % 30}"}, "text", 0),
         ("classify", lambda i: {"text": f"query {i % 20}", "text_pair": f"candidate {i}"}, "text", 0),
-        ("classify", lambda i: {"text_pair": f"query {i % 20}", "text": f"candidate {i}"}, "pair", 0),
         ("span", lambda i: {"text": f"question {i}", "text_pair": f"end of {i % 20}"}, "pair", 0),
         ("span", lambda i: {"text": f"question {i}", "text_pair": f"end of {i % 2}"}, "pair", 2),  # too few to set one apart
     ],
@@ -167,8 +166,6 @@ def test_values_are_checked_without_the_dev_part(tmp_path):
     odd = int(held.text)  # of these texts, this one goes to dev
     with pytest.raises(InvalidInput, match=mentioning(path, 2)):
         divided(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
-    training, dev = divided(write(path, numbers(*(2 if i == odd else i % 2 for i in range(10)))), "regress")
-    assert {example.value for example in training} == {0, 1} and [example.value for example in dev] == [2]
 
 
 @pytest.mark.slow

@@ -39,12 +39,12 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
         wanted = chance.choice([None, None, None, ANEW, 1, 2, 5, 9])
         is_cut = chance.random() < 0.3
         give = partial(pretend, store, "classify", files[asked_for[0]], epochs=asked_for[1], from_version=wanted)
-        if wanted not in (None, ANEW) and wanted > len(known):
-            if not (known and known[-1][0] == asked_for and known[-1][1] == wanted):
-                with pytest.raises(InvalidInput, match=mentioning(f"--from-version {wanted}", "'acme'")):
-                    give()
+        newest, its_start = known[-1][:2] if known else (None, ANEW)
+        if wanted is not None and wanted > len(known):  # a start comes before its version, so this is none
+            with pytest.raises(InvalidInput, match=mentioning(f"--from-version {wanted}", "'acme'")):
+                give()
             continue
-        if known and known[-1][0] == asked_for and wanted != ANEW and wanted in (None, known[-1][1]):
+        if newest == asked_for and wanted != ANEW and wanted in (None, its_start):
             assert give(trainer=unexpected).version == len(known)
             begun = None
             continue
@@ -52,10 +52,8 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
             start = wanted
         elif begun is not None and begun[0] == asked_for:
             start = begun[1]
-        elif not known:
-            start = ANEW
         else:
-            start = len(known) if known[-1][0][0] != asked_for[0] else known[-1][1]
+            start = its_start if newest is None or newest[0] == asked_for[0] else len(known)
         if is_cut:
             with pytest.raises(KeyboardInterrupt):
                 give(trainer=interrupted)
