@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from builder.evaluation.calibration import calibrate_tenant
+from builder.evaluation.fitting import Cases, fitted
 from builder.store.resumable import digest_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
@@ -85,6 +86,14 @@ def test_a_number_is_right_within_delta(store, files):
     assert (found.report["before"], found.report["delta"]) == (None, 0.5)
     values = [json.loads(line)["label"] for line in files["regress"].read_text().splitlines()]
     assert calibrated(store, "regress", files)[0].report["delta"] == pytest.approx(0.5 * np.std(values))
+
+
+def test_a_calibration_is_chosen_by_texts_that_it_has_not_seen():
+    """Whether these numbers are right is a coin's choice, so that more bins suit their own texts alone."""
+    rng, texts = np.random.default_rng(2), 400
+    cases = Cases(rng.normal(size=(texts, 1, 1)), np.zeros((texts, 1), dtype=np.int64), rng.random(texts) < 0.5, None)
+    found = fitted(cases, delta=1.0)
+    assert len(found.calibration.shares) == 1 and found.losses.mean() > np.log(2)  # as far as a coin can be known
 
 
 def test_the_precision_that_serves_makes_the_logits(store, files):
