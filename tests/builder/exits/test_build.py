@@ -116,12 +116,8 @@ def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
     told = [run(capsys, *command, *more) for more in ([], ["--picture", tmp_path / "exits.svg"])]
     assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
     assert "<svg" in (tmp_path / "exits.svg").read_text()
-    for more, named in [
-        (["--picture", "exits.txt"], ["exits.txt"]),
-        (["--texts", "absent"], ["absent"]),
-        (["--seen", "gone"], ["gone"]),
-    ]:
-        assert mentions(refused(capsys, *command, *more), *named)
+    for option, wrong in (("--picture", "exits.txt"), ("--texts", "absent"), ("--seen", "gone")):
+        assert mentions(refused(capsys, *command, option, wrong), wrong)
 
 
 def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, capsys):

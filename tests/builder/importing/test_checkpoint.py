@@ -114,11 +114,10 @@ def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, con
 def test_the_files_of_other_releases_are_read(store, tmp_path, way):
     """Of two labels without names transformers 4 saves none."""
     folder = tuned(tmp_path / "tuned", num_labels=2)
-    stock = transformers.BertForSequenceClassification.from_pretrained(folder)
+    stock, config = transformers.BertForSequenceClassification.from_pretrained(folder), folder / "config.json"
     if way == "default labels":
-        path = folder / "config.json"
-        stored = json.loads(path.read_text())
-        path.write_text(json.dumps({name: value for name, value in stored.items() if name not in ("id2label", "label2id")}))
+        stored = json.loads(config.read_text())
+        config.write_text(json.dumps({name: stored[name] for name in stored.keys() - {"id2label", "label2id"}}))
     else:
         (folder / "model.safetensors").unlink()
         (folder / "training_args.bin").write_bytes(b"not weights")

@@ -23,15 +23,7 @@ from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
-UPPER_ONLY = [
-    "peft-everywhere",
-    "peft-pooler",
-    "peft-tag-patterns",
-    "adapters-double",
-    "adapters-learned-scale",
-    "adapters-lora-tag",
-    "adapters-stock-head",
-]
+UPPER_ONLY = sorted(path.name for path in FIXTURES.iterdir() if not path.name.endswith(("-lower", "-refused")))
 
 
 def expected(name: str) -> dict[str, torch.Tensor]:
