@@ -157,10 +157,10 @@ def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def cut(store: Store, build: Callable[..., object], *given: Any, **options: Any) -> None:
-    """Interrupts a build of this store where it would compute its table."""
+def cut(store: Store, build: Callable[..., object], *given: Any, at: str = "chain", **options: Any) -> None:
+    """Interrupts a build of this store where it would compute its table, or at another method of the store."""
     with pytest.raises(KeyboardInterrupt):
-        build(meanwhile(store, "chain", interrupted), *given, **options)
+        build(meanwhile(store, at, interrupted), *given, **options)
 
 
 @contextmanager

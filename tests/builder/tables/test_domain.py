@@ -23,8 +23,6 @@ from tests.builder.stores import (
     cut,
     full_disk,
     grow,
-    interrupted,
-    meanwhile,
     rooted,
     rows,
     with_bio,
@@ -127,8 +125,7 @@ def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch,
 
 def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path):
     store, files = with_bio(tmp_path), [corpus(tmp_path, 1)]
-    with pytest.raises(KeyboardInterrupt):
-        add_domain(meanwhile(store, "lower", interrupted), "late", 1, keep=1.0)
+    cut(store, add_domain, "late", 1, at="lower", keep=1.0)
     (learned := store.work_folder("late", 1) / "learning.pt").touch()
     needed = sum(store.meta("bio", 1).sizes().values())
     with full_disk(needed // 2):
