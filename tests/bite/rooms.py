@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "registry": ("tests/registry", "tests/registry"),
     "plot": ("tests/plot", "tests/plot"),
     "adapters": ("tests/adapters tests/engine/test_st*.py", "tests/engine/test_slots*.py tests/engine/test_mixed*.py"),
-    "levels": ("tests/levels", ""),
+    "levels": ("tests/levels", "tests/builder/evaluation"),
     "model": ("tests/model", "tests/model"),
     "metrics": ("tests/metrics", ""),
     "cli": ("tests/cli", "tests/cli/test_state.py tests/cli/test_each_command.py"),

@@ -46,10 +46,7 @@ def save_base(folder: Path) -> None:
 
 def save_bert(folder: Path, with_head: bool = False) -> Path:
     """Saves a tiny BERT whose neighbours matter, with its tokenizer, as Hugging Face does."""
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, initializer_range=0.15,
-    )  # fmt: skip
+    config = BertConfig(**SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 40, "initializer_range": 0.15})
     torch.manual_seed(0)
     (BertForMaskedLM if with_head else BertModel)(config).save_pretrained(folder)
     save_tokenizer(folder, VOCABULARY)

@@ -29,7 +29,8 @@ from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import TRIGRAMS, Window
 from hplm.plot.table import Table
-from testing.random_store import random_tenant, tokenizer_json, words
+from hplm.plot.writing import write_table
+from testing.random_store import random_tenant, random_values, tokenizer_json, words
 from testing.toy import CONFIG
 
 CPU = torch.device("cpu")
@@ -142,16 +143,24 @@ def rows(table: Table) -> dict[bytes, bytes]:
     return {key.tobytes(): value.tobytes() for key, value in zip(table.index.by_row(), values, strict=True)}
 
 
+def give_other_values(store: Store, domain: str, version: int) -> None:
+    """Writes the table of a branch again, with random values."""
+    table = store.table(domain, version)
+    spec = store.table_spec(domain, version, table.meta.parent_branch, table.meta.dtype, table.meta.corpus_tokens)
+    keys = table.index.by_row().copy()
+    shutil.rmtree(table.folder)
+    write_table(table.folder, spec, keys, random_values(spec, seed=1234))
+
+
 def interrupted(*_: object, **__: object) -> None:
     """Is called as anything, and is interrupted."""
     raise KeyboardInterrupt
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], at: str = "builder.tables.domain.build_table") -> None:
-    """Interrupts a build where it would compute its table."""
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(at, interrupted)
-        call()
+def cut(store: Store, build: Callable[..., object], *given: Any, at: str = "chain", **options: Any) -> None:
+    """Interrupts a build of this store where it would compute its table, or at another method of the store."""
+    with pytest.raises(KeyboardInterrupt):
+        build(meanwhile(store, at, interrupted), *given, **options)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def test_compiled_layers_give_the_same_results_and_compile_once(compilations):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=300), st.integers(1, 20), st.sampled_from([None, 1, 2]))
 def test_every_text_is_in_one_pack_in_the_order_of_a_seed(lengths, most_texts, seed):
-    """A text that is longer than the limit has a pack of its own."""
+    """A text that is longer than the limit has a pack of its own. Other seeds give another order."""
     lengths = np.array(lengths)
     cut, again = (
         list(packed_batches(lengths, 100, most_texts, np.random.default_rng(seed) if seed else None)) for _ in range(2)
@@ -75,8 +75,5 @@ def test_every_text_is_in_one_pack_in_the_order_of_a_seed(lengths, most_texts, s
     for pack in cut:
         assert len(pack) <= most_texts and (lengths[pack].sum() <= 100 or len(pack) == 1)
         assert (np.diff(lengths[pack]) >= 0).all()
-
-
-def test_seeds_give_different_orders():
-    orders = [list(packed_batches(np.arange(1, 200) % 17 + 1, 64, 8, np.random.default_rng(seed))) for seed in (1, 2)]
-    assert np.concatenate(orders[0]).tolist() != np.concatenate(orders[1]).tolist()
+    other = np.concatenate(list(packed_batches(lengths, 100, most_texts, np.random.default_rng(3))))
+    assert len(lengths) < 100 or (other != order).any()

@@ -1,33 +1,52 @@
-"""Builds that are killed at a change of the disk and run again end with the same bytes, and leave nothing behind.
+"""Builds that are killed at a change of the disk, and trainings that are interrupted while they save, go on and end the same.
 
-Each case takes seconds, because each of its kills forks.
+Each case takes seconds, because each kill forks, and each training runs four times.
 """
 
+import os
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import BertForSequenceClassification
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.exits.build import build_exits
+from builder.importing.checkpoint import Family
 from builder.importing.lower import NewDomain
+from builder.importing.matching import MatchingOptions, import_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
+from builder.importing.texts import UnlabelledTexts
+from builder.learning.distil import distil
+from builder.learning.limits import Budget
+from builder.learning.masked import further_pretrain
+from builder.store import savepoint
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
-from builder.tables import corpus as corpora
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
+from builder.tasks.lookup import Reader
+from builder.training.bodies import PlotBody
+from builder.training.data import read_files
+from builder.training.finetuning import TrainingOptions
 from builder.training.start import ANEW
+from builder.training.teacher import taught
+from builder.training.tenant import delete_tenant
 from hplm.engine.engine import resolve_precision
+from hplm.errors import InvalidInput
+from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from tests.builder.checkpoints import save_bert
+from tests.builder.checkpoints import VOCABULARY, chained, same, save_bert, save_tokenizer, weights
 from tests.builder.importing.stores import FIXTURES, LABELS
-from tests.builder.stores import CPU, NO_TIME, SMALL, corpus, rooted
+from tests.builder.stores import CPU, NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
-from tests.builder.training.small_tenants import made, pretend
+from tests.builder.training.small_tenants import CUT, learn, made, pretend, unexpected, write
 from tests.support.killed import deaths_survived
+from tests.support.message import mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -38,9 +57,7 @@ def copied(store, folder):
 
 
 def tokenised(folder, given):
-    given("monkeypatch").setattr(corpora, "BATCH_DOCUMENTS", 25)
-    store = rooted(folder / "ready")
-    texts = [corpus(folder, seed, lines=60) for seed in (1, 2)]
+    store, texts = rooted(folder / "ready"), [corpus(folder, seed, lines=1500) for seed in (1, 2)]  # three batches
     return lambda target: tokenize_corpus(texts, store.tokenizer(), target, show_progress=False)
 
 
@@ -114,6 +131,19 @@ def imported(folder, given):
     return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
 
 
+def deleted(folder, given):
+    """A tenant, which a user makes and deletes again after an interruption."""
+    ready = rooted(folder / "ready")
+
+    def work(target):
+        store = copied(ready, target)
+        if store.tenant("acme") is None:
+            add_tenant(store, "acme", "root")
+        delete_tenant(store, "acme")
+
+    return work
+
+
 def unpacked(folder, given):
     pack_root(rooted(folder / "ready"), folder / "root.tar")
 
@@ -125,7 +155,7 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, exits: 3, imported: 20, unpacked: 5
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, exits: 3, imported: 20, deleted: 5, unpacked: 5
 }  # fmt: skip
 
 
@@ -134,3 +164,93 @@ def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request,
     """`BUILDS` says how many changes of the disk there are at least."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the test forks
     assert deaths_survived(build(tmp_path, request.getfixturevalue), tmp_path) >= BUILDS[build]
+
+
+@pytest.fixture(scope="module")
+def original(bert, tmp_path_factory):
+    """A store with a root of a saved BERT, and labelled texts: whether a text has its first word again."""
+    folder = tmp_path_factory.mktemp("original")
+    lines = [line.replace("水", "") for line in some_lines(60, 1)]
+    (folder / "corpus.txt").write_text("\n".join(lines), "utf-8")
+    store, _ = build_root(str(bert), [folder / "corpus.txt"], folder / "store", RootOptions(name="tiny"), NO_TIME, CPU)
+    rows = [{"text": " ".join(line.split()[:9]), "label": "ab"[line.split()[0] in line.split()[1:9]]} for line in lines]
+    return store, write(folder / "train.jsonl", rows)
+
+
+def distilled(store, file, saved):
+    checkpoint = load_checkpoint(store.model)
+    lower, upper = split(checkpoint)
+    documents = chained(checkpoint.config, 800, 16, seed=1)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, CPU, False, saved)
+    return weights(lower, upper), report
+
+
+def guessed(store, file, saved):
+    checkpoint = load_checkpoint(store.model)
+    (lower, upper), documents = split(checkpoint), chained(checkpoint.config, 800, 16, seed=1)
+    given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, CPU, False, saved
+    head, report = further_pretrain(*given)
+    return weights(lower, head), report
+
+
+def tuned(store, file, saved):
+    """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
+    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), CPU, None, False)
+    found = taught(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
+    assert saved.with_name(f"teacher-{saved.name}").exists(), "the teacher was not saved"
+    adapter, head = found.model.stored()
+    learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
+    return learned, {**found.report, "dev": found.scores}
+
+
+def matched(store, file, saved):
+    """A checkpoint's tenant, which is named as the savepoint would be."""
+    folder = Path(store.model).with_name("tuned")
+    if not folder.exists():
+        torch.manual_seed(0)
+        BertForSequenceClassification.from_pretrained(store.model, num_labels=3).save_pretrained(folder)
+        save_tokenizer(folder, VOCABULARY)
+    given = UnlabelledTexts(file), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
+    tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, CPU, False)
+    adapter, head = store.tenant_weights(tenant)
+    return {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}, report
+
+
+@pytest.mark.parametrize("train", [distilled, guessed, tuned, matched], ids=lambda train: train.__name__)
+def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
+    """It is interrupted at its begin, in its middle and at its end, each time before a savepoint gets its name."""
+    saves, deaths, replace = 0, (), os.replace
+
+    def dying(source, target):
+        nonlocal saves
+        saves += 1
+        if saves in deaths:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(os, "replace", dying)
+    undisturbed, report = train(*original, tmp_path / "whole.pt")
+    count, saves = saves, 0
+    deaths = 2, count // 2 + 1, count - 1
+    for _ in deaths:
+        with pytest.raises(KeyboardInterrupt):
+            train(*original, tmp_path / "learning.pt")
+    found, again = train(*original, tmp_path / "learning.pt")
+    assert saves == count + len(deaths), "it did not go on with the step that was lost"
+    for one in (report, again):
+        one["seconds"] = one.get("teacher", {})["seconds"] = one["texts_per_second"] = one["took"] = 0
+    assert same(found, undisturbed) and again == report
+
+
+def test_a_tenant_learns_the_answers_of_its_teacher(original):
+    store, file = original
+    options = {"epochs": 1, "teacher": "dedicated", "trainer": unexpected}
+    learned = learn(store, "classify", file, **options)
+    plain = learn(store, "classify", file, tenant="plain", epochs=1)
+    heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
+    assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
+    assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
+    for wrong in ({"teacher": "nobody"}, {"teacher": "dedicated", "grid": True}):
+        with pytest.raises(InvalidInput, match=mentioning("--teacher", "dedicated", "--grid")):
+            learn(store, "classify", file, **wrong)

@@ -63,9 +63,6 @@ def test_a_killed_training_is_reported_as_killed():
 
 def test_a_containers_memory_limit_counts(tmp_path):
     machine = _available(tmp_path)
-    assert machine > 1 << 28
-    (tmp_path / "memory.current").write_text("3000000\n")
-    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 2000000\n")
-    for limit, available in (("max", machine), ("9000000", 8_000_000)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        assert _available(tmp_path) == pytest.approx(available, rel=0.2)
+    for name, content in (("current", "3000000\n"), ("stat", "anon 1000000\ninactive_file 2000000\n"), ("max", "9000000\n")):
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert _available(tmp_path) == 8_000_000 < machine

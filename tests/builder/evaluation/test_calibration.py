@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from builder.evaluation.calibration import calibrate_tenant
+from builder.evaluation.fitting import Cases, fitted
 from builder.store.resumable import digest_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
@@ -18,14 +18,13 @@ from hplm.tasks import softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.builder.training.small_tenants import write
+from tests.builder.training.small_tenants import CPU, write
 from tests.cli.commands import refused, run
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 FP32 = resolve_precision("fp32", CPU)
 HOT = 4.0  # the temperature of the truth: the logits are far too sure
 TEXTS = 300
@@ -89,6 +88,14 @@ def test_a_number_is_right_within_delta(store, files):
     assert calibrated(store, "regress", files)[0].report["delta"] == pytest.approx(0.5 * np.std(values))
 
 
+def test_a_calibration_is_chosen_by_texts_that_it_has_not_seen():
+    """Whether these numbers are right is a coin's choice, so that more bins suit their own texts alone."""
+    rng, texts = np.random.default_rng(2), 400
+    cases = Cases(rng.normal(size=(texts, 1, 1)), np.zeros((texts, 1), dtype=np.int64), rng.random(texts) < 0.5, None)
+    found = fitted(cases, delta=1.0)
+    assert len(found.calibration.shares) == 1 and found.losses.mean() > np.log(2)  # as far as a coin can be known
+
+
 def test_the_precision_that_serves_makes_the_logits(store, files):
     found = {}
     for dtype in ("fp32", "bf16", "int8"):
@@ -101,12 +108,9 @@ def test_the_precision_that_serves_makes_the_logits(store, files):
 
 def test_the_same_command_changes_nothing(store, files, capsys, tmp_path):
     command = ["calibrate", "--store", store.folder, "--id", "pair", "--texts", files["classify"], "--dtype", "fp32"]
-    told, found = [], []
-    for more in ([], ["--picture", tmp_path / "picture.png"]):
-        told.append(run(capsys, *command, *more))
-        found.append(content(store.folder))
-    assert [one.pop("changed") for one in told] == [True, False]
-    assert told[0] == told[1] and found[0] == found[1]
+    first, before = run(capsys, *command), content(store.folder)
+    again = run(capsys, *command, "--picture", tmp_path / "picture.png")
+    assert first == {**again, "changed": True} != again and content(store.folder) == before
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert store.tenant_versions("pair") == [1, 2] and store.knowledge(store.tenant_version("pair", 1)).calibration is None
     random_tenant(store, replace(store.tenant("pair"), version=3), 0.3, seed=9)
@@ -116,18 +120,16 @@ def test_the_same_command_changes_nothing(store, files, capsys, tmp_path):
 def test_texts_that_any_version_has_learned_are_left_out(store, files, tmp_path):
     """The second version went on from the first one. Files are known by their content, and moved ones must be given."""
     lines = files["classify"].read_text().splitlines(keepends=True)
-    train, dev, moved = tmp_path / "train.jsonl", tmp_path / "dev.jsonl", tmp_path / "moved.jsonl"
-    for path, part in ((train, lines[:80]), (dev, lines[80:150])):
-        path.write_text("".join(part))
-    described = {path: {"file": str(path), "digest": digest_of(path)} for path in (train, dev)}
+    first, second, moved = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "moved"))
     random_tenant(store, replace(store.tenant("pair"), version=2), 0.3, seed=2)
-    for version, files_of in ((1, {"training": train, "dev": train}), (2, {"training": dev})):
-        report = {name: described[path] for name, path in files_of.items()} | {"from_version": version - 1}
+    for version, path, part in ((1, first, lines[:80]), (2, second, lines[80:150])):
+        path.write_text("".join(part))
+        report = {"training": {"file": str(path), "digest": digest_of(path)}, "from_version": version - 1}
         (store.tenant_folder("pair", version) / "report.json").write_text(json.dumps(report))
     report = calibrated(store, "classify", files)[0].report
     assert (report["left_out"], report["texts"]) == (150, 150)
-    train.rename(moved)
-    with pytest.raises(InvalidInput, match=mentioning("'pair'", train, "--seen")):
+    first.rename(moved)
+    with pytest.raises(InvalidInput, match=mentioning("'pair'", first, "--seen")):
         calibrated(store, "classify", files)
     assert not calibrated(store, "classify", files, seen=[moved])[1]
     with pytest.raises(InvalidInput, match=mentioning(files["classify"], 300, "'pair'", 0, 100)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from dataclasses import replace
@@ -14,7 +13,6 @@ from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.examples import Bare, read_labelled
 from builder.tasks.tasks import training_task
@@ -25,7 +23,6 @@ from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.training.small_tenants import made, write
 from tests.cli.commands import printed, refused, run
-from tests.engine.asker import Asker
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 from tests.tasks import exported
@@ -63,7 +60,6 @@ def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store
     before = content(store.folder)
     again, is_new = built(store, TENANTS[task], file)
     assert not is_new and content(store.folder) == before and again.exits.exits == found.exits.exits
-    assert built(store, TENANTS[task], file, drops=(5.0,))[1]
     tenant = store.tenant(TENANTS[task])
     random_tenant(store, replace(tenant, version=tenant.version + 1), 0.3, seed=9)
     assert store.knowledge(store.tenant(tenant.id)).exits is None  # a version that was trained anew has none
@@ -81,17 +77,6 @@ def test_texts_with_labels_say_what_is_lost_by_them(store, tasks, tmp_path):
     assert built(store, "pair", labelled, drops=(5.0,))[1]  # another loss is allowed
 
 
-def test_exits_learn_from_the_training_which_has_to_be_there(store, file, tmp_path):
-    train = write(tmp_path / "train.jsonl", ({"text": text + " more", "label": "no"} for text in TEXTS[:200]))
-    report = {"training": {"file": str(train), "digest": digest_of(train)}}
-    (store.tenant_folder("pair", 1) / "report.json").write_text(json.dumps(report))
-    moved = train.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(InvalidInput, match=mentioning("'pair'", train, "--seen")):
-        built(store, "pair", file)
-    found, _ = built(store, "pair", file, seen=[moved])
-    assert (found.report["learned_texts"], found.report["texts"]) == (200, 300)
-
-
 def states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
@@ -99,22 +84,14 @@ def states(store, tenant, file, texts):
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])
-def test_exits_see_what_an_engine_computes(store, tmp_path, exit):
+def test_exits_see_what_is_served(store, tmp_path, exit):
+    """The engine equals the reference: tests/engine/test_exits.py."""
     tenant, texts = store.tenant("pair"), TEXTS[:20]
-    layers = store.config.upper_layers
-    found = random_exits(store, tenant, exit, 0.0)
-    seen = states(store, tenant, tmp_path / "texts.jsonl", texts)
-    expected = seen.logits
-    if exit is not None:
-        expected = outputs_of(found.heads[exit], found.layout, seen.exits[exit])
-    asker = Asker(exported(store, tmp_path / "served") / store.config.name / "1")
-    answers = asker.wait(asker.ask("pair", texts))
-    asker.close()
-    for answer, own in zip(answers, expected, strict=True):
-        audited = exit is not None and answer.level == layers + 1
-        assert audited or answer.level == 1 + (layers if exit is None else exit)
-        if not audited:
-            torch.testing.assert_close(torch.from_numpy(answer.logits[0]), own, atol=0.02, rtol=0.01)
+    found, seen = random_exits(store, tenant, exit, 0.0), states(store, tenant, tmp_path / "texts.jsonl", texts)
+    own = seen.logits if exit is None else outputs_of(found.heads[exit], found.layout, seen.exits[exit])
+    reference = Reference.open(exported(store, tmp_path / "served") / store.config.name / "1")
+    served = torch.cat([reference.forward(text, "pair") for text in texts])
+    assert torch.isclose(served, own, atol=0.02, rtol=0.01).all(dim=1).sum() > 15  # the others are audited
 
 
 @pytest.mark.parametrize(
@@ -139,8 +116,8 @@ def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
     told = [run(capsys, *command, *more) for more in ([], ["--picture", tmp_path / "exits.svg"])]
     assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
     assert "<svg" in (tmp_path / "exits.svg").read_text()
-    for more, named in [(["--picture", "exits.txt"], ["exits.txt"]), (["--texts", "absent"], ["absent"])]:
-        assert mentions(refused(capsys, *command, *more), *named)
+    for option, wrong in (("--picture", "exits.txt"), ("--texts", "absent"), ("--seen", "gone")):
+        assert mentions(refused(capsys, *command, option, wrong), wrong)
 
 
 def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, capsys):

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
 from builder.store.store import Store
-from hplm.adapters.layout import Layout
-from hplm.adapters.tiles import Tiles
-from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
-from hplm.model.config import BackboneConfig
 from tests.builder.checkpoints import SIZES, SPLIT, save_base, save_tokenizer
-from tests.builder.stores import CPU, build, some_lines
+from tests.builder.stores import build, some_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = ["red", "green", "blue"]
@@ -65,37 +58,15 @@ def texts(folder: Path, count: int = 120) -> Path:
 
 def tuned(folder: Path, ending: str = SEQUENCE, change: float = 0.03, **config: object) -> Path:
     """Saves the fixtures' BERT with a head, as if it had been fine-tuned: all of its weights have changed a little."""
-    save_base(folder / "base-of-it")
+    save_base(folder)
     torch.manual_seed(1)
-    stock = getattr(transformers, f"Bert{ending}")
-    model = stock(transformers.BertConfig(**SIZES, **({"num_labels": 3} | config)))
-    base = transformers.BertModel.from_pretrained(folder / "base-of-it").state_dict()
+    model = getattr(transformers, f"Bert{ending}").from_pretrained(folder, **({"num_labels": 3} | config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("bert.") and "pooler" not in name:
-                parameter.copy_(base[name.removeprefix("bert.")] + change * torch.randn_like(parameter))
+                parameter.add_(change * torch.randn_like(parameter))
             else:
                 parameter.normal_(0, 0.5)
-    shutil.rmtree(folder / "base-of-it")
     model.save_pretrained(folder)
     save_tokenizer(folder, SIZES["vocab_size"])
     return folder
-
-
-def through(
-    layers: Sequence[torch.nn.Module],
-    x: Tensor,
-    config: BackboneConfig,
-    layout: Layout | None = None,
-    weights: Sequence[dict[str, Tensor]] = (),
-) -> Tensor:
-    """Returns the hidden states of one sequence after these layers."""
-    one = Tiles(np.zeros(len(x), dtype=np.int64), CPU)
-    attend = PackedAttention([len(x)], config.heads)
-    for i, layer in enumerate(layers):
-        if layout is None:
-            x = layer(x, attend)
-            continue
-        slot = {name: tensor.unsqueeze(0) for name, tensor in weights[i].items()}
-        x = layer(x, attend, lambda at, before, after, slot=slot: layout.adapt(at, before, after, one, slot))
-    return x

@@ -1,5 +1,7 @@
 """Adaptation against a tiny teacher: it learns, does not change shared weights, and gives the same result again."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -42,13 +44,11 @@ def test_the_teacher_is_the_original_model_also_if_upper_layers_are_dropped(bert
     teacher = Teacher(load_checkpoint(str(bert), lower=2, upper=upper)).eval()
     stock = AutoModel.from_pretrained(bert, add_pooling_layer=False).eval()
     tokens = torch.randint(5, VOCABULARY, (9,), generator=torch.Generator().manual_seed(0))
-    lengths = [4, 5]
-    at_split, at_end = teacher(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), lengths)
+    found = teacher(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), [4, 5])  # at the split, at the end
     for part in (slice(0, 4), slice(4, 9)):
         with torch.no_grad():
             expected = stock(tokens[None, part], output_hidden_states=True).hidden_states
-        assert torch.allclose(at_split[part], expected[2][0], atol=1e-5)
-        assert torch.allclose(at_end[part], expected[4][0], atol=1e-5)
+        assert all(torch.allclose(own[part], expected[layer][0], atol=1e-5) for own, layer in zip(found, (2, 4), strict=True))
 
 
 def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
@@ -70,16 +70,9 @@ def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapte
     assert error[lesson.positions >= 12].mean() < 0.6 * variance
 
 
-def further(checkpoint, documents, adapted):
-    """Lets a domain's lower layers learn on."""
-    lower, upper = split(checkpoint)
-    lower.load_state_dict(adapted[0].state_dict())
-    upper.load_state_dict(adapted[1].state_dict())
-    return run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=(lower, upper))
-
-
-def test_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, adapted):
-    lower, upper, report = further(checkpoint, documents, adapted)
+def test_a_domain_s_lower_layers_learn_on_and_a_frozen_upper_stack_does_not_change_by_a_bit(checkpoint, documents, adapted):
+    start = copy.deepcopy(adapted[:2])
+    lower, upper, report = run(checkpoint, documents, steps=5, seed=3, train_upper=False, start=start)
     before, after = weights(adapted[0]), weights(lower)
     assert same(weights(upper), weights(adapted[1]))
     assert not torch.equal(before["0.layers.0.qkv.weight"], after["0.layers.0.qkv.weight"])
@@ -121,8 +114,9 @@ def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, ada
 
 
 def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documents):
-    found = [distillation.split_documents(documents, seed)[0] for seed in (5, 5, 6)]
-    first, again, other = ([document.tolist() for document in held_out] for held_out in found)
+    first, again, other = (
+        [document.tolist() for document in distillation.split_documents(documents, seed)[0]] for seed in (5, 5, 6)
+    )
     assert first == again != other
     with pytest.raises(InvalidInput, match=mentioning(1)):
         distillation.split_documents([documents[0], np.array([2, 3], dtype=np.int32)], 0)

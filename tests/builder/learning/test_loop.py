@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from builder.learning import limits
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
-from builder.store import savepoint
 from builder.store.savepoint import Savepoint
 from hplm.errors import InvalidInput
 from tests.builder.stores import CPU
@@ -36,9 +34,12 @@ def learned(limit, score, **options):
     return now.steps, [(exam["step"], exam["score"]) for exam in now.exams], now.exams[now.kept]["step"]
 
 
+class EachStep(Savepoint):
+    due = True
+
+
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
-def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path, monkeypatch):
-    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path):
     module, seen, path = torch.nn.Linear(1, 1), [], tmp_path / "saved.pt"
 
     def loss_of(step):
@@ -47,18 +48,17 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path, mo
         return (loss * math.nan if broken == "loss" else (loss - loss.detach()).abs().sqrt()) if step == 3 else loss, 1
 
     with pytest.raises(Diverged, match=mentioning("learning", 4, "--seed")):
-        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), Savepoint(path), False)
+        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path), False)
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
 
 
-def test_a_goal_ends_the_learning_as_soon_as_it_is_reached(monkeypatch):
+def test_a_goal_ends_the_learning_as_soon_as_it_is_reached():
     """The second half of each round is examined."""
-    monkeypatch.setattr(limits, "FIRST_ROUND", 8)
-    steps, exams, kept = learned(Budget(steps=60, until=0.9999), lambda steps: steps / 100)
-    assert steps == kept == 60 and [step for step, _ in exams][:9] == [0, 4, 5, 6, 7, 8, 14, 15, 16]
-    assert learned(Budget(steps=60, until=0.145), lambda steps: steps / 100) == (15, exams[:8], 15)
-    assert learned(Budget(steps=60, until=0.05), lambda _: 0.05) == (0, [(0, 0.05)], 0)
+    steps, exams, kept = learned(Budget(steps=260, until=0.9999), lambda steps: steps / 1000)
+    assert steps == kept == 260 and [step for step, _ in exams] == [0, 64, 80, 96, 112, 128, 224, 248, 260]
+    assert learned(Budget(steps=260, until=0.2), lambda steps: steps / 1000) == (224, exams[:7], 224)
+    assert learned(Budget(steps=260, until=0.05), lambda _: 0.05) == (0, [(0, 0.05)], 0)
     assert learned(Budget(minutes=1e-9), lambda _: 0.0)[0] <= 1
     assert learned(Budget(minutes=600, steps=4), lambda _: 0.0) == (4, [(0, 0.0), (4, 0.0)], 4)
 
@@ -74,21 +74,17 @@ def test_a_budget_is_examined_evenly_and_what_is_worse_than_the_start_is_dropped
 def test_of_epochs_within_the_doubt_the_last_is_kept_and_patience_ends_them():
     scores = [0.0, 0.5, 0.8, 0.7, 0.55, 0.9, 0.9]
     epochs = [10] * 6
-    assert learned(Epochs(epochs, 2, 2.0), lambda steps: scores[steps // 10]) == (
-        40,
-        [*zip(range(0, 50, 10), scores[:5], strict=True)],
-        30,
-    )
+    exams = [*zip(range(0, 50, 10), scores[:5], strict=True)]
+    assert learned(Epochs(epochs, 2, 2.0), lambda steps: scores[steps // 10]) == (40, exams, 30)
     assert learned(Epochs(epochs, 2, 0.0), lambda steps: scores[steps // 10])[2] == 20
     assert learned(Epochs(epochs, 3, 0.0), lambda steps: scores[steps // 10])[2] == 60  # of equal ones, the last
     assert learned(Epochs(epochs, 2), lambda steps: -steps, start_counts=False) == (30, [(10, -10), (20, -20), (30, -30)], 10)
 
 
-def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round(monkeypatch):
-    monkeypatch.setattr(limits, "FIRST_ROUND", 10)
+def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round():
     goal, plain = Budget(steps=1000, until=0.9), Budget(steps=1000)
     rates = [goal.rate(Progress(steps)) for steps in range(1000)]
-    assert rates[9] < 0.05 and rates[12] > 0.9 and rates[24] < 0.05
+    assert rates[127] < 0.05 and rates[150] > 0.9 and rates[319] < 0.05
     assert all(rate <= plain.rate(Progress(steps)) + 1e-9 for steps, rate in enumerate(rates) if steps > 150)
     assert plain.rate(Progress(500)) == pytest.approx(0.5) and plain.rate(Progress(1000)) == 0
     both = Budget(minutes=1, steps=10)
@@ -98,10 +94,8 @@ def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round(monkeypat
 
 
 def test_impossible_budgets_are_refused():
-    with pytest.raises(InvalidInput, match=r"(?=.*minutes)(?=.*steps)"):
-        Budget()
-    for minutes in (-1, math.inf, math.nan):
-        with pytest.raises(InvalidInput):
-            Budget(minutes=minutes)
+    for wrong in ({}, {"minutes": -1}, {"minutes": math.inf}, {"minutes": math.nan}, {"steps": -1}):
+        with pytest.raises(InvalidInput, match="minutes"):
+            Budget(**wrong)
     with pytest.raises(InvalidInput, match=mentioning("--until", 94)):
         Budget(minutes=1, until=94)

@@ -1,32 +1,29 @@
 """An export: what it writes, that it never overwrites another one, its precision, and what it refuses."""
 
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from builder.publish import precision
 from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
 from builder.publish.precision import EightBits, measure_eight_bits
 from builder.store.store import TenantFile, check_name
-from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.checkpoint import random_backbone
 from hplm.model.weights import save_weights
 from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
-from hplm.plot.writing import write_table
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_store, random_tenants, random_values
+from testing.random_store import random_store, random_tenants
 from testing.toy import CHAT, CONFIG, TENANTS
-from tests.builder.stores import full_disk
-from tests.support.message import mentioning, mentions
+from tests.builder.stores import full_disk, give_other_values
+from tests.cli.commands import flip, printed, run
+from tests.support.message import mentioning
 
 
 def test_a_backbone_s_three_model_folders_and_the_alias(toy):
@@ -48,20 +45,19 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
     assert len(modes) == 1  # in the container, the server runs as another user than the export
 
 
-def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path, monkeypatch):
+def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path):
     repository, version = tmp_path / "repository", tmp_path / "repository/toy/1"
     store, fewer = (random_store(tmp_path / str(n), CONFIG, random_tenants(n, 2, 2), corpus_tokens=500) for n in (2, 1))
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
 
     def files():
         return {path: path.stat().st_ino for path in version.rglob("*")}
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
-        patch.setattr("builder.publish.export.records.write", full)
+    (record,) = store.tenant_folder("tenant-1", 1).glob("*.safetensors")
+    flip(record, -5)
+    with pytest.raises(Broken, match=mentioning(record)):
         export(store, repository, ServingOptions())
     assert not version.exists()
+    flip(record, -5)
     export(store, repository, ServingOptions())
     before = files()
     with pytest.raises(InvalidInput, match=mentioning(version, "hplm tenant publish", "--repository", "--replace")):
@@ -80,12 +76,6 @@ def other_layers(store):
     save_weights(random_backbone(store.config, 7)[1].state_dict(), store.folder / "upper.safetensors")
 
 
-def other_values(store):
-    spec, keys = store.table_spec("root", 1, None, "fp16", 500), store.table("root", 1).index.by_row().copy()
-    shutil.rmtree(store.table_folder("root", 1))
-    write_table(store.table_folder("root", 1), spec, keys, random_values(spec, 7))
-
-
 def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
     def name(number, change=lambda store: None, **options):
         store = random_store(tmp_path / f"store-{number}", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500, **options)
@@ -95,7 +85,7 @@ def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
 
     first = name(0)
     assert name(1) == first
-    others = name(2, spread=0.5), name(3, other_layers), name(4, other_values)
+    others = name(2, spread=0.5), name(3, other_layers), name(4, lambda store: give_other_values(store, "root", 1))
     assert len({first, *others}) == 4
 
 
@@ -177,21 +167,15 @@ def test_auto_is_int8_only_if_that_is_faster_and_close(speed, change, auto):
     assert EightBits("fp32", speed, change).auto == auto
 
 
-def test_a_measurement_compares_with_what_auto_takes_otherwise(toy, tmp_path):
-    measured = measure_eight_bits(toy.store, threads=1)
+def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys):
+    command = ["export", "--store", toy.store.folder, "--device", "cpu", "--repository"]
+    told, config = run(capsys, *command, tmp_path / "a")["int8"], tmp_path / "a/toy-upper/config.pbtxt"
+    measured = EightBits(told["other"], told["speed"], told["change"])
     assert measured.other in ("fp32", "bf16") and measured.speed > 0 and 0 < measured.change < 0.02
     bare = random_store(tmp_path / "bare", CONFIG, [], corpus_tokens=500)  # without tenants it is measured on the root
     assert 0 < measure_eight_bits(bare, threads=1).change < 0.02
-
-
-@pytest.mark.parametrize("speed, name", [(1.75, "int8"), (0.75, "fp32")])
-def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys, monkeypatch, speed, name):
-    measured = []
-    monkeypatch.setattr(precision, "measure_eight_bits", lambda *_, **__: measured.append(1) or EightBits("fp32", speed, 0.043))
-    command = ["export", "--store", str(toy.store.folder), "--device", "cpu", "--repository"]
-    assert main([*command, str(tmp_path / "a")]) == 0
-    config = tmp_path / "a/toy-upper/config.pbtxt"
-    assert (Settings.read(parameters_of(config)).precision.name == "int8") == (name == "int8")
-    for said in (config.read_text(), capsys.readouterr().out):
-        assert mentions(said, "int8", f"{speed:.2f}", "4.3%")
-    assert main([*command, str(tmp_path / "b"), "--dtype", "int8"]) == 0 and len(measured) == 1
+    assert str(measured) in config.read_text() and told["auto"] == measured.auto
+    taken = Settings.read(parameters_of(config)).precision.name
+    assert taken == ("int8" if measured.auto == "int8" else measured.other)
+    assert "x as fast as" in printed(capsys, *command, tmp_path / "a")
+    assert "x as fast as" not in printed(capsys, *command, tmp_path / "b", "--dtype", "int8")

@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from builder.learning.limits import Budget
@@ -22,8 +23,6 @@ from tests.builder.stores import (
     cut,
     full_disk,
     grow,
-    interrupted,
-    meanwhile,
     rooted,
     rows,
     with_bio,
@@ -49,7 +48,7 @@ def test_an_update_gives_the_table_of_both_corpora_together(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "keep"), [("bio", 0.25), ("root", 0.25), ("root", 0.0)])
-def test_an_update_keeps_the_share_of_the_version_before(tmp_path, name, keep):
+def test_an_update_keeps_the_share_of_the_version_before_and_the_order_of_the_ranking(tmp_path, name, keep):
     store = rooted(tmp_path, keep=keep)
     if name == "bio":
         add_domain(store, "bio", 1, keep=keep)
@@ -57,8 +56,8 @@ def test_an_update_keeps_the_share_of_the_version_before(tmp_path, name, keep):
     ranking = Ranking(Counts(store.counts_folder(name, 2)), root=name == "root")
     kept = ranking.keep_for(updated.meta.keys)
     assert kept == pytest.approx(keep, abs=0.01)
-    for keys in ranking.keys(ranking.number(kept)):
-        assert (updated.find(keys) > 0).all()
+    keys, wanted = updated.index.by_row(), list(ranking.keys(ranking.number(kept)))
+    assert len(np.unique(keys)) == len(keys) and all((keys[: len(part)] == part).all() for part in wanted)
 
 
 def test_versions_that_nobody_needs_are_deleted(tmp_path):
@@ -75,11 +74,11 @@ def test_versions_that_nobody_needs_are_deleted(tmp_path):
     assert not [path for path in store.folder.rglob("*bio*")]
 
 
-def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path, monkeypatch):
+def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path):
     """A domain whose table is broken can, and breaks no other."""
     store = with_bio(tmp_path)
     add_domain(store, "law", 2)
-    cut(monkeypatch, lambda: add_domain(store, "cells", 3, parent="bio"))
+    cut(store, add_domain, "cells", 3, parent="bio")
     working = store.tenant_work_folder("acme")
     working.mkdir(parents=True)
     write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
@@ -102,12 +101,6 @@ def test_sweep_keeps_used_versions_and_the_two_newest(tmp_path):
     store.remove_tenant("acme")
     assert store.sweep() == [("bio", 1)]
     assert not store.counts_folder("bio", 1).exists() and not store.has_lower("bio", 2) and store.has_lower("bio", 3)
-    delete_domain(store, "bio", 4)
-    grow(store, "bio", 5)
-    delete_domain(store, "bio", 3)
-    grow(store, "bio", 6)
-    assert [version for name, version in store.domains() if name == "bio"] == [4, 5]
-    assert store.sweep() == []
 
 
 def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
@@ -115,7 +108,6 @@ def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
     with pytest.raises(InvalidInput, match="--minutes 0"):
         update_domain(store, "root", [corpus(tmp_path, 1)], UpdateOptions(), LEARNING, CPU)
     updated = grow(store, "root", 1)
-    assert updated.meta.parent is None and updated.meta.version == 2
     assert (updated.find(store.space.unigrams()) > 0).all()
     assert add_domain(store, "bio", 2).meta.parent_version == 2
 
@@ -133,8 +125,7 @@ def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch,
 
 def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(tmp_path):
     store, files = with_bio(tmp_path), [corpus(tmp_path, 1)]
-    with pytest.raises(KeyboardInterrupt):
-        add_domain(meanwhile(store, "lower", interrupted), "late", 1, keep=1.0)
+    cut(store, add_domain, "late", 1, at="lower", keep=1.0)
     (learned := store.work_folder("late", 1) / "learning.pt").touch()
     needed = sum(store.meta("bio", 1).sizes().values())
     with full_disk(needed // 2):

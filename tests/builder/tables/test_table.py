@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from builder.tables.coverage import cover
-from builder.tables.ranking import Ranking
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
@@ -94,15 +93,3 @@ def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype
         expected = window.aggregate(store.lower("root", 1)(torch.from_numpy(window.of(tokens, lengths))))
     close = {"fp16": 2e-3, "bf16": 2e-2, "int8": 3e-2}[dtype]
     assert torch.allclose(gatherer.sums(forest, hits.addresses, lengths), expected, atol=close)
-
-
-def test_rows_are_in_the_order_of_the_ranking_and_the_root_is_complete(tmp_path):
-    store = make_store(tmp_path / "store")
-    table, _, counts = build(store, tmp_path, "small", some_lines(40, seed=2), keep=0.1)
-    ranking = Ranking(counts, root=True)
-    kept = ranking.number(0.1)
-    keys = table.index.by_row()
-    assert (keys[:kept] == np.concatenate(list(ranking.keys(kept)))).all()
-    assert kept < table.meta.keys < kept + CONFIG.vocabulary
-    assert (table.find(store.space.unigrams()) > 0).all()
-    assert len(np.unique(keys)) == len(keys)

@@ -52,22 +52,17 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
     [
         ("classify", "\n  \n", "data.jsonl"),
         ("classify", '{"text": "a", "label": "x"}\nnot json', "data.jsonl:2 JSON"),
-        ("classify", '["a", "x"]', "data.jsonl:1 array object"),
         ("classify", '{"text": "a"}', "data.jsonl:1 missing `label`"),
         ("classify", '{"text": " ", "label": "x"}', "data.jsonl:1 'text'"),
         ("classify", '{"text": "a", "text_pair": "", "label": "x"}', "data.jsonl:1 'text_pair'"),
-        ("classify", '{"text": "a", "label": null}', "data.jsonl:1 label null"),
-        ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label length"),
         ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 surrogate"),
         ("classify", b'{"text": "a", "label": "x"}\n\x00\x01\x02', "data.jsonl:2"),
         ("classify", b'{"text": "caf\xe9", "label": "x"}', "data.jsonl:1 UTF-8 14"),
+        ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label length"),
         ("tag", '{"tokens": ["a", "b"], "tags": ["O"]}', "data.jsonl:1 2 tags"),
         ("tag", '{"tokens": [], "tags": []}', "data.jsonl:1 tokens length"),
         ("tag", '{"tokens": ["a", "b c"], "tags": ["O", "O"]}', "data.jsonl:1 2 'b c'"),
-        ("tag", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "data.jsonl:1 2 ''"),
-        ("multilabel", '{"text": "a", "labels": "x"}', "data.jsonl:1 labels str"),
         ("regress", '{"text": "a", "label": true}', "data.jsonl:1 label bool"),
-        ("regress", '{"text": "a", "label": NaN}', "data.jsonl:1 JSON"),
         ("span", json.dumps({**SQUAD, "text_pair": ""}), "data.jsonl:1 'text_pair'"),
         ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": [3]}}), "data.jsonl:1 'old' 3"),
         ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": []}}), "data.jsonl:1 0"),
@@ -103,7 +98,6 @@ def divided(path, task):
     [
         ("classify", lambda i: {"text": f"text {i % 30}"}, "text", 0),
         ("classify", lambda i: {"text": f"query {i % 20}", "text_pair": f"candidate {i}"}, "text", 0),
-        ("classify", lambda i: {"text_pair": f"query {i % 20}", "text": f"candidate {i}"}, "pair", 0),
         ("span", lambda i: {"text": f"question {i}", "text_pair": f"end of {i % 20}"}, "pair", 0),
         ("span", lambda i: {"text": f"question {i}", "text_pair": f"end of {i % 2}"}, "pair", 2),  # too few to set one apart
     ],
@@ -172,8 +166,6 @@ def test_values_are_checked_without_the_dev_part(tmp_path):
     odd = int(held.text)  # of these texts, this one goes to dev
     with pytest.raises(InvalidInput, match=mentioning(path, 2)):
         divided(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
-    training, dev = divided(write(path, numbers(*(2 if i == odd else i % 2 for i in range(10)))), "regress")
-    assert {example.value for example in training} == {0, 1} and [example.value for example in dev] == [2]
 
 
 @pytest.mark.slow

@@ -1,22 +1,16 @@
 """Tenants on a toy backbone: they learn every task, are scored as they are served, and are trained on."""
 
 import html
-import random
 
 import pytest
 import torch
 
 from builder.evaluation.tenant import evaluate_tenant
-from builder.packed_batches import packed_batches
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.tasks.lookup import Reader
-from builder.training.bodies import PlotBody
-from builder.training.model import TenantModel
 from builder.training.tenant import warnings_of
 from testing.reference import Reference
-from testing.toy import WORDS
-from tests.builder.training.small_tenants import CPU, STILL, TASKS, asked, change, learn, made, weights, write
+from tests.builder.training.small_tenants import CPU, STILL, TASKS, change, learn, made, weights
 from tests.support.message import mentions
 from tests.tasks import same_labels
 
@@ -32,34 +26,19 @@ def reference(trained, tmp_path_factory):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, name):
-    """Answers and logits that are computed in packs equal those of the reference. The first test trains five tenants."""
+    """Answers equal those of the reference. The first test trains five tenants."""
     store, folder = trained
     task, texts, metric, least, _ = TASKS[name]
     evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False)
-    tenant, labelled, values = evaluation.tenant, evaluation.labelled.examples, evaluation.scores.values
     assert evaluation.scores.metric == metric and evaluation.scores.main > least
-    if task in ("classify", "tag"):
-        assert values["accuracy"] > values["majority_share"] + 0.1
-    if name == "span-or-none":
-        assert values["unanswerable_right"] > 0.5 and values["answerable_f1"] > 0.3
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    for chosen in packed_batches(evaluation.texts.lengths, 400, 20):
-        pack = reader.pack(evaluation.texts, chosen, CPU)
-        with torch.inference_mode():
-            logits = model(PlotBody(store.upper().eval(), store.config.heads), pack)
-        expected = torch.cat([reference.forward(labelled[i].text, name, labelled[i].pair) for i in chosen])
-        assert torch.allclose(logits, expected, atol=1e-3)
-    for example, answered in zip(labelled, evaluation.answers, strict=True):
+    for example, answered in zip(evaluation.labelled.examples, evaluation.answers, strict=True):
         assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
     report = store.report(store.tenant(name))  # of how it has learned
     assert report["task"] == task and report["dev"][metric] > least
     assert (report["training"]["texts"], report["dev"]["texts"], report["seed"]) == (texts, 60, 0)
     exams = report["exams"]
-    best = max(range(len(exams)), key=lambda number: (exams[number]["score"], -exams[number]["loss"]))
-    assert report["best_epoch"] == best + 1 <= report["kept_epoch"] and len(exams) == report["epochs_run"]
-    assert report["kept_step"] == exams[report["kept_epoch"] - 1]["step"] and report["curve"][-1][0] == report["steps"]
+    assert len(exams) == report["epochs_run"] and report["best_epoch"] <= report["kept_epoch"]
+    assert report["kept_step"] == exams[report["kept_epoch"] - 1]["step"]
     assert report["epochs_run"] == 6 or report["epochs_run"] - report["best_epoch"] == 3  # the patience
     assert name != "cut" or (0.2 < exams[0]["change_held"] < 1 and 0.2 < report["change_held"] <= 1)
     assert (store.tenant_folder(name, 1) / "training.png").read_bytes().startswith(b"\x89PNG")
@@ -70,34 +49,19 @@ def check_page(page, report):
     """It shows what the report says of labels and mistakes, and loads nothing."""
     dev, by_label, mistakes = report["dev"], report["by_label"], report["mistakes"]
     assert "<script" not in page and "http" not in page and "data:image/png;base64," in page
-    assert str(dev[dev["metric"]]) in page and len(mistakes) <= 10
+    assert str(dev[dev["metric"]]) in page
     for shown in (*(row["label"] for row in by_label), *(mistake["text"] for mistake in mistakes)):
         assert html.escape(shown, quote=False) in page
     assert bool(by_label) == (report["task"] not in ("regress", "span"))
     if report["task"] == "classify":
         right = sum(row["right"] for row in by_label)
-        assert right == round(dev["accuracy"] * dev["rows"]) and len(mistakes) == min(10, dev["rows"] - right)
-        assert all(mistake["right"] != mistake["answered"] for mistake in mistakes)
-        assert sum(row["wanted"] for row in by_label) == dev["rows"]
+        assert right == round(dev["accuracy"] * dev["rows"]) and sum(row["wanted"] for row in by_label) == dev["rows"]
+        assert len(mistakes) == min(10, dev["rows"] - right)
 
 
 def test_training_changes_no_shared_layer(trained, learnable):
     for name in ("upper.safetensors", "lower/root-1.safetensors"):
         assert (trained[0].folder / name).read_bytes() == (learnable.folder / name).read_bytes()
-
-
-def test_long_passages_are_answered_as_served(trained, reference, tmp_path):
-    rng, rows = random.Random(5), []
-    for _ in range(30):
-        row = asked(rng)
-        before, after = (" ".join(rng.choices(WORDS[50:], k=rng.randint(20, 60))) for _ in range(2))
-        starts = [start + len(before) + 1 for start in row["answers"]["answer_start"]]
-        answers = {**row["answers"], "answer_start": starts}
-        rows.append({**row, "text_pair": f"{before} {row['text_pair']} {after}", "answers": answers})
-    found = evaluate_tenant(trained[0], "span-or-none", write(tmp_path / "long.jsonl", rows), CPU, show_progress=False)
-    assert found.scores.main > 0.2
-    served = [reference.answer(row["text"], "span-or-none", row["text_pair"]).labels for row in rows]
-    assert found.answers == served
 
 
 @pytest.mark.parametrize("name", ["regress", "span-or-none", "cut"])

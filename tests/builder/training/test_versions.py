@@ -3,7 +3,6 @@
 import json
 import pickle
 import random
-import shutil
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,15 +11,14 @@ from functools import partial
 import pytest
 import torch
 
-from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.training import grid
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import CPU, build, interrupted, some_lines
-from tests.builder.training.small_tenants import asked, change, made, pretend, unexpected, untrained, write
+from tests.builder.stores import CPU, build, give_other_values, interrupted, some_lines
+from tests.builder.training.small_tenants import asked, made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.message import mentioning, mentions
 
@@ -41,12 +39,12 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
         wanted = chance.choice([None, None, None, ANEW, 1, 2, 5, 9])
         is_cut = chance.random() < 0.3
         give = partial(pretend, store, "classify", files[asked_for[0]], epochs=asked_for[1], from_version=wanted)
-        if wanted not in (None, ANEW) and wanted > len(known):
-            if not (known and known[-1][0] == asked_for and known[-1][1] == wanted):
-                with pytest.raises(InvalidInput, match=mentioning(f"--from-version {wanted}", "'acme'")):
-                    give()
+        newest, its_start = known[-1][:2] if known else (None, ANEW)
+        if wanted is not None and wanted > len(known):  # a start comes before its version, so this is none
+            with pytest.raises(InvalidInput, match=mentioning(f"--from-version {wanted}", "'acme'")):
+                give()
             continue
-        if known and known[-1][0] == asked_for and wanted != ANEW and wanted in (None, known[-1][1]):
+        if newest == asked_for and wanted != ANEW and wanted in (None, its_start):
             assert give(trainer=unexpected).version == len(known)
             begun = None
             continue
@@ -54,10 +52,8 @@ def test_versions_start_where_a_plain_model_says(store, tmp_path, seed):
             start = wanted
         elif begun is not None and begun[0] == asked_for:
             start = begun[1]
-        elif not known:
-            start = ANEW
         else:
-            start = len(known) if known[-1][0][0] != asked_for[0] else known[-1][1]
+            start = its_start if newest is None or newest[0] == asked_for[0] else len(known)
         if is_cut:
             with pytest.raises(KeyboardInterrupt):
                 give(trainer=interrupted)
@@ -87,36 +83,33 @@ def test_a_next_version_keeps_the_form_and_the_labels(store, tmp_path, capsys):
     capsys.readouterr()
     there = build_tenant(store, "acme", "root", None, more, **SILENT)
     assert (there.version, there.domain) == (4, "root") and mentions(capsys.readouterr().err, "acme", "--from-version 3")
-    newest = build_tenant(store, "acme", None, None, first, adapter="bottleneck", from_version=ANEW, **SILENT)
-    assert (newest.version, newest.adapter, newest.rank, newest.places) == (5, "bottleneck", 32, None)
     with pytest.raises(InvalidInput, match=mentioning("'new'", 1)):
         pretend(store, "classify", first, tenant="new", from_version=1)
     bare = build_tenant(store, "bare", "root", "tag", made(tmp_path, "tag", 20, 1), rank=0, **SILENT)
-    adapter, head = store.tenant_weights(bare)
-    assert adapter is None and head["weight"].shape == (2, store.config.hidden) and head["weight"].dtype == torch.float16
+    assert store.tenant_weights(bare)[0] is None
 
 
 def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
-    def file(name, labels):
-        return write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": one} for i, one in enumerate(labels * 10)])
+    def file(labels):
+        rows = [{"text": f"{labels} {i}", "label": one} for i, one in enumerate(labels * 10)]
+        return write(tmp_path / f"{labels}.jsonl", rows)
 
-    first = pretend(store, "classify", file("first", ["c", "a", "b"]))
-    fewer = pretend(store, "classify", file("fewer", ["b", "c"]))
+    first, fewer = pretend(store, "classify", file("cab")), pretend(store, "classify", file("bc"))
     assert fewer.labels == first.labels == ["a", "b", "c"]
     report = store.report(fewer)
     assert report["labels_without_examples"] == ["a"] and mentions("".join(warnings_of(report)), "a")
-    for name, labels, options, named in [
-        ("more", ["a", "b", "c", "d"], {}, ["'acme'", 2, "['d']", "--id"]),
-        ("other", ["a", "c"], {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
-        ("one", ["b"], {}, ["'b'"]),
+    for labels, options, named in [
+        ("abcd", {}, ["'acme'", 2, "['d']", "--id"]),
+        ("ac", {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
+        ("b", {}, ["'b'"]),
     ]:
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            pretend(store, "classify", file(name, labels), **options)
+            pretend(store, "classify", file(labels), **options)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
         pretend(store, "tag", made(tmp_path, "tag", 20, 1))
     reordered = replace(first, id="imported", labels=["c", "a", "b"])
     store.save_tenant(reordered, *store.tenant_weights(first), {"imported": {}})
-    assert pretend(store, "classify", file("first", ["c", "a", "b"]), tenant="imported").labels == ["c", "a", "b"]
+    assert pretend(store, "classify", file("cab"), tenant="imported").labels == ["c", "a", "b"]
 
 
 def test_the_kinds_of_questions_are_part_of_a_tenant(store, tmp_path):
@@ -135,34 +128,32 @@ def test_the_kinds_of_questions_are_part_of_a_tenant(store, tmp_path):
 
 def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys):
     """It takes the version number, and the training goes on under the next one."""
-    train = made(tmp_path, "classify", 20, 1)
-    other = pretend(store, "classify", train, tenant="other")
-    with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, trainer=interrupted)
-    (left := store.tenant_work_folder("acme") / "kept").write_text("a savepoint")
-    store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
-    with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, trainer=interrupted)
-    assert left.exists() and "acme" not in capsys.readouterr().err
+    give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1))
+    other = give(tenant="other")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            give(trainer=interrupted)
+        if store.tenant("acme") is None:
+            (left := store.tenant_work_folder("acme") / "kept").write_text("a savepoint")
+            store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
+    assert "acme" not in capsys.readouterr().err
     with pytest.raises(InvalidInput, match=mentioning("'acme'", left.parent)):
         delete_tenant(store, "acme")
     with pytest.raises(InvalidInput):
-        pretend(store, "classify", train, rank=-1)
-    assert left.exists()
-    assert pretend(store, "classify", train).version == 2 and "dev" in store.report(store.tenant("acme"))
+        give(rank=-1)
+    assert left.exists() and give().version == 2 and "dev" in store.report(store.tenant("acme"))
 
 
 @pytest.mark.parametrize("change_of", ["seed", "table"])
 def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys, change_of):
-    train = made(tmp_path, "classify", 20, 1)
+    give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1), tenant="cut", trainer=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, tenant="cut", trainer=interrupted)
+        give()
     (left := store.tenant_work_folder("cut") / "learning.pt").touch()
     if change_of == "table":
-        shutil.rmtree(store.table_folder("root", 1))
-        build(store, tmp_path, "root", some_lines(200, seed=2))
+        give_other_values(store, "root", 1)
     with pytest.raises(KeyboardInterrupt):
-        pretend(store, "classify", train, tenant="cut", trainer=interrupted, seed=7 if change_of == "seed" else 0)
+        give(seed=7 if change_of == "seed" else 0)
     assert not left.exists() and mentions(capsys.readouterr().err, "cut")
 
 
@@ -181,7 +172,7 @@ def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(stor
     assert store.tenants() == []
 
 
-def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeypatch):
+def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
     for seed, tenant in ((1, "acme"), (2, "acme"), (1, "other")):
         pretend(store, "classify", made(tmp_path, "classify", 20, seed), tenant=tenant)
     command = ["tenant", "delete", "acme", "--store", store.folder]
@@ -189,12 +180,6 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys, monkeyp
     assert run(capsys, *command) == {"tenant": "acme", "removed": [1, 2]}
     assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
     assert mentions(refused(capsys, *command), "'acme'", "other")
-    with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
-        cut.setattr(shutil, "rmtree", interrupted)
-        delete_tenant(store, "other")
-    assert store.tenants() == []
-    assert pretend(store, "classify", made(tmp_path, "classify", 20, 1), tenant="other").version == 1
-    assert delete_tenant(store, "other") == [1] and not (store.folder / "removed").exists()
 
 
 class Cut(Exception):
@@ -225,24 +210,18 @@ class Copied:
 
 
 def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
-    """A point that diverges does not end the others. What goes to another process is copied, and trained in this one."""
+    """A point that diverges does not end the others. The first ones are trained here, then the others as if in processes."""
     train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
-    fragile = partial(scored_by_rate, most=2e-3)
-    at_once = [1]
-    monkeypatch.setattr(grid, "processes_that_fit", lambda wanted: at_once[0])
-    with pytest.raises(Cut):
-        pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log, last=3))
-    report = store.report(pretend(store, "classify", train, grid=True, trainer=partial(fragile, log=log)))
-    done = log.read_text().splitlines()
+    monkeypatch.setattr(grid, "worker_processes", lambda count: nullcontext(Copied()))
+    for at_once, last, ended in ((1, 3, pytest.raises(Cut)), (2, 99, nullcontext())):
+        monkeypatch.setattr(grid, "processes_that_fit", lambda wanted, fit=at_once: fit)
+        with ended:
+            pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, most=2e-3, last=last))
+    report, done = store.report(store.tenant("acme")), log.read_text().splitlines()
     tried = {(point["learning_rate"], point["batch_texts"]): point["dev"] is None for point in report["grid"]}
     assert tried == {(rate, batch): rate > 2e-3 for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)}
     assert len(done) == len(set(done)) == 4 and torch.get_num_threads() == threads
     assert (report["learning_rate"], report["batch_texts"]) == (2e-3, 32) and report["dev"]["accuracy"] == pytest.approx(0.232)
     with pytest.raises(HplmError, match="--learning-rate"):
         pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(scored_by_rate, log=log, most=0.0))
-    assert Store(store.folder).tenant("beta") is None
-    at_once[0] = 2
-    monkeypatch.setattr(grid, "worker_processes", lambda count: nullcontext(Copied()))
-    pretend(store, "classify", train, grid=True, tenant="beside", trainer=partial(fragile, log=tmp_path / "2"))
-    assert store.report(store.tenant("beside"))["grid"] == report["grid"]
-    assert sorted((tmp_path / "2").read_text().splitlines()) == sorted(done) and change(store, ("acme", 1), ("beside", 1)) == 0
+    assert store.tenant("beta") is None
