@@ -1,7 +1,6 @@
 """Exits: texts that leave have the reference's answers, keep them whatever happens to the others, and are watched."""
 
 import random
-import shutil
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -14,19 +13,17 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
-from hplm.errors import Broken, HplmError, Internal
-from hplm.levels.calibration import INTERVAL, UNKNOWN, Calibration
-from hplm.levels.evidence import Evidence
+from hplm.errors import HplmError, Internal
+from hplm.levels.calibration import UNKNOWN, Calibration
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_exits, random_store
 from testing.reference import Reference
-from testing.toy import CONFIG, WORDS, Toy, random_text
+from testing.toy import CONFIG, Toy, random_text
 from tests.engine.asker import Asker, stages_of, texts_of
 from tests.engine.world import World
 from tests.support.answers import Comparison
-from tests.support.message import mentions
 
 LAYERS = 3
 LABELS = ["x", "y", "z"]
@@ -190,25 +187,3 @@ def test_level_and_confidence_say_where_a_text_has_left(small, pair_of_texts):
     (unasked,) = asker.wait(asker.ask("one", [pair_of_texts[0]], rung=1))
     assert unasked.confidence == UNKNOWN and unasked.level == 1
     asker.close()
-
-
-@pytest.mark.parametrize(("spread", "sure"), [(0.0, 1 - np.exp(-2)), (-9e9, 1.0), (9e9, 0.0)])
-def test_a_number_is_sure_by_its_interval(spread, sure):
-    calibration = Calibration(INTERVAL, temperature=0.5, delta=1.0)
-    assert calibration.confidence(Evidence(np.array([[3.0, spread]]), np.array([0]))) == pytest.approx(sure)
-
-
-def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_texts):
-    folder = shutil.copytree(small.folder, tmp_path / "toy/1")
-    record = Snapshot.load(folder / "tenants.json").find("head").exits.record
-    path = folder / "records" / record.file
-    content = bytearray(path.read_bytes())
-    content[record.offset + 7] ^= 1
-    path.unlink()
-    path.write_bytes(content)
-    asker = Asker(folder)
-    answers = {one.id: asker.wait(asker.ask(one.id, [WORDS[3]])) for one in TENANTS}
-    asker.close()
-    failed = answers.pop("head")
-    assert isinstance(failed, Broken) and mentions(failed, "'head'", record.file)
-    assert all(not isinstance(answer, Exception) for answer in answers.values())

@@ -5,10 +5,13 @@ import time
 import numpy as np
 import pytest
 
-from hplm.engine.service import MOST_NUMBERS, TICKET_SECONDS
+from builder.store.store import TenantFile
+from hplm.engine.service import MOST_NUMBERS, TICKET_SECONDS, Service
+from hplm.engine.settings import Settings
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
-from testing.toy import WORDS
-from tests.engine.asker import Asker, texts_of
+from testing.toy import WORDS, make_chat
+from tests.engine.asker import PARAMETERS, Asker, texts_of
+from tests.support.message import mentioning
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -64,3 +67,9 @@ def test_only_a_form_that_may_be_answered_is_taken(asker, seconds, rows, changes
         with pytest.raises(error):
             asker.service.submit(form, answers.append)
         assert not answers
+
+
+def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
+    chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
+    with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
+        Service([(folder, Settings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
