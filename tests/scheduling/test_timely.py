@@ -23,10 +23,8 @@ ROOM = Capacity(tokens=200, texts=200, tenants=200)
 COST = CostModel()
 
 
-def _text(tokens=10, deadline=0, priority=0, tenant=0, name=None):
-    return SimulatedText(
-        tokens=tokens, arrival_ns=0, deadline_ns=deadline, priority=priority, slot_key=tenant, tenant=tenant, number=name
-    )
+def _text(tokens=10, deadline=0, priority=0, tenant=0):
+    return SimulatedText(tokens=tokens, arrival_ns=0, deadline_ns=deadline, priority=priority, slot_key=tenant, tenant=tenant)
 
 
 def _batch(texts, chooses=None, capacity=ROOM, start=0):
@@ -103,18 +101,19 @@ def test_texts_without_deadlines_are_served_in_order_of_arrival():
 
 
 @settings(deadline=None, max_examples=30)
-@given(ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5))
-def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens):
-    """Short texts arrive without end. The reserve serves the long text, and those before it, within this many batches."""
+@given(
+    ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5), is_urgent=st.booleans()
+)
+def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens, is_urgent):
+    """Short texts arrive without end, with deadlines or without. The reserve serves the long text, and those before it."""
     passed_over = [_text(length) for length in [*ahead, own]]
     columns = Columns(passed_over)
     bound = ceil(sum(text.tokens for text in passed_over) / (0.05 * ROOM.tokens)) + 1
-    _serve_until(passed_over[-1], Timely(reserve=0.05), columns, lambda _: [_text(tokens)] * (300 - len(columns)), bound)
 
+    def arriving(batch):
+        return [_text(tokens, is_urgent * (batch + 3) * FULL)] * (300 - len(columns))
 
-def test_texts_with_deadlines_do_not_starve_texts_without():
-    patient = _text(name="patient")
-    _serve_until(patient, Timely(), Columns([patient]), lambda batch: [_text(10, (batch + 3) * FULL)] * 60, 10)
+    _serve_until(passed_over[-1], Timely(reserve=0.05), columns, arriving, bound)
 
 
 def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():
