@@ -38,41 +38,24 @@ def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
 class Asker:
     """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
-    def __init__(self, folder, state=None, stages=(), others=(), **changes):
-        """`others`: the folders and stages of more backbones in the same engine."""
+    def __init__(self, folder, state=None, stages=(), **changes):
         settings = replace(Settings.read({**PARAMETERS, **changes}), stages=stages)
-        places = [(folder, settings), *((other, replace(settings, stages=cut)) for other, cut in others)]
-        self._backbones = [Backbone(own, state) for own, _ in places]
-        self._lookups = [Lookup(backbone) for backbone in self._backbones]
-        self.backbone, self.lookup = self._backbones[0], self._lookups[0]
-        self.service = Service(places, state)
+        self.backbone = Backbone(folder, state)
+        self.lookup = Lookup(self.backbone)
+        self.service = Service([(folder, settings)], state)
         self.process = self.service.driven()
         self.answers = []
         self._arrived = threading.Condition()
 
-    def ask(
-        self,
-        tenant_id,
-        texts,
-        pairs=None,
-        truncate=False,
-        deadline_ns=0,
-        top_k=0,
-        confidence=False,
-        rung=0,
-        backbone=0,
-        to=None,
-    ):
-        """`to`: the backbone that the form is sent to, if it is another one."""
-        view = self._backbones[backbone].view
-        tenant = view.snapshot.find(tenant_id)
-        asked = {"arrival_ns": time.monotonic_ns(), "deadline_ns": deadline_ns, "top_k": top_k, "rung": rung}
-        form = self._lookups[backbone].resolve(view, tenant, texts, pairs, truncate, **asked)
+    def ask(self, tenant_id, texts, pairs=None, truncate=False, confidence=False, **asked):
+        """`asked`: what else the head of the form says."""
+        view = self.backbone.view
+        asked["arrival_ns"] = time.monotonic_ns()
+        form = self.lookup.resolve(view, view.snapshot.find(tenant_id), texts, pairs, truncate, **asked)
         with self._arrived:
             number = len(self.answers)
             self.answers.append([])
-        backbone = backbone if to is None else to
-        self.service.submit(form, partial(self.answered, number), f"request {number}", confidence, backbone)
+        self.service.submit(form, partial(self.answered, number), f"request {number}", confidence)
         self.process.wake()
         return number
 

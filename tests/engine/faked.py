@@ -35,8 +35,6 @@ NONE = np.zeros(0, np.int64)
 class Engine:
     """Stands for the `Popen` of an engine. `has`: the names of the requests that it has, by number."""
 
-    pid = 1
-
     def __init__(self, world: World, passed: tuple[int, int]) -> None:
         self.has: dict[int, str] = {}
         self.returncode: int | None = None
@@ -63,8 +61,6 @@ class Engine:
                     self.channel.send(Ready())
             elif isinstance(message, bytearray):
                 self.has |= {number: name for number, _, _, name, _ in requests_in(message)}
-                if self._world.is_prompt:
-                    self.answer(*self.has)
             elif isinstance(message, End):
                 self.answer(*self.has)
                 self.end()
@@ -163,7 +159,7 @@ class World:
         """`folder`: of its backbone. `soon_s`: how long the client waits for an answer before it defers a request."""
         self.engines: list[Engine] = []
         self.asked: list[Asked] = []
-        self.is_prompt = self.is_stubborn = False
+        self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
         self.patches = pytest.MonkeyPatch()
         self._quarantine = Quarantine(folder)

@@ -25,6 +25,7 @@ FAULTS = {  # where they come, and what is raised there
     "row": ("stage", None),  # a text's own stored data are broken
     "memory ahead": ("stage", torch.OutOfMemoryError("CUDA out of memory")),
     "no numbers": ("run", None),  # the logits are not finite
+    "no memory for answers": ("run", None),
     "start is not counted": ("started", ZeroDivisionError("a bug")),
     "batch is not counted": ("computed", ZeroDivisionError("a bug")),
     "choice": ("choice", ZeroDivisionError("a bug")),
@@ -32,6 +33,15 @@ FAULTS = {  # where they come, and what is raised there
     "reader": ("respond", ConnectionError("the reader is gone")),
 }
 SILENT = {"start is not counted", "batch is not counted", "reader", "choice"}  # no answer says anything of these
+
+
+class Unreadable:
+    """Logits for which there is no memory when they are read."""
+
+    def _fail(self, *_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    __getitem__ = __array__ = _fail
 
 
 class Line:
@@ -82,6 +92,7 @@ class Failing:
             broken(texts[0], Broken("the row is broken"))
             texts, places = texts[1:], places and places.of([*range(1, len(texts))])
         staged = self._whole.stage(texts, broken, places) if texts else None
+        self._world.has_places |= places is not None
         if staged is not None:
             self._world.staged(staged)
         return staged
@@ -93,9 +104,12 @@ class Failing:
 
     def run(self, staged):
         self._world.computes(staged)
-        without_numbers = self._world.passes("run", staged.texts) == "no numbers"
+        fault = self._world.passes("run", staged.texts)
         for computed in self._whole.run(staged):
-            yield replace(computed, logits=[own * np.nan for own in computed.logits]) if without_numbers else computed
+            if fault is not None:
+                harmed = [own * np.nan if fault == "no numbers" else Unreadable() for own in computed.logits]
+                computed = replace(computed, logits=harmed)
+            yield computed
 
     def __len__(self):
         return len(self._whole)

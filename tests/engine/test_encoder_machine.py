@@ -95,6 +95,7 @@ def test_each_fault_and_a_late_answer_are_met_by_one_text_and_by_several(toy, ex
             world.run_all()
             assert world.fault is None, f"{fault} has not come"
         world.finish()
+        assert world.has_places == (changes.get("policy") == "das")
         world.offer("acme", texts)
         world.meanwhile = partial(world.close, is_stuck=True)  # its own answer comes too late
         world.run_all()

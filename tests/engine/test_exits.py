@@ -1,7 +1,6 @@
 """Exits: texts that leave have the reference's answers, keep them whatever happens to the others, and are watched."""
 
 import random
-import shutil
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -13,22 +12,18 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.engine import engine as computing
-from hplm.engine import exits as exits_module
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
-from hplm.errors import Broken, HplmError, Internal
-from hplm.levels.calibration import INTERVAL, UNKNOWN, Calibration
-from hplm.levels.evidence import Evidence
+from hplm.errors import HplmError, Internal
+from hplm.levels.calibration import UNKNOWN, Calibration
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_exits, random_store
 from testing.reference import Reference
-from testing.toy import CONFIG, WORDS, Toy, random_text
-from tests.engine.asker import Asker, stages_of
+from testing.toy import CONFIG, Toy, random_text
+from tests.engine.asker import Asker, stages_of, texts_of
 from tests.engine.world import World
 from tests.support.answers import Comparison
-from tests.support.message import mentions
 
 LAYERS = 3
 LABELS = ["x", "y", "z"]
@@ -114,20 +109,19 @@ def pair_of_texts(small, given):
 @pytest.mark.parametrize("stages", [(), stages_of(0, 2)])
 @pytest.mark.parametrize("error", [RuntimeError("a kernel failed"), torch.OutOfMemoryError("CUDA out of memory")], ids=repr)
 def test_texts_that_leave_are_answered_before_the_others_and_keep_their_answers_after_an_error(
-    small, expected, pair_of_texts, monkeypatch, error, stages
+    small, expected, pair_of_texts, error, stages
 ):
     world, errors = World(small.folder, partial(expected, "fp32"), policy="fcfs", stages=stages), [error]
     leaver, stayer = (world.offer("one", [text]) for text in pair_of_texts)
     both = world.offer("one", list(pair_of_texts))
 
-    def adapt_last(*given):
+    def fail():
         if errors:
             assert [len(world.answers[number]) for number in (leaver, stayer)] == [1, 0]
             raise errors.pop()
-        return adapt(*given)
 
-    adapt = computing._adapt_last
-    monkeypatch.setattr(computing, "_adapt_last", adapt_last)
+    (served,) = world.service.served
+    served.engine.after_layers(fail)
     world.run_all()
     answers = [world.answers[number][0] for number in (leaver, stayer, both)]
     is_failure = not isinstance(error, torch.OutOfMemoryError)  # else the rest is computed in halves
@@ -138,14 +132,15 @@ def test_texts_that_leave_are_answered_before_the_others_and_keep_their_answers_
     world.end()
 
 
-def test_audited_texts_have_the_full_stacks_answer(small, expected, given, monkeypatch):
-    monkeypatch.setattr(exits_module, "AUDITED", 1)
-    own = [one for one in given if one[2] is None]
-    asker, reference = Asker(small.folder), Reference.open(small.folder)
-    numbers = [asker.ask(tenant, [text], truncate=True, rung=1) for tenant, text, _ in own]
-    for (tenant, text, _), number in zip(own, numbers, strict=True):
+def test_audited_texts_have_the_full_stacks_answer(small, expected):
+    asker, rng = Asker(small.folder), random.Random(7)
+    texts = [random_text(rng, 1 + number % 40) for number in range(3000)]
+    addresses = [one.addresses for one in texts_of(asker.backbone, "one", texts)]  # all tenants have the same tables
+    audited = [text for text, own in zip(texts, addresses, strict=True) if is_audited(own)]
+    own = [(tenant.id, text) for tenant in TENANTS for text in audited]
+    for (tenant, text), number in zip(own, [asker.ask(tenant, [text], rung=1) for tenant, text in own], strict=True):
         (rows,) = asker.wait(number)
-        np.testing.assert_allclose(rows.logits, reference.forward(text, tenant, truncate=True), atol=1e-3)
+        np.testing.assert_allclose(rows.logits, expected("fp32", tenant, text), atol=1e-3)
         assert rows.level == (1 + LAYERS if tenant != "echo" else 1)
     asker.close()
     (served,) = asker.service.served
@@ -192,25 +187,3 @@ def test_level_and_confidence_say_where_a_text_has_left(small, pair_of_texts):
     (unasked,) = asker.wait(asker.ask("one", [pair_of_texts[0]], rung=1))
     assert unasked.confidence == UNKNOWN and unasked.level == 1
     asker.close()
-
-
-@pytest.mark.parametrize(("spread", "sure"), [(0.0, 1 - np.exp(-2)), (-9e9, 1.0), (9e9, 0.0)])
-def test_a_number_is_sure_by_its_interval(spread, sure):
-    calibration = Calibration(INTERVAL, temperature=0.5, delta=1.0)
-    assert calibration.confidence(Evidence(np.array([[3.0, spread]]), np.array([0]))) == pytest.approx(sure)
-
-
-def test_broken_exits_fail_only_their_tenant(small, expected, tmp_path, pair_of_texts):
-    folder = shutil.copytree(small.folder, tmp_path / "toy/1")
-    record = Snapshot.load(folder / "tenants.json").find("head").exits.record
-    path = folder / "records" / record.file
-    content = bytearray(path.read_bytes())
-    content[record.offset + 7] ^= 1
-    path.unlink()
-    path.write_bytes(content)
-    asker = Asker(folder)
-    answers = {one.id: asker.wait(asker.ask(one.id, [WORDS[3]])) for one in TENANTS}
-    asker.close()
-    failed = answers.pop("head")
-    assert isinstance(failed, Broken) and mentions(failed, "'head'", record.file)
-    assert all(not isinstance(answer, Exception) for answer in answers.values())

@@ -1,5 +1,6 @@
 """A request's form is the same whether its texts are read by words, by the library, together with others or alone."""
 
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, Lookup, Reading
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import Tokenizer
 from hplm.request.form import Form
 from testing.toy import WORDS
+from tests.support.message import mentioning
 
 LONG = " ".join(WORDS[i % 50] for i in range(100))  # the model takes 64 tokens
 TEXTS = st.lists(st.sampled_from([*WORDS[:9], "", ",", "日本", "[MASK]", "q" * 40, "\x00", "  "]), max_size=9).map(" ".join)
@@ -70,6 +71,11 @@ def test_pieces_give_what_the_whole_gives(backbone, lookup, texts, characters):
         assert not reading.characters_left and pieces <= len(texts) and (pieces == len(texts) or characters > 1)
 
 
+def test_a_request_with_too_many_characters_is_refused(backbone):
+    with pytest.raises(InvalidInput, match=mentioning("4,018,000", "4,000,000")):
+        Reading(backbone.view, backbone.view.snapshot.find("acme"), ["a " * 49_000] * 41)
+
+
 @pytest.mark.parametrize(("tenant", "characters"), [("acme", 1000), ("acme", MOST_CHARACTERS), ("beta", 1000)])
 def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters):
     few = MOST_TOKENS // 64  # texts of 64 tokens each
@@ -80,17 +86,26 @@ def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, 
     assert isinstance(found, InvalidInput) and said in str(found)
 
 
-@pytest.mark.parametrize("method", ["by_words", "encode_all"])
-def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, monkeypatch, method):
-    lookup, view, own = Lookup(backbone), backbone.view, getattr(Tokenizer, method)
-    tenant = view.snapshot.find("acme" if method == "by_words" else "beta")
+class Breaking:
+    """A tokenizer that one word breaks."""
 
-    def breaks(tokenizer, given):
-        if any(WORDS[1] in one for one in given):  # a text, or one with its pair
-            raise RuntimeError("a bug")
-        return own(tokenizer, given)
+    def __init__(self, whole):
+        self._whole = whole
 
-    monkeypatch.setattr(Tokenizer, method, breaks)
+    def __getattr__(self, name):
+        def read(given):
+            if any(WORDS[1] in one for one in given):  # a text, or one with its pair
+                raise RuntimeError("a bug")
+            return getattr(self._whole, name)(given)
+
+        return read
+
+
+@pytest.mark.parametrize("tenant_id", ["acme", "beta"])  # by words, and by the library
+def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, tenant_id):
+    own, view, tenant = copy(backbone), backbone.view, backbone.view.snapshot.find(tenant_id)
+    own.tokenizer = lambda: Breaking(backbone.tokenizer())
+    lookup = Lookup(own)
     good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in (0, 1, 3)], MOST_CHARACTERS)
     assert isinstance(bad, RuntimeError)
     for found, word in ((good, WORDS[0]), (other, WORDS[3])):

@@ -3,13 +3,7 @@
 from hplm.engine.worker import PATIENCE_SECONDS, STEADY_SECONDS, Outage
 
 
-def test_an_engine_that_does_not_come_back_is_given_up():
-    outage = Outage.of_first(0.0, 1.0).ended(5000.0)
-    assert not outage.is_given_up(5000.0 + PATIENCE_SECONDS)
-    assert outage.is_given_up(5001.0 + PATIENCE_SECONDS)
-
-
-def test_so_is_one_that_works_for_a_moment_after_each_start():
+def test_an_engine_that_works_for_a_moment_after_each_start_is_given_up():
     outage, now = Outage.of_first(0.0, 1.0), 1.0
     while now < 1.0 + PATIENCE_SECONDS:
         outage = outage.ended(now + 2).started(now + 10)
@@ -31,7 +25,7 @@ def test_an_end_after_a_steady_time_begins_another_outage():
         assert not outage.is_given_up(ended + 6)
 
 
-def test_a_model_that_takes_long_to_load_has_the_time_to_load_again():
+def test_an_engine_that_does_not_come_back_is_given_up_when_its_model_had_the_time_to_load_again():
     loading = 4 * PATIENCE_SECONDS
     outage = Outage.of_first(0.0, loading).ended(5000.0)
     assert not outage.is_given_up(5000.0 + 1.5 * loading)

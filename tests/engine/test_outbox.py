@@ -1,6 +1,5 @@
 """Answers on their way from the engine's process: together or each by itself, and in memory that is shared with Triton."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -38,17 +37,8 @@ def sent():
     return Sent()
 
 
-@pytest.fixture
-def put(sent):
-    return Outbox(sent).put
-
-
 def answer(label):
     return TextAnswer([label], np.ones(1, np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int32))
-
-
-def numbers_in(replies):
-    return [[number for number, _ in reply.requests] for reply in replies]
 
 
 def test_answers_of_one_shape_leave_as_one_reply(sent):
@@ -73,24 +63,24 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
         for number, label in enumerate(["a", "\ud800", "c"]):
             outbox.put(number, WANTED, 1, [answer(label)])
     first, bad, last = (replies for (replies,) in sent)
-    assert numbers_in([first, bad, last]) == [[0], [1], [2]]
+    assert [reply.requests for reply in (first, bad, last)] == [[(0, 1)], [(1, 1)], [(2, 1)]]
     assert first.outputs["LABEL"].tolist() == [[b"a"]] and last.outputs["LABEL"].tolist() == [[b"c"]]
     status, message = bad.failure
     assert status == "INTERNAL" and "UnicodeEncodeError" in message
 
 
-def test_without_memory_a_short_failure_is_the_answer(sent, put):
+def test_without_memory_a_short_failure_is_the_answer(sent):
     sent.fails = 1
-    put(1, WANTED, 1, [answer("a")])
+    Outbox(sent).put(1, WANTED, 1, [answer("a")])
     ((reply,),) = sent
     assert reply.requests == [(1, 1)] and "[capacity]" in reply.failure[1]
 
 
 @pytest.mark.parametrize("error", [MemoryError, BrokenPipeError])
-def test_an_engine_that_can_send_nothing_ends(sent, put, error):
+def test_an_engine_that_can_send_nothing_ends(sent, error):
     """The model process answers for it."""
     sent.fails, sent.error = 100, error
-    put(1, WANTED, 1, [answer("a")])
+    Outbox(sent).put(1, WANTED, 1, [answer("a")])
     assert not sent.is_open
 
 
@@ -100,40 +90,31 @@ MB = 1 << 20
 class Room(SharedMemory):
     """Shared memory of which so many bytes are free."""
 
-    def __init__(self, left=0):
+    def __init__(self, left):
         super().__init__(lambda: self.left)
         self.left = left
 
 
-def test_an_answer_without_enough_shared_memory_is_an_error():
-    room = Room()
-    with pytest.raises(OutOfCapacity, match=mentioning("26 MB", "/dev/shm", 0, "--shm-size")), room.taken(25 * MB):
-        pytest.fail("it was sent")
-
-
-def test_memory_of_one_large_answer_is_used_for_the_next():
+def test_an_answer_needs_shared_memory_that_is_free_or_that_an_answer_before_it_has_used():
     room = Room(25 * MB + SPARE)
     with room.taken(25 * MB):
-        room.left -= 25 * MB
+        room.left = 0
     with room.taken(25 * MB):
         pass
-    with pytest.raises(OutOfCapacity), room.taken(26 * MB):
+    with pytest.raises(OutOfCapacity, match=mentioning("27 MB", "/dev/shm", 0, "--shm-size")), room.taken(26 * MB):
         pytest.fail("it was sent")
 
 
 def test_large_answers_are_sent_one_at_a_time():
     """Memory that one answer is about to take still looks free to another."""
-    room, hold = Room(25 * MB + SPARE), Hold()
-    inside, most, lock = 0, 0, threading.Lock()
+    room, hold, inside, most = Room(25 * MB + SPARE), Hold(), [], []
 
     def send():
-        nonlocal inside, most
         with room.taken(20 * MB):
-            with lock:
-                inside, most = inside + 1, max(most, inside + 1)
+            inside.append("one")
+            most.append(len(inside))
             hold.pass_through()
-            with lock:
-                inside -= 1
+            inside.pop()
 
     with ThreadPoolExecutor(4) as others, hold:
         sent = [others.submit(send) for _ in range(4)]
@@ -142,4 +123,4 @@ def test_large_answers_are_sent_one_at_a_time():
             hold.let_one_go()
         for one in sent:
             one.result(PATIENCE)
-    assert most == 1
+    assert most == [1] * 4

@@ -6,7 +6,6 @@ import struct
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from queue import SimpleQueue
 
 import pytest
@@ -17,11 +16,9 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.engine import Engine
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
-from hplm.engine.staging import Stager
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from hplm.metrics.meter import Meter
@@ -31,21 +28,33 @@ from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.support.message import mentioning
 from tests.support.wait import PATIENCE, Hold, eventually
 
-NAMES = {"prepare": (Stager, "stage"), "compute": (Engine, "run")}
+
+class Held:
+    """A part of an engine that is held at a step."""
+
+    def __init__(self, whole, step, hold):
+        self._whole, self._step, self._hold = whole, step, hold
+
+    def __getattr__(self, name):
+        if name == self._step:
+            self._hold.pass_through()
+        return getattr(self._whole, name)
 
 
 @pytest.fixture
-def hold(monkeypatch):
-    """Returns what holds a step of all engines, from now on."""
-    with ExitStack() as holds:
+def hold():
+    with Hold() as hold:
+        yield hold
 
-        def held(step):
-            owner, name = NAMES[step]
-            whole, own = getattr(owner, name), holds.enter_context(Hold())
-            monkeypatch.setattr(owner, name, lambda *given: own.pass_through() or whole(*given))
-            return own
 
-        yield held
+STEPS = ["stage", "run"]  # when a batch is staged, and when it is computed
+
+
+def held_at(step, hold, *given, **changes):
+    asker = Asker(*given, **changes)
+    (served,) = asker.service.served
+    served.stager, served.engine = Held(served.stager, step, hold), Held(served.engine, step, hold)
+    return asker
 
 
 def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy):
@@ -71,12 +80,12 @@ def test_a_thread_that_cannot_be_prepared_works_all_the_same(caplog):
 
 
 @pytest.mark.parametrize("stages", [(), stages_of(0, 1)])
-@pytest.mark.parametrize("step", NAMES)
+@pytest.mark.parametrize("step", STEPS)
 def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, step, stages):
-    held, asker = hold(step), Asker(toy.folder, stages=stages, slots="6", queue_texts="2", admission="false")
+    asker = held_at(step, hold, toy.folder, stages=stages, slots="6", queue_texts="2", admission="false")
     first = asker.ask("acme", [WORDS[0]])
-    held.until_reached()
-    for ahead in range(max(1, len(stages)) if step == "compute" else 0):  # others are prepared, each in a batch of its own
+    hold.until_reached()
+    for ahead in range(max(1, len(stages)) if step == "run" else 0):  # others are prepared, each in a batch of its own
         asker.ask("acme", [WORDS[0]])
         eventually(lambda chosen=ahead + 2: len(asker.service.encoder._open) == chosen)
     late = asker.ask("acme", [WORDS[1]], deadline_ns=time.monotonic_ns() + 10**7)
@@ -86,22 +95,22 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
         asker.ask("acme", [WORDS[3]])
     asker.answers.pop()
     eventually(lambda: asker.process.busy_s)
-    held.open()
+    hold.open()
     assert asker.wait(first)[0].labels
     eventually(lambda: not asker.process.busy_s)
     asker.close()
 
 
-@pytest.mark.parametrize("step", NAMES)
+@pytest.mark.parametrize("step", STEPS)
 def test_who_waits_at_the_end_gets_an_answer_although_a_step_is_kept(toy, hold, step):
-    held, asker = hold(step), Asker(toy.folder)
+    asker = held_at(step, hold, toy.folder)
     numbers = [asker.ask("acme", [WORDS[0]])]
-    held.until_reached()
+    hold.until_reached()
     numbers.append(asker.ask("city", [WORDS[1]]))
     asker.process.close(drain_s=0.0)
     assert all(isinstance(asker.wait(number), Draining) for number in numbers)
     asker.process.ended.wait()
-    held.open()
+    hold.open()
     asker.close()
 
 
@@ -144,20 +153,21 @@ def test_a_message_that_cannot_be_read_ends_the_engine(toy):
 class Modelled:
     """An engine in a thread of this process, and what its model process does with it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, child=Child):
         ours, its = socket.socketpair()
         self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
-        self._engine = threading.Thread(target=Child(Channel(its.detach()), self._shown).run)
+        self._engine = threading.Thread(target=child(Channel(its.detach()), self._shown).run)
         self._engine.start()
         self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
         assert not self.channel.receive(PATIENCE).failure
         self._backbone = Backbone(folder)
 
     def ask(self, *numbers, cut=(), **more):
-        """Sends requests together. The forms of some are cut."""
+        """Sends requests together. The forms of some are cut. `more`: what their heads say."""
         view, parts = self._backbone.view, []
         for number in numbers:
-            own = Reading(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns(), **more)
+            own = Reading(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns())
+            own.head = own.head._replace(**more)
             (form,) = Lookup(self._backbone).read([own], MOST_CHARACTERS)
             parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
         self.channel.send_bytes(parts)
@@ -177,72 +187,69 @@ class Modelled:
         os.close(self._shown)
 
 
-@pytest.fixture
-def modelled(toy):
-    modelled = Modelled(toy.folder)
-    yield modelled
+def test_an_error_while_counting_changes_no_heartbeat(toy):
+    class Miscounting(Child):
+        def _meters(self):
+            return [(meter, lambda: 1 / 0) for meter, _ in super()._meters()]
+
+    modelled = Modelled(toy.folder, Miscounting)
+    beat = modelled.channel.receive(PATIENCE)
+    assert isinstance(beat, Beat) and [beaten.counts for beaten in beat.backbones] == [{}]
     modelled.end()
 
 
-def test_an_error_while_counting_changes_no_heartbeat(modelled, monkeypatch, caplog):
-    monkeypatch.setattr(Service, "look", lambda service, backbone: 1 / 0)
-    eventually(lambda: "counted" in caplog.text)
-    modelled.channel.arrived()
-    beat = modelled.channel.receive(PATIENCE)
-    assert isinstance(beat, Beat) and [beaten.counts for beaten in beat.backbones] == [{}]
+def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(toy):
+    reading = Hold()
 
+    class Slow(Child):
+        def _submit(self, number, backbone, wanted, id, form):
+            if form.head.generation:
+                reading.pass_through()
+            super()._submit(number, backbone, wanted, id, form)
 
-def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled, monkeypatch):
-    reading, submit = Hold(), Service.submit
-    monkeypatch.setattr(Service, "has_open", lambda service, form, backbone: not form.head.priority)
-    monkeypatch.setattr(
-        Service,
-        "submit",
-        lambda service, form, *given: (form.head.priority and reading.pass_through(), submit(service, form, *given)),
-    )
+    modelled = Modelled(toy.folder, Slow)
     with reading:
-        modelled.ask(2, priority=1)
+        modelled.ask(2, generation=1)
         reading.until_reached()
         modelled.ask(1)
         assert modelled.failures(1) == {1: None}
-    assert modelled.failures(1) == {2: None}
+    assert "[draining]" in modelled.failures(1)[2][1]
+    modelled.end()
 
 
-def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled):
+def test_a_form_that_cannot_be_read_fails_only_its_own_request(toy):
+    modelled = Modelled(toy.folder)
     modelled.ask(1, 2, 3, cut=(2,))
     failures = modelled.failures(3)
     assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
+    modelled.end()
 
 
 def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(toy, monkeypatch):
     """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
 
-    def run(engine, batch):
+    class Failing(Child):
+        def _open(self, begin):
+            super()._open(begin)
+            self._service.served[0].engine.after_layers(fail)
+
+    def fail():
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(Engine, "run", run)
-    modelled = Modelled(toy.folder)
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    modelled = Modelled(toy.folder, Failing)
     modelled.ask(1)
     eventually(lambda: codes)
     modelled.end()
     assert {*codes} == {DEVICE_FAILED}
 
 
-@pytest.mark.slow
-def test_an_engine_that_cannot_be_made_is_an_error_with_its_reason(toy, monkeypatch, tmp_path):
-    """Takes seconds: two processes start."""
-
-    def start(**changes):
-        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS, **changes}, None, [Meter()])
-
-    with pytest.raises(Broken, match=mentioning("does not start", "'abacus'")):
-        start(device="abacus")
+def test_an_engine_that_is_not_ready_in_time_is_ended(toy, monkeypatch, tmp_path):
     sleeps = tmp_path / f"python{sys.version_info.major}"
     sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeps.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(worker, "START_SECONDS", 0.5)
+    monkeypatch.setattr(worker, "START_SECONDS", 0.1)
     with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
-        start()
+        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS}, None, [Meter()])

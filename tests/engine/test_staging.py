@@ -1,21 +1,23 @@
 """Where the tensors of a batch are, and when: on the devices of their stages, and in a stream that the engine waits for."""
 
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hplm.adapters.layout import EXIT
 from hplm.adapters.slots import Slots
-from hplm.engine import sheets
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
 from hplm.engine.stages import Stage
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.model.checkpoint import random_backbone
-from hplm.plot.gathering import Gatherer
-from testing.toy import CONFIG, TENANTS, WORDS, make_toy
+from testing.toy import CONFIG, WORDS, make_toy
 from tests.adapters.test_slots import Watched
 from tests.engine.asker import stages_of, texts_of
 from tests.support.message import mentioning
@@ -24,62 +26,74 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LAYERS = 5
 
 
-@pytest.fixture
-def events(monkeypatch):
-    found, sent, sums, compute = [], sheets.sent, Gatherer.sums, Engine._compute
+class Operations(TorchDispatchMode):
+    """Notes each operation of torch among the events."""
 
-    def noted(name, call):
-        return lambda *given: found.append(name) or call(*given)
+    def __init__(self, events):
+        super().__init__()
+        self._events = events
 
-    monkeypatch.setattr(sheets, "sent", noted("send", sent))
-    monkeypatch.setattr(Gatherer, "sums", noted("gather", sums))
-    monkeypatch.setattr(Engine, "_compute", noted("compute", compute))
-    return found
+    def __torch_dispatch__(self, operation, types, given=(), named=None):
+        self._events.append("operation")
+        return operation(*given, **(named or {}))
 
 
-@pytest.fixture
-def staged(reference, events):
-    """An engine, its stager and a batch that is staged."""
-    backbone = reference.backbone
+def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference):
+    backbone, events = reference.backbone, []
     stager = Stager(backbone, StagingSettings(4, CPU, torch.float32), lambda device: Watched(events))
-    texts = texts_of(backbone, TENANTS[0].id, [" ".join(WORDS[:5])])
-    batch = stager.stage(texts, broken=lambda text, error: pytest.fail(str(error)))
-    return Engine(backbone.upper(), CPU, torch.float32), stager, batch
-
-
-def test_staging_has_its_own_stream_and_the_engine_waits_for_it(staged, events):
-    engine, stager, batch = staged
-    computed(engine, batch)
-    stager.release(batch.held)
+    texts, engine = texts_of(backbone, "acme", [" ".join(WORDS[:5])]), Engine(backbone.upper(), CPU, torch.float32)
+    stager.release(stager.stage(texts, broken).held)  # brings the adapters, in streams of their slots
+    events.clear()
+    with Operations(events):
+        batch = stager.stage(texts, broken)
+        staged = len(events)
+        computed(engine, batch)
     inside = False
-    for event in events:
-        if event in ("begin", "end"):
-            inside = event == "begin"
-        elif event in ("send", "gather"):
-            assert inside
-    gathered, computing = events.index("gather"), events.index("compute")
-    marks = [number for number, event in enumerate(events) if event.startswith("mark")]
-    assert events.count("gather") == 1 and gathered < marks[-1] < computing
-    assert events[computing - 1] == f"wait {len(marks) - 1}"  # for the last mark, right before computing
+    for event in events[:staged]:
+        inside = event == "begin" or (inside and event != "end")
+        assert inside or event == "end"
+    marks = [event for event in events if event.startswith("mark")]
+    assert events.index("operation") < events.index(marks[-1]) < staged
+    assert events[staged:].index(marks[-1].replace("mark", "wait")) < events[staged:].index("operation")
 
 
-def test_a_batch_that_cannot_be_staged_holds_no_slots(reference, monkeypatch):
-    backbone = reference.backbone
-    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
-    monkeypatch.setattr(stager, "retrieve", lambda batch: 1 / 0)
+def broken(text, error):
+    pytest.fail(str(error))
+
+
+def test_a_batch_that_cannot_be_staged_holds_no_slots(reference):
+    failing = SimpleNamespace(under_way=nullcontext, mark=lambda: 1 / 0)
+    stager = Stager(reference.backbone, StagingSettings(4, CPU, torch.float32), lambda device: failing)
     with pytest.raises(ZeroDivisionError):
-        stager.stage(texts_of(backbone, TENANTS[0].id, [WORDS[0]]), broken=lambda text, error: pytest.fail(str(error)))
+        stager.stage(texts_of(reference.backbone, "acme", [WORDS[0]]), broken)
     assert not [slots.pinned for slots in stager.slots().values() if slots.pinned]
 
 
-def test_a_failed_batch_is_waited_for_before_its_memory_is_free(staged, events, monkeypatch):
+def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(reference):
+    backbone, failed = copy(reference.backbone), []
+
+    def read(record, into):
+        if record == backbone.view.snapshot.find("acme").adapter:
+            raise MemoryError("the device is full")
+        reference.backbone.records.read(record, into)
+
+    backbone.records = SimpleNamespace(read=read)
+    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
+    texts = [text for tenant in ("acme", "city", "acme", "beta") for text in texts_of(backbone, tenant, [WORDS[0]])]
+    batch = stager.stage(texts, lambda text, error: failed.append((text, type(error))))
+    assert batch.texts == texts[1::2] and failed == [(text, OutOfCapacity) for text in texts[::2]]
+
+
+def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, monkeypatch):
     """Kernels that were started may still read it, and staging would write the next batch there."""
-    engine, _, batch = staged
-    monkeypatch.setattr(Engine, "_compute", lambda *given: 1 / 0)
-    monkeypatch.setattr(engine, "_wait", lambda: events.append("wait for all"))
+    backbone, waits = reference.backbone, []
+    batch = Stager(backbone, StagingSettings(4, CPU, torch.float32)).stage(texts_of(backbone, "acme", [WORDS[0]]), broken)
+    batch.sheets[0].attend = [lambda *given: 1 / 0]
+    engine = Engine(backbone.upper(), CPU, torch.float32)
+    monkeypatch.setattr(engine, "_wait", lambda: waits.append("for all"))
     with pytest.raises(ZeroDivisionError):
         computed(engine, batch)
-    assert events[-1] == "wait for all"
+    assert waits == ["for all"]
 
 
 @pytest.fixture(scope="module")

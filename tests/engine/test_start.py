@@ -1,18 +1,24 @@
-"""The engine starts while its registry changes."""
+"""Live state of an engine: what changes while it starts, and a server that may not write to it."""
 
-from contextlib import ExitStack
+import errno
+import os
+from contextlib import ExitStack, closing
 
 import pytest
 
 from hplm.engine import served
+from hplm.engine.backbone import Backbone
 from hplm.engine.served import open_engine
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
+from hplm.engine.views import Watch
 from hplm.errors import NoTenant
 from hplm.registry.store import place_of
 from hplm.tenants.manager import Manager
+from hplm.tenants.state import Reader
 from testing.bucket import bucket
 from tests.engine.asker import PARAMETERS
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +42,19 @@ def test_the_first_answers_are_of_what_changed_while_the_engine_opened(toy, tmp_
         stack.callback(service.close)
         with pytest.raises(NoTenant):
             service.served[0].backbone.view.snapshot.find("acme")
+
+
+def test_a_server_with_a_read_only_volume_takes_each_change_and_no_manager_waits_for_it(toy, tmp_path, monkeypatch):
+    def refused(reader, generation):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Reader, "say", refused)
+    live = Manager.open(toy.repository, tmp_path)
+    live.registry.begin()
+    backbone = Backbone(toy.folder, tmp_path)
+    with closing(Watch(backbone)):
+        live.delete("acme")
+        assert live.settle_now() == []
+        eventually(lambda: backbone.view.snapshot.generation == live.state.current())
+    with pytest.raises(NoTenant):
+        backbone.view.snapshot.find("acme")

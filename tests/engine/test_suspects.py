@@ -2,8 +2,6 @@
 
 import os
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -103,16 +101,6 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
 
 
 PLACE = struct.Struct("<qq")
-KILLED = """
-import os, signal, sys
-from hplm.engine.in_flight import InFlight, Mark
-shown = InFlight(2, 3, int(sys.argv[1]))
-shown.enter("computed", [Mark(1, 1, "a").packed()])
-shown.enter("computing", [Mark(2, 2, "b").packed(), Mark(3, 2, "b").packed()])
-shown.leave("computed")
-shown.enter("staged", [Mark(4, 1 << 64 | 1, "c").packed()])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
@@ -122,8 +110,13 @@ def memory():
     os.close(descriptor)
 
 
-def test_all_batches_of_a_killed_process_are_read(memory):
-    subprocess.run([sys.executable, "-c", KILLED, str(memory)], pass_fds=[memory], timeout=120)
+def test_all_batches_that_have_not_left_are_read(memory):
+    """`tests/server/test_engine_ends.py` reads those of a killed process."""
+    shown = InFlight(2, 3, memory)
+    shown.enter("computed", [Mark(1, 1, "a").packed()])
+    shown.enter("computing", [Mark(2, 2, "b").packed(), Mark(3, 2, "b").packed()])
+    shown.leave("computed")
+    shown.enter("staged", [Mark(4, number_of(1, 1), "c").packed()])
     assert sorted(read(memory)) == [Mark(2, 2, "b"), Mark(3, 2, "b"), Mark(4, number_of(1, 1), "c")]
     assert [backbone_of(mark.tenant) for mark in sorted(read(memory))] == [0, 0, 1]
 

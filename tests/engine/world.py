@@ -44,6 +44,7 @@ class World:
         self.has_failed: set[str] = set()
         self.hurt: dict[int, set[type[HplmError]]] = {}  # the errors of requests whose texts were in a batch that failed
         self._halved: set[tuple[int, int]] = set()  # texts for which there was no memory in a larger batch
+        self.has_places = False  # whether the rows and slots that a policy has chosen reach staging
         self.taken = 0  # requests that have not left
         self._served_until = 0  # requests that were taken before it closed
         self.closed = False
@@ -57,8 +58,9 @@ class World:
         self._encoder = self.service.encoder
         self._line = self._encoder._scheduler = Line(self._encoder._scheduler, self)
         self.names = ["prepare", *(f"compute {stage + 1}" for stage in range(len(self.waiting))), "expire"]
-        for part in ("engine", "stager", "instruments", "quotas"):
-            setattr(self._served, part, Failing(getattr(self._served, part), self))
+        served = self._served
+        served.engine, served.stager = Failing(served.engine, self), Failing(served.stager, self)
+        served.instruments, served.quotas = Failing(served.instruments, self), Failing(served.quotas, self)
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
         self._computing = None
@@ -82,7 +84,7 @@ class World:
         if fault.startswith("memory") and len(own) > 1 and not own & self._halved:
             self._halved |= own  # they are computed in halves, and nobody hears of it
         else:
-            kinds = (OutOfCapacity,) if fault.startswith("memory") else (Internal, Broken)
+            kinds = (OutOfCapacity,) if "memory" in fault else (Internal, Broken)
             for number, _ in own:
                 self.hurt.setdefault(number, set()).update(kinds)
 

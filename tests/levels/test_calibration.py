@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builder.evaluation.reliability import Bin, bins_of, calibration_error
-from hplm.levels.calibration import BINS, DIRICHLET, UNKNOWN, Calibration, confidences
+from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
@@ -33,8 +33,11 @@ def test_a_dirichlet_map_gives_the_probability_of_the_answered_label_even_if_ano
     assert even.confidence(of_first_row(np.log([[0.6, 0.4]]))) == pytest.approx(0.6 / (0.6 + 9 * 0.4))
 
 
-def test_a_number_has_the_share_of_its_bin():
+def test_a_number_has_the_share_of_its_bin_or_is_sure_by_its_interval():
     assert [NUMBERS.confidence(of_first_row(np.array([[at]]))) for at in (-3.0, 1.0, 1.9, 2.0)] == [0.9, 0.5, 0.5, 0.2]
+    by_interval = Calibration(INTERVAL, temperature=0.5, delta=1.0)
+    for spread, sure in ((0.0, 1 - np.exp(-2)), (-9e9, 1.0), (9e9, 0.0)):
+        assert by_interval.confidence(of_first_row(np.array([[3.0, spread]]))) == pytest.approx(sure)
 
 
 def test_many_texts_at_once_get_what_each_would_get():

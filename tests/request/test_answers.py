@@ -3,7 +3,7 @@
 import tracemalloc
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -73,6 +73,7 @@ replies = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(st.lists(replies, max_size=4))
 def test_replies_are_read_as_they_were_written(written):
     read = replies_in(bytearray(packed(written)))

@@ -104,7 +104,7 @@ def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
     """Predictions refuse nothing when no batch has run for a second, because only a running batch can correct them."""
     scheduler, now = _scheduler(), 0
 
-    def serve(now, staging=1_000_000, computing=20_000_000):
+    def serve(now, staging=1_000_000, computing=100_000_000):
         scheduler.offer([_text(now + 200_000_000, now=now)], now)
         batch = scheduler.choose(ROOM, now)
         if batch is None:
@@ -116,7 +116,7 @@ def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
     for _ in range(50):
         assert serve(now)
         now += 10**9
-    for _ in range(1 if slow == "staging" else 20):
+    for _ in range(1 if slow == "staging" else 400):
         serve(now, **({"staging": 3 * 10**9} if slow == "staging" else {"computing": 300_000_000}))
         now += 4 * 10**9
     served = []

@@ -28,9 +28,9 @@ def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None, prio
     return SimulatedText(tokens=tokens, **times, tenant=own, slot_key=own, backbone=backbone, number=number, priority=priority)
 
 
-def run(scheduler, batch, now, took, stages_ns=()):
+def run(scheduler, batch, now, took):
     scheduler.started(batch, now)
-    scheduler.finished(batch, now + took, stages_ns=stages_ns)
+    scheduler.finished(batch, now + took)
     return now + took
 
 
@@ -191,20 +191,3 @@ def test_a_late_text_is_dropped_by_the_time_of_its_own_backbone():
     assert [own.number for own in scheduler.expired(now + 10 * MS)] == [1]  # takes 20 ms
     assert not scheduler.expired(now + 40 * MS)
     assert [own.number for own in scheduler.expired(now + 80 * MS)] == [2]  # takes 80 ms
-
-
-def test_stages_have_shares_of_their_own_for_each_backbone():
-    scheduler, now = scheduler_of(commit_ns=0), 0
-    shares = {0: (30 * MS, 10 * MS), 1: (10 * MS, 30 * MS)}
-    for number in range(60):
-        scheduler.offer([text(number % 2, 50 + number % 7)], now)
-        batch = scheduler.choose(Capacity(1000, 10, 10, in_flight=3), now)
-        now = run(scheduler, batch, now, 40 * MS, shares[batch.backbone])
-    assert scheduler.costs[0].shares == pytest.approx([0.75, 0.25])
-    assert scheduler.costs[1].shares == pytest.approx([0.25, 0.75])
-    room = Capacity(1000, 10, 10, in_flight=3)
-    scheduler.offer([text(0, 53, now)], now)
-    first = scheduler.choose(room, now)
-    scheduler.started(first, now)
-    scheduler.offer([text(1, 53, now)], now)
-    assert scheduler.choose_at(now) == pytest.approx(now + 0.75 * first.expected_ns, rel=0.1)  # the first stage is free

@@ -88,9 +88,3 @@ def test_a_policy_of_another_package_hands_rows_over(installed):
     batch = scheduler.choose(Capacity(100, 9, 9), 0)
     assert [text.tokens for text in batch.texts] == [10, 40, 25, 20]
     assert batch.places.row.tolist() == [0, OUTSIDE, 1, 0] and batch.places.slot is None
-
-
-@pytest.mark.parametrize("given, named", [("timely:horizon=2.5", ["horizon=2.5", 255]), ("lifo", ["'lifo'"])])
-def test_an_unknown_policy_or_option_is_named(given, named):
-    with pytest.raises(InvalidInput, match=mentioning(*named)):
-        policy(given)

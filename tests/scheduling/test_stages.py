@@ -1,15 +1,13 @@
 """Engines with several stages: batches in flight, when the next one can start, and what a batch takes."""
 
-import numpy as np
 import pytest
 
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.policy import DEFAULT, policy
+from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
-from hplm.simulate.arrivals import Arrivals, SimulatedText
-from hplm.simulate.encoders import Machine, simulate_one
+from hplm.simulate.arrivals import SimulatedText
 
 MS = 10**6
 
@@ -47,26 +45,6 @@ def test_the_next_batch_is_chosen_so_late_that_it_does_not_wait_between_the_stag
     scheduler.finished(first, 50 * MS, stages_ns=[10 * MS, 30 * MS])
     assert scheduler.choose_at(50 * MS) == pytest.approx(70 * MS, rel=0.02)  # the second one has begun there at 50
     assert scheduler.choose_at(90 * MS) == 90 * MS
-
-
-def share_on_time(*stages_ms):
-    """Simulates admission at 1.3 times what the slowest stage can do, with 90 ms for each text, of which a batch takes 40."""
-
-    def times(texts, places):
-        return [stage * MS * (0.1 + 0.9 * len(texts) / 20) for stage in stages_ms]
-
-    rng, rate = np.random.default_rng(0), 1.3 * 20 / max(stages_ms) * 1e3  # a second
-    at_ns = np.cumsum(rng.exponential(1e9 / rate, int(5 * rate))).astype(np.int64)
-    same = np.ones(len(at_ns), np.int64)
-    arrivals = Arrivals(at_ns, 50 * same, 90 * MS * same, np.arange(len(at_ns)) % 4, 0 * same)
-    scheduler = Scheduler(policy(DEFAULT), Limits(8192, 2**60), admission=True, commit_ns=5 * MS)
-    machine = Machine(times, Capacity(1000, 1000, 1000, in_flight=len(stages_ms) + 1), stages=len(stages_ms))
-    return float(simulate_one(scheduler, machine, arrivals).on_time.mean())
-
-
-@pytest.mark.parametrize("stages_ms", [(10, 30), (18, 22), (10, 10, 20), (10, 20, 10)])
-def test_admission_keeps_its_promises_whichever_stage_is_the_slowest(stages_ms):
-    assert share_on_time(*stages_ms) == pytest.approx(share_on_time(30, 10), abs=0.03)
 
 
 def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them():

@@ -4,11 +4,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import Draining
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from tests.scheduling.displaced import check_displaced
@@ -46,25 +44,18 @@ class Line(Turns[Asked]):
         return done
 
 
-def test_a_tenant_that_sends_little_waits_for_one_piece_of_the_others():
+def test_tenants_get_equal_work_from_when_they_come_whatever_the_size_of_their_requests():
     line = Line()
     for _ in range(50):
-        line.enter("noisy", PIECE)
-    assert line.take()[0][0].tenant == "noisy"
-    line.enter("quiet", PIECE)
-    assert "quiet" in [line.take()[0][0].tenant for _ in range(2)]
-
-
-def test_tenants_get_equal_work_whatever_the_size_of_their_requests():
-    line = Line()
-    for _ in range(20):
         line.enter("small", 5)
+    for _ in range(10):
+        line.work()
     for _ in range(4):
         line.enter("large", 25)
     done = Counter()
     while done.total() < 180:
         done += line.work()
-        assert abs(done["small"] - done["large"]) <= PIECE, f"of all work that was done the tenants have {dict(done)}"
+        assert abs(done["small"] - done["large"]) <= 2 * PIECE, f"of all work that was done the tenants have {dict(done)}"
 
 
 def test_what_is_done_beyond_a_piece_counts_too():
@@ -77,16 +68,6 @@ def test_what_is_done_beyond_a_piece_counts_too():
             order.append(item.tenant)
             line.charge(item, 4 * PIECE if item.tenant == "long" else 0)
     assert order == ["long", *["short"] * 10, *["long"] * 9]
-
-
-def test_a_closed_line_refuses_and_still_serves():
-    line = Line()
-    item = line.enter("acme")
-    line.close()
-    with pytest.raises(Draining):
-        line.offer(Asked("acme"))
-    assert line.take() == ([item], [])
-    assert line.take() is None
 
 
 def test_an_offer_to_a_full_line_looks_at_few_of_its_tenants():
