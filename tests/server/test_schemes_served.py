@@ -1,15 +1,13 @@
-"""The baselines as Triton's models: they have the names and errors of hPLMs, and their own answers. Triton is played here.
+"""A baseline as Triton's model: it has the name and errors of hPLMs, and its own answers. Triton is played here.
 
-`tests/research/comparison` serves them by a real one.
+`tests/research/comparison` serves baselines by a real one.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from builder.publish.model_configs import ServingOptions
@@ -23,15 +21,14 @@ from tests.support.message import mentions
 OPTIONS = ServingOptions(dtype="fp32", threads=1, batch_tokens=128)
 
 
-@pytest.mark.parametrize(("scheme", "name"), [("dedicated_inprocess", "many"), ("dedicated", "many-acme")])
-def test_baselines_answer_for_their_tenants(tmp_path, scheme, name):
+def test_a_baseline_answers_for_its_tenants(tmp_path):
     """Memory is for two models of many tenants, which are asked at once."""
-    store = random_store(tmp_path / "store", replace(CONFIG, name="many"), TENANTS, DOMAINS, spread=0.3)
-    export_scheme(store, tmp_path / "repository", OPTIONS, scheme, resident=2)
-    models = WholeModels(tmp_path / "repository" / name / "1", len(TENANTS), 1024, torch.device("cpu"), torch.float32)
-    rng, known = random.Random(1), [tenant.id for tenant in TENANTS if scheme != "dedicated" or tenant.id == "acme"]
-    asked = [(rng.choice(known), random_text(rng, 30)) for _ in range(20)]
-    with model_of(tmp_path / "repository", name, "hplm_whole", "research.backends") as model:
+    store = random_store(tmp_path / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
+    export_scheme(store, tmp_path / "repository", OPTIONS, "dedicated_inprocess", resident=2)
+    models = WholeModels(tmp_path / "repository/toy/1", len(TENANTS), 1024, torch.device("cpu"), torch.float32)
+    rng = random.Random(1)
+    asked = [(rng.choice(TENANTS).id, random_text(rng, 30)) for _ in range(20)]
+    with model_of(tmp_path / "repository", "toy", "hplm_whole", "research.backends") as model:
 
         def ask(text, tenant):
             request = Request({"TEXT": [text]}, {"tenant": tenant})

@@ -109,19 +109,19 @@ def test_schemes_and_options_that_cannot_serve_are_refused(bert, repositories, t
     _, store = bert
     served = {name: f" --repository {folder}" for name, folder in repositories.items()}
     for given, named in {
-        "bert": ["'bert'", "adapter", "compressed"], "plot": ["'plot'", "dedicated"],
-        "dedicated --resident 0": ["--resident", 0],
+        "dedicated": ["'dedicated'", "adapter", "compressed"],
+        "compressed --resident 0": ["--resident", 0],
         "dedicated_inprocess --dtype int8": ["'dedicated_inprocess'", "int8"],  # whole models have 16 bits at least
-        "compressed --slots 7": ["'compressed'", "slots"], "dedicated --device gpu": ["device", "'gpu'"],
+        "compressed --slots 7": ["'compressed'", "slots"], "compressed --device gpu": ["device", "'gpu'"],
         f"adapter{served['shared']}": ["'shared'", "'adapter'", "--repository"],
-        f"shared{served['dedicated']}": ["'dedicated'", "'shared'", "--repository"],
+        f"shared{served['compressed']}": ["'compressed'", "'shared'", "--repository"],
     }.items():  # fmt: skip
         assert main([*given.split(), "--store", str(store.folder)]) == 1, given
         assert mentions(capsys.readouterr().err, *named) and not list(tmp_path.iterdir()), given
-    again = [*f"dedicated --dtype fp32{served['dedicated']}".split(), "--store", str(store.folder)]
+    again = [*f"compressed --dtype fp32{served['compressed']}".split(), "--store", str(store.folder)]
     assert (main(again), main([*again, "--replace"])) == (1, 0) and mentions(capsys.readouterr().err, "--replace")
-    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
-        refuse_mixture(repositories["dedicated"], "tiny")
+    with pytest.raises(InvalidInput, match=mentioning("'compressed'", "'hplm'", "--repository")):  # so does `hplm export`
+        refuse_mixture(repositories["compressed"], "tiny")
 
 
 def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
