@@ -40,16 +40,12 @@ class Size:
     domain_minutes: float
     train: int  # texts of each tenant
     dev: int
-    test: int = 300
-
-    @property
-    def texts(self) -> dict[str, int]:
-        return {"train": self.train, "dev": self.dev, "test": self.test}
 
 
-SMALL = Size("small", root_keep=0.01, domain_keep=0.1, minutes=1.0, domain_minutes=0, train=500, dev=100)
-LARGE = Size("large", root_keep=0.05, domain_keep=0.4, minutes=1.5, domain_minutes=0.25, train=1000, dev=200)
-SIZES = {size.name: size for size in (SMALL, LARGE)}
+SIZES = {
+    "small": Size("small", root_keep=0.01, domain_keep=0.1, minutes=1.0, domain_minutes=0, train=500, dev=100),
+    "large": Size("large", root_keep=0.05, domain_keep=0.4, minutes=1.5, domain_minutes=0.25, train=1000, dev=200),
+}
 
 
 def build_demo_root(folder: Path, model: str, corpora: list[Path], size: Size, device: torch.device) -> Store:

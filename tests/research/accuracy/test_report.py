@@ -34,7 +34,7 @@ def made_once(tmp_path_factory):
     for task in ("classify", "tag"):
         files = {part: made(folder, task, size, part) for part, size in TINY.sizes.items()}
         tenants.append(DemoTenant(f"toy-{task}", "toys", task, "?", (), **files, majority_share=0.5))
-    data = DemoData((DemoDomain("toys", ("toy",), corpus(folder, 1, 3000), 3000),), tuple(tenants))
+    data = DemoData((DemoDomain("toys", corpus(folder, 1, 3000), 3000),), tuple(tenants))
     (folder / "model").mkdir()
     model = str(save_bert(folder / "model", with_head=True))
     return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), CPU, FEW)
