@@ -115,7 +115,7 @@ class Report:
         if case.scheme in OF_UPPER_LAYERS or case.pretrained not in ("", "all"):
             told |= {"upper": self._bare.upper}
         if recipe is not None:
-            told |= {"recipe": asdict(recipe.plain)}
+            told |= {"recipe": recipe.described}
         if case.pretrained:
             told |= {"pretrained": {"part": case.pretrained, "minutes": self.tier.whole_minutes}}
         if recipe is not None or case.pretrained:
@@ -164,7 +164,8 @@ class Report:
         return case.recipe or self._bare
 
     def _build(self, runs: Sequence[Run]) -> None:
-        self._stores.build([(self._recipe(run.case), run.task.domain) for run in runs])
+        for run in runs:
+            self._stores.build(self._recipe(run.case).plain, run.task.domain)
         for part, domain in dict.fromkeys((run.case.pretrained, run.task.domain) for run in runs):
             if part:
                 self._pretrained(part, domain)

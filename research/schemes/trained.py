@@ -30,7 +30,6 @@ HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learn
 
 @dataclass(frozen=True)
 class Scheme:
-    whole: bool  # the original BERT, with its lower layers; otherwise the domain's tables
     body_rate: float = 0.0
     body_part: str = "all"
     adapter: bool = False
@@ -39,15 +38,15 @@ class Scheme:
 
 
 SCHEMES = {
-    "dedicated": Scheme(whole=True, body_rate=5e-5),  # all weights of the original BERT tuned
-    "dedicated-lower": Scheme(whole=True, body_rate=5e-5, body_part="lower"),  # its embeddings and lower layers tuned
-    "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
-    "shared": Scheme(whole=True),  # the original BERT unchanged, only a head tuned
-    "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
-    "distil": Scheme(whole=True, body_rate=5e-5, kept=1 / 2),  # half of the layers, taught by answers
-    "tiny-half": Scheme(whole=True, body_rate=5e-5, kept=1 / 2, states=True),  # half of the layers, taught by hidden states too
-    "tiny-third": Scheme(whole=True, body_rate=5e-5, kept=1 / 3, states=True),  # a third of them
-    "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, all upper layers tuned
+    "dedicated": Scheme(5e-5),  # all weights of the original BERT tuned
+    "dedicated-lower": Scheme(5e-5, body_part="lower"),  # its embeddings and lower layers tuned
+    "dedicated-upper": Scheme(5e-5, body_part="upper"),  # its upper layers tuned
+    "shared": Scheme(),  # the original BERT unchanged, only a head tuned
+    "adapter": Scheme(adapter=True),  # adapter and head on the original BERT, no tables
+    "distil": Scheme(5e-5, kept=1 / 2),  # half of the layers, taught by answers
+    "tiny-half": Scheme(5e-5, kept=1 / 2, states=True),  # half of the layers, taught by hidden states too
+    "tiny-third": Scheme(5e-5, kept=1 / 3, states=True),  # a third of them
+    "plot": Scheme(1e-4),  # tables below, all upper layers tuned
 }
 
 
@@ -78,14 +77,10 @@ def score_schemes(
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
     for option, part, file in (("train", "training", train_file), ("dev", "dev", dev_file)):
-        if file is None:
-            continue
-        if not file.exists():
-            raise InvalidInput(f"{file}, which tenant {tenant.id!r} was trained with, is missing: name it with --{option}")
-        if report[part].get("digest") != digest_of(file):
+        if file is not None and not (file.exists() and report[part].get("digest") == digest_of(file)):
             raise InvalidInput(
-                f"{file} has changed since tenant {tenant.id!r} was trained with it: name the original with --{option}, or "
-                "build the tenant again"
+                f"{file} is missing, or has changed since tenant {tenant.id!r} was trained with it: name the original with "
+                f"--{option}, or build the tenant again"
             )
     known = TrainingOptions.__dataclass_fields__
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
@@ -141,15 +136,13 @@ def train_scheme(
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
         return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
-    if body is None:
-        body = PlotBody.of(store) if name == "hplm" else body_of(store, SCHEMES[name])
-    return finetune(body, data, options_of(name, own, factor), show_progress=show_progress)
+    return finetune(body or body_of(store, name), data, options_of(name, own, factor), show_progress=show_progress)
 
 
-def body_of(store: Store, scheme: Scheme) -> Body:
-    if not scheme.whole:
+def body_of(store: Store, name: str) -> Body:
+    if name in ("hplm", "plot"):
         return PlotBody.of(store)
-    return whole_body(store, WholeBody if scheme.body_rate or scheme.adapter else RememberingBody)
+    return whole_body(store, RememberingBody if name == "shared" else WholeBody)
 
 
 def whole_body(store: Store, kind: type[WholeBody] = WholeBody) -> WholeBody:

@@ -133,8 +133,8 @@ def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path):
 def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path, monkeypatch):
     store = with_bio(tmp_path)
     recut = partial(recut_domain, store, "bio", store)
-    cut(monkeypatch, lambda: recut("less", 0.5, "fp16", CPU), "builder.tables.table.write_table")
-    assert recut("less", 0.25, "fp16", CPU).meta.keys == recut("same", 0.25, "fp16", CPU).meta.keys
+    cut(monkeypatch, lambda: recut("less", 0.5, CPU), "builder.tables.table.write_table")
+    assert recut("less", 0.25, CPU).meta.keys == recut("same", 0.25, CPU).meta.keys
     assert store.has_lower("less", 1)
 
 

@@ -21,7 +21,7 @@ from tests.support.message import mentions
 pytestmark = pytest.mark.slow
 
 MINUTES = 0.005
-TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, "distil", MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
+TINY = Tier(30, 10, 10, (0, 1), 1, MINUTES, MINUTES, MINUTES, MINUTES, tenants=(3,), tenant_texts=8)
 LAYERS = 4
 FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
@@ -77,16 +77,16 @@ def test_every_number_is_computed_once(report, tmp_path):
     assert replace(report, data=other).home != report.home  # and stores of the old corpus are not continued
 
 
-@pytest.mark.parametrize("name", ["keep", "stored", "o1", "tenants-3"])
+@pytest.mark.parametrize("name", ["keep", "o1", "tenants-3"])
 def test_studies_cut_tables_pretrain_and_resample(report, name):
     """Each case of these studies has another recipe, scheme or sample, so no two of its results are stored under one run."""
     report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1])
     study = report.studies[name]
     report.run([study], at_a_time=1)
     assert len(report.finished(study)) == report.size(study) == len(list(report.results))
-    for recipe in filter(None, (case.recipe for case in study.cases)):
-        stored = Store(report.home / "stores" / recipe.store).table(recipe.branch("toys"), 1).meta
-        assert stored.dtype == recipe.dtype and (report.home / "stores" / recipe.whole.store).is_dir()
+    recipes = [case.recipe for case in study.cases if case.recipe is not None]
+    sizes = [Store(report.home / "stores" / one.store).table(one.branch("toys"), 1).meta.keys for one in recipes]
+    assert sizes == sorted(sizes, reverse=True)  # the largest table first
 
 
 SCORES = {("a", "dedicated"): (0.8, 0.9), ("a", "hplm"): (0.8, 0.8), ("b", "dedicated"): (0.5, 0.5), ("b", "hplm"): (0.6, 0.4)}

@@ -53,7 +53,7 @@ def data(store, tmp_path_factory):
 def test_the_whole_body_equals_the_original_model(bert_and_own_store, tmp_path):
     stock, store = bert_and_own_store
     data = read_of(store, tmp_path / "pairs.jsonl", paired, 4, ["no", "yes"])
-    body = body_of(store, SCHEMES["dedicated"]).eval()
+    body = body_of(store, "dedicated").eval()
     pack = data.reader.pack(data.train, np.argsort(data.train.lengths), CPU, with_sums=False)
     with torch.no_grad():
         ours, start = body(replace(pack, reading=torch.arange(len(pack.tokens))), None), 0
@@ -80,7 +80,7 @@ def test_each_scheme_tunes_only_its_own_part(store, data, name):
     if name in SCHEMES and SCHEMES[name].kept < 1:
         before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
     else:
-        before = body_of(store, SCHEMES["plot" if name == "hplm" else name]).state_dict()
+        before = body_of(store, name).state_dict()
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
     found = {int(key.split("layers.")[1].split(".")[0]) if "layers." in key else "embeddings" for key in changed}
     assert (found, len(trained.model.adapters)) == TUNED[name], name
