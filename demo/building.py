@@ -89,14 +89,15 @@ def named(model: str) -> str:
 
 
 def fingerprint(*settings: object, further: bool = True) -> str:
-    """Returns a digest of all that the demo's files depend on: settings, our formats, and the packages that it reads.
+    """Returns a digest of all that the demo's files depend on: settings, our formats, and the packages that it reads."""
+    everything = [sys.version, packages_read(further), DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
+    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
 
-    `further`: whether the corpora also contain the further packages.
-    """
+
+def packages_read(further: bool) -> list[str]:
+    """Returns the packages with their versions. `further`: whether the corpora also contain the further ones."""
     sources = [source for domain in DOMAINS for sources in domain.areas.values() for source in sources]
     sources += [source for domain in DOMAINS for source in domain.further] if further else []
     found = importlib.metadata.packages_distributions()
     names = {name for source in sources for name in found.get(source.package.partition(".")[0], [])}
-    packages = sorted(f"{name}=={importlib.metadata.version(name)}" for name in names)
-    everything = [sys.version, packages, DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
-    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
+    return sorted(f"{name}=={importlib.metadata.version(name)}" for name in names)
