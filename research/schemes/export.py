@@ -1,11 +1,7 @@
 """Exports a store in another scheme: the same tenants, under the same name and with the same inputs and outputs.
 
-    adapter               no tables: all layers computed, shared, with adapters
-    shared                one BERT, a head for each tenant
-    dedicated_inprocess   a BERT for each tenant; one Triton model keeps some in memory and reads the others when needed
-    compressed            like dedicated_inprocess, with half of the layers
-
 A store has only adapters and heads, so bodies are pretrained ones. Speed and memory are those of the scheme, answers are not.
+A model of a scheme in WHOLE keeps the bodies of some tenants in memory, and reads the others when they are needed.
 """
 
 from __future__ import annotations
