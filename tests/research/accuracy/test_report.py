@@ -11,7 +11,7 @@ from demo.data import DemoData, DemoDomain, DemoTenant
 from research.accuracy.__main__ import main
 from research.accuracy.report import Report
 from research.accuracy.studies import Tier
-from research.accuracy.table import averages_of, draw, markdown_of, scores_of
+from research.accuracy.table import draw, markdown_of
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import CPU, corpus
@@ -89,23 +89,21 @@ def test_studies_cut_tables_pretrain_and_resample(report, name):
     assert sizes == sorted(sizes, reverse=True)  # the largest table first
 
 
-SCORES = {("a", "dedicated"): (0.8, 0.9), ("a", "hplm"): (0.8, 0.8), ("b", "dedicated"): (0.5, 0.5), ("b", "hplm"): (0.6, 0.4)}
 TOLD = {"metric": "accuracy", "kind": "classify", "trained_on": 30}
-RUNS = [
-    {"task": task, "case": case, "seed": seed, "accuracy": score, **TOLD}
-    for (task, case), scores in SCORES.items()
-    for seed, score in enumerate(scores)
-]
+SCORES = {"a": {"dedicated": (0.8, 0.9), "hplm": (0.8, 0.8)}, "b": {"dedicated": (0.5, 0.5), "hplm": (0.6, 0.4, 1)}}
 
 
-def test_averages_are_over_seeds_then_tasks(tmp_path):
-    table = scores_of(RUNS)
-    assert table["a"] == {"dedicated": pytest.approx(85), "hplm": pytest.approx(80)}
-    assert averages_of(RUNS) == {"dedicated": pytest.approx(67.5), "hplm": pytest.approx(65)}
-    lines = markdown_of(RUNS).splitlines()
-    assert lines[2] == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and lines[-1].endswith("| +0.00 | -2.50 |")
-    draw([RUNS[0], RUNS[3]], "no seed in common", tmp_path / "report.png")
-    draw(RUNS, "schemes", tmp_path / "report.png")
+def test_averages_are_over_the_seeds_of_all_cases_then_over_tasks(tmp_path):
+    runs = [
+        {"task": task, "case": case, "seed": seed, "accuracy": score, **TOLD}
+        for task, cases in SCORES.items()
+        for case, scores in cases.items()
+        for seed, score in enumerate(scores)
+    ]
+    first, *_, gaps = markdown_of(runs).splitlines()[2:]
+    assert first == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and gaps.endswith("| +0.00 | -2.50 |")
+    draw([runs[0], runs[3]], "no seed in common", tmp_path / "report.png")
+    draw(runs, "schemes", tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
