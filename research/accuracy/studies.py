@@ -14,7 +14,7 @@ from research.schemes.trained import HEAD_RATE, SCHEMES
 OPTIONS = TrainingOptions(adapter="lora", rank=32, learning_rate=HEAD_RATE, body_rate=SCHEMES["plot"].body_rate, patience=3)
 PASSES = 3  # over the data, for a dedicated BERT; other schemes get as many passes as cost the same time
 MOST_PASSES = 4  # more passes only memorise the training texts
-SHARED_PASSES = 9  # for a scheme with only a head, whose input is computed once
+SHARED_PASSES = 9  # for a scheme with only a head: forward passes alone, and a head memorises little
 
 
 def passes(scheme: str, layers: int, upper: int) -> int:

@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from builder.evaluation.tenant import Evaluation
 from builder.learning.loop import Diverged
 from builder.store.resumable import digest_of
 from builder.store.store import Store
-from builder.tasks.lookup import Pack, Reader, Text
+from builder.tasks.lookup import Reader
 from builder.tasks.scores import Scores
 from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import Checkpoint, load_checkpoint
-from hplm.model.layer import Adapt
+from hplm.model.checkpoint import load_checkpoint
 from research.schemes.distilled import distilled
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
@@ -140,39 +138,12 @@ def train_scheme(
 
 
 def body_of(store: Store, name: str) -> Body:
-    if name in ("hplm", "plot"):
-        return PlotBody.of(store)
-    return whole_body(store, RememberingBody if name == "shared" else WholeBody)
+    return PlotBody.of(store) if name in ("hplm", "plot") else whole_body(store)
 
 
-def whole_body(store: Store, kind: type[WholeBody] = WholeBody) -> WholeBody:
+def whole_body(store: Store) -> WholeBody:
     config = store.config
-    return kind(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
-
-
-class RememberingBody(WholeBody):
-    """A body that does not learn: it computes each text once and remembers the result."""
-
-    REMEMBERED = 1 << 20  # rows; further ones are computed again
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self._rows: dict[int, tuple[Text, Tensor]] = {}  # holds the text too, so that its id stays unique
-        self._room = self.REMEMBERED
-
-    @torch.no_grad()
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        known = [self._rows.get(id(text)) for text in pack.texts]
-        rows = [found[1] for found in known if found is not None]
-        if len(rows) == len(known):
-            return torch.cat(rows)
-        with torch.autocast(pack.tokens.device.type, enabled=False):  # training and scoring read the same numbers
-            hidden = super().forward(pack, adapters)
-        if len(hidden) <= self._room:
-            self._room -= len(hidden)
-            for text, own in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
-                self._rows[id(text)] = (text, own)
-        return hidden
+    return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
 
 
 def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:
