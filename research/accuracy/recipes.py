@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,40 +67,33 @@ class Recipe:
         return f"{domain}-{digest_of(self.described)}" if self.keep else "root"
 
 
-@dataclass(frozen=True)
-class Stores:
-    """Stores in a folder, by recipe. The next call of `build` continues an interrupted one."""
+def build_store(
+    stores: Path, recipe: Recipe, name: str, model: str, roots: list[Path], corpus: Path, device: torch.device
+) -> Store:
+    """Returns a store with the table of a domain, or of a root. Builds it, and what it is made from, if they are missing.
 
-    model: str
-    general: Sequence[Path]  # the root's corpora
-    corpora: Mapping[str, Path]  # the domains'
-    folder: Path
-    device: torch.device
-
-    def open(self, recipe: Recipe) -> Store:
-        return Store(self.folder / recipe.store)
-
-    def build(self, recipe: Recipe, name: str) -> None:
-        """Builds the table of a domain, or of a root with its store, and what it is made from, if they are missing."""
-        folder, branch, whole = self.folder / recipe.store, recipe.branch(name), recipe.whole
-        if (folder / "plot" / branch / "1/meta.json").exists():
-            return
-        if branch != "root":
-            self.build(recipe.root, "root")
-        if recipe != whole:
-            self.build(whole, name)
-            origin = self.open(whole)
-            if not (folder / "store.json").exists():
-                tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
-                Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
-            keep = recipe.root_keep if branch == "root" else recipe.keep
-            recut_domain(origin, whole.branch(name), Store(folder), branch, keep, self.device)
-        elif branch == "root":
-            options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
-            build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.root_minutes), self.device)
-        else:
-            options, budget = DomainOptions(keep=recipe.keep), Budget(minutes=recipe.minutes)
-            build_domain(Store(folder), branch, [self.corpora[name]], options, budget, self.device)
+    `roots`: the corpora of the root. The next call continues an interrupted one.
+    """
+    folder, branch, whole = stores / recipe.store, recipe.branch(name), recipe.whole
+    if (folder / "plot" / branch / "1/meta.json").exists():
+        return Store(folder)
+    given = name, model, roots, corpus, device
+    if branch != "root":
+        build_store(stores, recipe.root, *given)
+    if recipe != whole:
+        origin = build_store(stores, whole, *given)
+        if not (folder / "store.json").exists():
+            tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+            Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
+        keep = recipe.root_keep if branch == "root" else recipe.keep
+        recut_domain(origin, whole.branch(name), Store(folder), branch, keep, device)
+    elif branch == "root":
+        options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
+        build_root(model, roots, folder, options, Budget(minutes=recipe.root_minutes), device)
+    else:
+        options, budget = DomainOptions(keep=recipe.keep), Budget(minutes=recipe.minutes)
+        build_domain(Store(folder), branch, [corpus], options, budget, device)
+    return Store(folder)
 
 
 def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, device: torch.device) -> Table:
