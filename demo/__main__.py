@@ -13,13 +13,15 @@ from pathlib import Path
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from demo.building import BACKBONE, SIZES, SMALL, Size, build_demo_root, build_demo_tenant, fingerprint, minilm, named, say
+from demo.building import BACKBONE, SIZES, Size, build_demo_root, build_demo_tenant, fingerprint, minilm, named, say
 from demo.data import MANIFEST, stored_demo_data
 from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.server import TritonServer
 from hplm_client.errors import HplmClientError
+
+TEST = 300  # texts of each tenant
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
     parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
     parser.add_argument(
-        "--size", choices=SIZES, default=SMALL.name, help="of tables and training data; large is more accurate (default: small)"
+        "--size", choices=SIZES, default="small", help="of tables and training data; large is more accurate (default: small)"
     )
     args, start = parser.parse_args(argv), time.monotonic()
     try:
@@ -64,7 +66,7 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
     if not (folder / "data" / MANIFEST).exists():
         say("reading docstrings of the Python packages on this machine: texts of four domains, with labels of eight tenants")
     gc.disable()  # syntax trees have no cycles, and the search for them takes a third of the time
-    data = stored_demo_data(folder / "data", size.texts)
+    data = stored_demo_data(folder / "data", {"train": size.train, "dev": size.dev, "test": TEST})
     gc.enable()
     replace = is_ours(repository / BACKBONE / "1", {tenant.id for tenant in data.tenants})
     store = build_demo_root(folder / "store", model, [domain.corpus for domain in data.domains], size, device)

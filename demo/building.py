@@ -40,16 +40,12 @@ class Size:
     domain_minutes: float
     train: int  # texts of each tenant
     dev: int
-    test: int = 300
-
-    @property
-    def texts(self) -> dict[str, int]:
-        return {"train": self.train, "dev": self.dev, "test": self.test}
 
 
-SMALL = Size("small", root_keep=0.01, domain_keep=0.1, minutes=1.0, domain_minutes=0, train=500, dev=100)
-LARGE = Size("large", root_keep=0.05, domain_keep=0.4, minutes=1.5, domain_minutes=0.25, train=1000, dev=200)
-SIZES = {size.name: size for size in (SMALL, LARGE)}
+SIZES = {
+    "small": Size("small", root_keep=0.01, domain_keep=0.1, minutes=1.0, domain_minutes=0, train=500, dev=100),
+    "large": Size("large", root_keep=0.05, domain_keep=0.4, minutes=1.5, domain_minutes=0.25, train=1000, dev=200),
+}
 
 
 def build_demo_root(folder: Path, model: str, corpora: list[Path], size: Size, device: torch.device) -> Store:
@@ -93,14 +89,15 @@ def named(model: str) -> str:
 
 
 def fingerprint(*settings: object, further: bool = True) -> str:
-    """Returns a digest of all that the demo's files depend on: settings, our formats, and the packages that it reads.
+    """Returns a digest of all that the demo's files depend on: settings, our formats, and the packages that it reads."""
+    everything = [sys.version, packages_read(further), DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
+    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
 
-    `further`: whether the corpora also contain the further packages.
-    """
+
+def packages_read(further: bool) -> list[str]:
+    """Returns the packages with their versions. `further`: whether the corpora also contain the further ones."""
     sources = [source for domain in DOMAINS for sources in domain.areas.values() for source in sources]
     sources += [source for domain in DOMAINS for source in domain.further] if further else []
     found = importlib.metadata.packages_distributions()
     names = {name for source in sources for name in found.get(source.package.partition(".")[0], [])}
-    packages = sorted(f"{name}=={importlib.metadata.version(name)}" for name in names)
-    everything = [sys.version, packages, DATA_FORMAT, STORE_FORMAT, TABLE_FORMAT, *map(str, settings)]
-    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:12]
+    return sorted(f"{name}=={importlib.metadata.version(name)}" for name in names)

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from tqdm import tqdm
@@ -30,7 +30,6 @@ NOT_WORDS = re.compile(r"\W+")
 @dataclass(frozen=True)
 class DemoDomain:
     name: str
-    packages: tuple[str, ...]
     corpus: Path  # text, one document a line; no dev or test file of any domain has a similar text
     documents: int
 
@@ -54,27 +53,6 @@ class DemoData:
     tenants: tuple[DemoTenant, ...]  # in the order of their domains
 
 
-class File(NamedTuple):
-    """A source file. `area`: the first that lists it; empty for a file that is only in a corpus."""
-
-    domain: str
-    area: str
-    package: str
-    module: str
-    path: Path
-
-
-def source_files(domains: Sequence[Domain], further: bool = False) -> list[File]:
-    """Returns each file of a domain once."""
-    found: dict[tuple[str, Path], File] = {}
-    for domain in domains:
-        areas = {**domain.areas, "": domain.further if further else ()}
-        for area, source in ((area, source) for area, sources in areas.items() for source in sources):
-            for module, path in source.files():
-                found.setdefault((domain.name, path), File(domain.name, area, source.package, module, path))
-    return list(found.values())
-
-
 def write_demo_data(
     folder: Path,
     domains: Sequence[Domain],
@@ -89,12 +67,20 @@ def write_demo_data(
     """
     names = {domain.name: Names(domain.package_names) for domain in domains}
     documents, only_read = defaultdict[str, list[Document]](list), defaultdict[str, list[Document]](list)
-    for file in tqdm(source_files(domains, further), "reading docstrings", unit="file", disable=not show_progress):
-        for definition in read_definitions(file.package, file.module, file.path):
-            if file.area:
-                names[file.domain].add(definition)
+    files: dict[tuple[str, Path], tuple[str, str, str]] = {}  # of each file of a domain: its first area, package and module
+    for domain in domains:
+        areas = {**domain.areas, "": domain.further if further else ()}  # files without an area are only in corpora
+        for area, source in ((area, source) for area, sources in areas.items() for source in sources):
+            for module, path in source.files():
+                files.setdefault((domain.name, path), (area, source.package, module))
+    for (domain, path), (area, package, module) in tqdm(
+        files.items(), "reading docstrings", unit="file", disable=not show_progress
+    ):
+        for definition in read_definitions(package, module, path):
+            if area:
+                names[domain].add(definition)
             if definition.docstring:
-                (documents if file.area else only_read)[file.domain].append(read_document(definition, file.area))
+                (documents if area else only_read)[domain].append(read_document(definition, area))
 
     splits = {domain.name: split_documents(documents[domain.name]) for domain in domains}
     examples = {task.tenant: _examples(task, splits[task.domain], names[task.domain]) for task in tasks}
@@ -105,7 +91,7 @@ def write_demo_data(
         home = folder / domain.name
         corpus = readable(splits[domain.name]["train"] + only_read[domain.name], asked)
         write_lines(home / "corpus.txt", (" ".join(document.text.split()[:LONGEST]) for document in corpus))
-        written.append(DemoDomain(domain.name, domain.packages, home / "corpus.txt", len(corpus)))
+        written.append(DemoDomain(domain.name, home / "corpus.txt", len(corpus)))
         for task in (task for task in tasks if task.domain == domain.name):
             chosen = {split: _sample(examples[task.tenant][split], size) for split, size in sizes.items()}
             if missing := [split for split, own in chosen.items() if not own]:

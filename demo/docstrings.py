@@ -109,14 +109,15 @@ def _definition(node: ast.ClassDef | Function, outer: Definition) -> Definition:
 
 def _returns_value(function: Function) -> bool | None:
     statements = list(_statements(function.body))
-    is_stub = all(isinstance(item, ast.Pass | ast.Raise) or _is_constant(item) for item in function.body)
+    plain = [item for item in function.body if not isinstance(item, ast.Pass | ast.Raise)]
+    is_stub = all(isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) for item in plain)
     if is_stub or any(isinstance(getattr(item, "value", None), ast.Yield | ast.YieldFrom) for item in statements):
         return None
     values = (item.value for item in statements if isinstance(item, ast.Return))
     return any(not (value is None or (isinstance(value, ast.Constant) and value.value is None)) for value in values)
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yields a body's statements at every depth, without those of functions and classes inside it.
 
     It skips expressions, because visiting them would take longer than parsing.
@@ -124,17 +125,11 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         if not isinstance(node, ast.ClassDef | Function):
-            for field in ("body", "orelse", "finalbody"):
+            for field in ("body", "orelse", "finalbody", "handlers", "cases"):
                 yield from _statements(getattr(node, field, ()))
-            for branch in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                yield from _statements(branch.body)
 
 
 def _parameters(function: Function) -> tuple[str, ...]:
     listed = function.args
     every = [*listed.posonlyargs, *listed.args, listed.vararg, *listed.kwonlyargs, listed.kwarg]
     return tuple(item.arg for item in every if item is not None and item.arg not in {"self", "cls"})
-
-
-def _is_constant(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -87,8 +87,11 @@ def _written(
 ) -> DemoData:
     splits: dict[PublicTask, dict[str, list[Classified]]] = {}
     for task in tasks:
-        train, test = (_rows(folders, f"{task.file}-{part}") for part in ("train", "test"))
-        splits[task] = _divided(_labelled(train), _labelled(test), sizes["dev"])
+        train, test = (
+            [Classified(row["Text"], row["Category"]) for row in _rows(folders, f"{task.file}-{part}")]
+            for part in ("train", "test")
+        )
+        splits[task] = _divided(train, test, sizes["dev"])
     domains, tenants = [], []
     for domain in dict.fromkeys(task.domain for task in tasks):
         own = [split for task, split in splits.items() if task.domain == domain]
@@ -97,7 +100,7 @@ def _written(
         told = dict.fromkeys(piece for parts in own for one in parts["train"] for piece in _pieces(one.text))
         corpus, path = [piece for piece in told if not asked.is_told_by(piece)], folder / domain / "corpus.txt"
         write_lines(path, corpus)
-        domains.append(DemoDomain(domain, (), path, len(corpus)))
+        domains.append(DemoDomain(domain, path, len(corpus)))
     for task, split in splits.items():
         chosen = {part: _drawn(split[part], sizes[part], every_label=part == "train") for part in SPLITS}
         cut = {part: [Classified(" ".join(one.text.split()[:words]), one.label) for one in own] for part, own in chosen.items()}
@@ -107,10 +110,6 @@ def _written(
     texts = (" ".join(row[column] for row in _rows(folders, name)) for name, column in stories)
     write_lines(folder / "stories.txt", (piece for text in texts for piece in _pieces(text)))
     return DemoData(tuple(domains), tuple(tenants))
-
-
-def _labelled(rows: Iterator[dict[str, str]]) -> list[Classified]:
-    return [Classified(row["Text"], row["Category"]) for row in rows]
 
 
 def _divided(train: Sequence[Classified], test: Sequence[Classified], dev: int) -> dict[str, list[Classified]]:

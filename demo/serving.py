@@ -65,14 +65,12 @@ def first_answer(tenant: DemoTenant, http_url: str) -> str:
     question = training_task(tenant.task).read(tenant.test).examples[0]
     with HplmClient(http_url, protocol="http") as client:
         answer = client.infer(question.text, tenant=tenant.id, truncate=True)
-
-    def said(labels: Sequence[str]) -> str:
-        words = [""] if tenant.task == "classify" else [f"{word} " for word in question.text.split()]
-        pairs = zip(words, labels, strict=True)
-        return ", ".join(f"{word}{label}" for word, label in pairs if label != "O") or "nothing"
-
+    words = [""] if tenant.task == "classify" else [f"{word} " for word in question.text.split()]
+    answered, expected = (
+        ", ".join(f"{word}{label}" for word, label in zip(words, labels, strict=True) if label != "O") or "nothing"
+        for labels in ([row.label for row in answer.rows], question.labels)
+    )
     text = question.text if len(question.text) <= SHOWN else f"{question.text[:SHOWN]}..."
-    answered, expected = said([row.label for row in answer.rows]), said(question.labels)
     return f"{tenant.id}: {tenant.question}\n  {text}\n  -> {answered}; expected: {expected}"
 
 

@@ -49,7 +49,7 @@ class ServingOptions:
     admin: bool = False  # the model that changes what is served
 
 
-_ANSWERS = """\
+ANSWERS = """\
   { name: "LABEL"       data_type: TYPE_STRING  dims: [ -1 ] },
   { name: "SCORE"       data_type: TYPE_FP32    dims: [ -1 ] },
   { name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] },
@@ -279,7 +279,7 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         **_parameters(options),
         "name": config.name,
         "max_texts": MAX_TEXTS,
-        "answers": _ANSWERS,
+        "answers": ANSWERS,
         "prompts": _PROMPTS,
         "generated": _GENERATED,
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,10 +31,8 @@ class Recipe:
     root_largest: float  # share in the largest table of this root
     window: int = 3
     minutes: float = 0  # of learning the domain's corpus; 0: the lower layers are the root's
-    learn: str = "masked"
     keep: float = 0  # share of the corpus's n-grams in the domain's table; 0: the domain has no table, only the root's
     largest: float = 1.0  # share in the domain's largest table
-    dtype: str = "fp16"
 
     @property
     def root(self) -> Recipe:
@@ -42,15 +40,18 @@ class Recipe:
 
     @property
     def plain(self) -> Recipe:
-        """The recipe as results name it: options that make no difference have their defaults."""
-        if not self.keep:
-            return self.root
-        return self if self.minutes else replace(self, learn="masked")
+        """The recipe without options that make no difference."""
+        return self if self.keep else self.root
 
     @property
     def whole(self) -> Recipe:
-        """The recipe of the largest tables, in 16 bits."""
-        return replace(self, root_keep=self.root_largest, keep=self.largest if self.keep else 0, dtype="fp16")
+        """The recipe of the largest tables."""
+        return replace(self, root_keep=self.root_largest, keep=self.largest if self.keep else 0)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Returns the recipe as results name it, with what all of them had in common when others were studied."""
+        return {**asdict(self.plain), "learn": "masked", "dtype": "fp16"}
 
     @property
     def lacks_ngrams(self) -> bool:
@@ -60,58 +61,43 @@ class Recipe:
     @property
     def store(self) -> str:
         """The folder's name. Recipes with the same root share a store."""
-        return digest_of(asdict(self.root))
+        return digest_of(self.root.described)
 
     def branch(self, domain: str) -> str:
-        return f"{domain}-{digest_of(asdict(self.plain))}" if self.keep else "root"
+        return f"{domain}-{digest_of(self.described)}" if self.keep else "root"
 
 
-@dataclass(frozen=True)
-class Stores:
-    """Stores in a folder, by recipe. The next call of `build` continues an interrupted one."""
+def build_store(
+    stores: Path, recipe: Recipe, name: str, model: str, roots: list[Path], corpus: Path, device: torch.device
+) -> Store:
+    """Returns a store with the table of a domain, or of a root. Builds it, and what it is made from, if they are missing.
 
-    model: str
-    general: Sequence[Path]  # the root's corpora
-    corpora: Mapping[str, Path]  # the domains'
-    folder: Path
-    device: torch.device
-
-    def open(self, recipe: Recipe) -> Store:
-        return Store(self.folder / recipe.store)
-
-    def build(self, wanted: Sequence[tuple[Recipe, str]]) -> None:
-        """Builds what is missing for these recipes and domains: roots first, and large tables before those cut from them."""
-        roots = [(recipe.root, "root") for recipe, _ in wanted]
-        domains = [(recipe.plain, domain) for recipe, domain in wanted if recipe.keep]
-        for tables in (roots, domains):
-            for table in dict.fromkeys([*((recipe.whole, name) for recipe, name in tables), *tables]):
-                self._build_table(*table)
-
-    def _build_table(self, recipe: Recipe, name: str) -> None:
-        """Builds the table of a domain, or of a root with its store."""
-        folder, branch, whole = self.folder / recipe.store, recipe.branch(name), recipe.whole
-        if (folder / "plot" / branch / "1/meta.json").exists():
-            return
-        if recipe != whole:
-            origin = self.open(whole)
-            if not (folder / "store.json").exists():
-                tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
-                Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
-            keep = recipe.root_keep if name == "root" else recipe.keep
-            recut_domain(origin, whole.branch(name), Store(folder), branch, keep, recipe.dtype, self.device)
-        elif name == "root":
-            options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
-            build_root(self.model, list(self.general), folder, options, Budget(minutes=recipe.root_minutes), self.device)
-        else:
-            options, budget = DomainOptions(learn=recipe.learn, keep=recipe.keep), Budget(minutes=recipe.minutes)
-            build_domain(Store(folder), branch, [self.corpora[name]], options, budget, self.device)
-
-
-def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, dtype: str, device: torch.device) -> Table:
-    """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root.
-
-    Rows of the old table are copied if both store them in the same format.
+    `roots`: the corpora of the root. The next call continues an interrupted one.
     """
+    folder, branch, whole = stores / recipe.store, recipe.branch(name), recipe.whole
+    if (folder / "plot" / branch / "1/meta.json").exists():
+        return Store(folder)
+    given = name, model, roots, corpus, device
+    if branch != "root":
+        build_store(stores, recipe.root, *given)
+    if recipe != whole:
+        origin = build_store(stores, whole, *given)
+        if not (folder / "store.json").exists():
+            tokenizer = (origin.folder / "tokenizer.json").read_text("utf-8")
+            Store.create(folder, origin.model, origin.config, tokenizer, origin.lower("root", 1), origin.upper())
+        keep = recipe.root_keep if branch == "root" else recipe.keep
+        recut_domain(origin, whole.branch(name), Store(folder), branch, keep, device)
+    elif branch == "root":
+        options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
+        build_root(model, roots, folder, options, Budget(minutes=recipe.root_minutes), device)
+    else:
+        options, budget = DomainOptions(keep=recipe.keep), Budget(minutes=recipe.minutes)
+        build_domain(Store(folder), branch, [corpus], options, budget, device)
+    return Store(folder)
+
+
+def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, device: torch.device) -> Table:
+    """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root."""
     build = store.work_folder(name, 1)
     with held(build, f"domain {name!r}"):
         if (name, 1) in store.domains():
@@ -120,7 +106,7 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
         put_away(build)
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
         store.save_lower(name, 1, lower)  # before the table, which makes it a branch
-        spec = store.table_spec(name, 1, None if name == "root" else ("root", 1), dtype, counts.tokens)
-        table = build_table(store, spec, counts, lower, keep, device, build, known if known.meta.dtype == dtype else None)
+        spec = store.table_spec(name, 1, None if name == "root" else ("root", 1), known.meta.dtype, counts.tokens)
+        table = build_table(store, spec, counts, lower, keep, device, build, known)
         put_away(build)
         return table

@@ -19,6 +19,7 @@ from bench.turns import threads
 from builder.hardware import products_of
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
+from builder.store.store import Store
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
@@ -29,7 +30,7 @@ from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.pretraining import pretrained_body
-from research.accuracy.recipes import Recipe, Stores
+from research.accuracy.recipes import Recipe, build_store
 from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
 from research.result_file import ResultFile
 from research.schemes.trained import options_of, train_scheme
@@ -115,7 +116,7 @@ class Report:
         if case.scheme in OF_UPPER_LAYERS or case.pretrained not in ("", "all"):
             told |= {"upper": self._bare.upper}
         if recipe is not None:
-            told |= {"recipe": asdict(recipe.plain)}
+            told |= {"recipe": recipe.described}
         if case.pretrained:
             told |= {"pretrained": {"part": case.pretrained, "minutes": self.tier.whole_minutes}}
         if recipe is not None or case.pretrained:
@@ -146,10 +147,10 @@ class Report:
         made_of = [self.name, self.model, digest_of(*self._corpora.values()), STORE_FORMAT, TABLE_FORMAT, RANKING]
         return self.work / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
 
-    @cached_property
-    def _stores(self) -> Stores:
-        general = [self._corpora[name] for name in self._general]
-        return Stores(self.model, general, self._corpora, self.home / "stores", self.device)
+    def _store(self, recipe: Recipe, domain: str) -> Store:
+        """Returns the store of a recipe, with a table for the domain."""
+        roots = [self._corpora[name] for name in self._general]
+        return build_store(self.home / "stores", recipe.plain, domain, self.model, roots, self._corpora[domain], self.device)
 
     def _training(self, run: Run) -> TrainingOptions:
         return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
@@ -164,7 +165,8 @@ class Report:
         return case.recipe or self._bare
 
     def _build(self, runs: Sequence[Run]) -> None:
-        self._stores.build([(self._recipe(run.case), run.task.domain) for run in runs])
+        for run in runs:
+            self._store(self._recipe(run.case), run.task.domain)
         for part, domain in dict.fromkeys((run.case.pretrained, run.task.domain) for run in runs):
             if part:
                 self._pretrained(part, domain)
@@ -181,7 +183,7 @@ class Report:
 
     def score(self, run: Run) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case)
-        store, branch = self._stores.open(recipe), recipe.branch(task.domain)
+        store, branch = self._store(recipe, task.domain), recipe.branch(task.domain)
         reader = Reader(store, branch, 1)
         data = read_files(store, task.task, task.train, task.dev).looked_up(reader, self.device, None, False)
         labelled = data.task.read(task.test)
@@ -200,9 +202,9 @@ class Report:
         return {**scores.described(), **told}
 
     def _pretrained(self, part: str, domain: str) -> WholeBody:
-        store, minutes = self._stores.open(self._bare), self.tier.whole_minutes
+        store, minutes = self._store(self._bare, domain), self.tier.whole_minutes
         folder = self.home / "pretrained" / f"{domain}-{part}-{store.config.upper_layers}-{minutes:g}"
-        return pretrained_body(store, part, minutes, self._stores.corpora[domain], folder, self.device)
+        return pretrained_body(store, part, minutes, self._corpora[domain], folder, self.device)
 
 
 def named_options(options: TrainingOptions) -> dict[str, Any]:

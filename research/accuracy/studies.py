@@ -14,7 +14,7 @@ from research.schemes.trained import HEAD_RATE, SCHEMES
 OPTIONS = TrainingOptions(adapter="lora", rank=32, learning_rate=HEAD_RATE, body_rate=SCHEMES["plot"].body_rate, patience=3)
 PASSES = 3  # over the data, for a dedicated BERT; other schemes get as many passes as cost the same time
 MOST_PASSES = 4  # more passes only memorise the training texts
-SHARED_PASSES = 9  # for a scheme with only a head, whose input is computed once
+SHARED_PASSES = 9  # for a scheme with only a head: forward passes alone, and a head memorises little
 
 
 def passes(scheme: str, layers: int, upper: int) -> int:
@@ -36,8 +36,7 @@ class Tier:
     times: int  # factor of the number of passes
     root_minutes: float
     domain_minutes: float  # 0, because a domain learns nothing in a few minutes that its root did not learn from the same texts
-    learn: str  # how domains learn
-    learning_minutes: float  # of a domain, in the study of what it learns
+    learning_minutes: float  # of a domain, in the study of what it adds
     whole_minutes: float  # of further pretraining a whole BERT
     tenants: tuple[int, ...]  # numbers of tenants that resample the tasks
     tenant_texts: int = 300
@@ -55,9 +54,9 @@ class Tier:
 
 TENANTS = (10, 100, 1000, 10_000)  # as in HMI's Fig. 14
 TIERS = {
-    1: Tier(3000, 300, 1000, (0,), 1, 30, 0, "masked", 4, whole_minutes=4, tenants=TENANTS[:1]),
-    2: Tier(3000, 500, 1000, (0, 1, 2), 2, 60, 15, "masked", 15, whole_minutes=15, tenants=TENANTS[:2]),
-    3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, "masked", 30, whole_minutes=30, tenants=TENANTS),
+    1: Tier(3000, 300, 1000, (0,), 1, 30, 0, 4, whole_minutes=4, tenants=TENANTS[:1]),
+    2: Tier(3000, 500, 1000, (0, 1, 2), 2, 60, 15, 15, whole_minutes=15, tenants=TENANTS[:2]),
+    3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, 30, whole_minutes=30, tenants=TENANTS),
 }
 
 # Public texts are longer and their corpora larger. Tier 1 is a first look, in some 20 minutes of one core: few and short texts,
@@ -95,8 +94,8 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     """Returns the studies by name. `layers`: of the model; a third of them are lower layers."""
     third = max(1, layers // 3)
     root = tier.root_minutes, tier.root_keep, tier.root_keep
-    domain = {"minutes": tier.domain_minutes, "learn": tier.learn, "keep": tier.domain_keep, "largest": tier.domain_keep}
-    recipe = Recipe(third, layers - third, *root, **domain)
+    keep = tier.domain_keep
+    recipe = Recipe(third, layers - third, *root, minutes=tier.domain_minutes, keep=keep, largest=keep)
 
     def ours(label: str, scheme: str = "hplm", **changes: Any) -> StudyCase:
         return StudyCase(label, scheme, replace(recipe, **changes))
@@ -119,7 +118,6 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     shares = (recipe.keep, *(share for share in KEEPS if share < recipe.keep))  # the whole table, and smaller ones cut from it
     over_minutes = (over(scheme, times) for scheme in ("plot", "hplm") for times in (1, 2))
     compressed = (StudyCase(name, name) for name in ("distil", "tiny-half", "tiny-third"))
-    learned = [ours(way, minutes=tier.learning_minutes, learn=way) for way in ("masked", "distil")]
     pretrained = (StudyCase(part, "dedicated", pretrained=part) for part in ("lower", "upper", "all"))
     tuned = (StudyCase(part, f"dedicated-{part}") for part in ("lower", "upper"))
     studies = [
@@ -130,12 +128,10 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
             "domains", "what a domain adds to the root",
             (
                 ours("root alone", keep=0), ours("n-grams", minutes=0),
-                ours("n-grams, learned", minutes=tier.learning_minutes, learn="masked"), dedicated,
+                ours("n-grams, learned", minutes=tier.learning_minutes), dedicated,
             ),
         ),
-        Study("pretraining", "a domain's corpus learned, or only counted", (ours("none", minutes=0), *learned)),
         Study("keep", "share of the n-grams in the tables, the domain's and the root's", tuple(map(cut, shares))),
-        Study("stored", "bits of a table's values", tuple(ours(dtype, dtype=dtype) for dtype in ("fp16", "int8"))),
         Study("window", "tokens in a window", tuple(shaped(f"{n}-grams", window=n) for n in WINDOWS)),
         Study(
             "split", "where the layers are split: lower + upper",

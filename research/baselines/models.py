@@ -100,8 +100,7 @@ class WholeModels:
         self, parameters: Mapping[str, Any], texts: Sequence[str], pairs: Sequence[str] | None, allowed_s: float = 0.0
     ) -> Question:
         arrival = time.monotonic()
-        alone = next(iter(self._tenants)) if len(self._tenants) == 1 else None
-        tenant = self._tenants.get(parameters.get("tenant", alone))
+        tenant = self._tenants.get(parameters.get("tenant", ""))
         if tenant is None:
             raise NoTenant
         if pairs is not None and len(pairs) != len(texts):

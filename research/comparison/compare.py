@@ -1,12 +1,7 @@
 """`python -m research.comparison.compare`: all schemes under load, with few and with many tenants, on the same Triton.
 
-    python -m research.comparison.compare --tenants 1,10,100,1000 --json  throughput (HMI's Fig. 11), memory (Table 2)
-    python -m research.comparison.compare --scenario slowdown --tenants 1,10,100,1000  what swapping models costs (Fig. 3)
-    python -m research.comparison.compare --scenario steady --tenants 10,100,1000,10000  response times (Fig. 12)
-    python -m research.comparison.compare --scenario burst --tenants 100,1000,10000  their distribution (Fig. 13)
-
-With `--results DIR` each number is stored there, with the settings and the machine. After an interruption, give the same
-command again: it measures what is missing.
+HMI's Fig. 11 and Table 2 are the scenario `saturate`, Fig. 3 `slowdown`, Fig. 12 `steady`, Fig. 13 `burst`: docs/loadtest.md.
+With `--results DIR` each number is stored there, with the settings and the machine. The same command measures what is missing.
 """
 
 from __future__ import annotations

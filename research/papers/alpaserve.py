@@ -11,13 +11,11 @@ import numpy as np
 
 from bench.curves import Curve
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
-from hplm.placement.problem import Groups, Problem
+from hplm.placement.problem import Problem
 from hplm.placement.search import NothingFound, search
 from hplm.placement.selection import Selection
-from hplm.placement.servers import Serving
-from hplm.placement.simulation import simulate
 from research.papers.alpaserve_cuts import cut_curves
-from research.papers.alpaserve_models import ASSUMED, EXPONENT, PAPER, TOKENS, models, problem_of
+from research.papers.alpaserve_models import EXPONENT, PAPER, models, problem_of
 from research.papers.placements import Baseline, clockwork, greedy, manual, replication, round_robin, screened
 from testing.random_trace import power_law
 
@@ -81,7 +79,7 @@ def figures_of(seconds: float) -> list[Figure]:
     # 4 models of 104B, which fit on 16 devices each: all ways to cut them, beside a search on machines of 32 devices.
     large = partial(problem_of, models(PAPER["sets"]["S4"]), 64, rate=8.0, cv=4.0, slo_scale=5.0, seconds=seconds, a_machine=32)
     cut = {f"{a},{b} each": share_of(manual(a, b)) for a, b in ((16, 1), (8, 2), (4, 4), (2, 8))}
-    # 8 models on 8 devices with batches, and our own scheduler on the placement without batches.
+    # 8 models on 8 devices with batches.
     small = partial(problem_of, ["BERT-1.3B"] * 8, 8, rate=32.0, cv=4.0, seconds=seconds, shares=[1 / 8] * 8)
     batched = {f"batches of {most}": batches_of(most) for most in (1, 2, 8)}
     # The 60 models of S3 on 64 devices.
@@ -121,23 +119,13 @@ def figures_of(seconds: float) -> list[Figure]:
         ),
         Figure(
             "Fig. 14: other requests come,", two,  # Clockwork++ knows those that come
-            {
-                "search": later(searched), "clockwork": lambda given: placed["clockwork"](given[1]),
-                "replication": later(replication),
-                "search, timely": lambda given: served(given[1], searched(given[0]).groups, 1),
-            },
+            {"search": later(searched), "clockwork": lambda of: placed["clockwork"](of[1]), "replication": later(replication)},
             {"rate": (5, 10, 20, 40), "cv": (1, 2, 4, 6), "slo_scale": (1, 2, 3, 5, 10)},
         ),
-        Figure(
-            "Fig. 15: in time, with batches,", small,
-            {**batched, "timely, batches of 8": lambda problem: served(problem, searched(problem).groups, 8)},
-            {"slo_scale": (2, 3, 5, 8, 12)},
-        ),
+        Figure("Fig. 15: in time, with batches,", small, batched, {"slo_scale": (2, 3, 5, 8, 12)}),
         Figure(
             "Fig. 17: in time", sixty,
-            {
-                "search": share_of(searched), "greedy, 4 stages": share_of(greedy(4)), "round robin": share_of(round_robin(4)),
-            },
+            {"search": placed["search"], "greedy, 4 stages": share_of(greedy(4)), "round robin": share_of(round_robin(4))},
             {"rate": (40, 80, 120, 160, 200), "cv": (1, 2, 4, 6, 8)},
         ),
     ]  # fmt: skip
@@ -181,13 +169,6 @@ def times_as_long(problem: Problem) -> float | None:
 
 def batches_of(most: int) -> Line:
     return lambda problem: searched(replace(problem, most_texts=most)).attained.share
-
-
-def served(problem: Problem, groups: Groups, most_texts: int) -> float:
-    """Returns the share of our scheduler and policy, with batches of so many texts."""
-    answering_ns = int(ASSUMED["dispatch_ms"] * 1e6)
-    serving = Serving(batch_tokens=most_texts * TOKENS, batch_texts=most_texts, batch_ns=0, answering_ns=answering_ns)
-    return simulate(groups, problem.profile, problem.trace, serving).share
 
 
 def _drawn_shares(count: int, seed: int) -> list[float]:

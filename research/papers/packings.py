@@ -89,16 +89,19 @@ class Concat:
     rows: int = 64
     length: int = 512
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int) or value < (name != "slot"):
+                raise InvalidInput(f"packing option {name}={value} is not a whole number above 0: give 1 or more")
+
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
         return _boxed(lengths, places and places.row, self.rows, self.length, self.length)
 
 
 @dataclass(frozen=True)
-class Slotted:
+class Slotted(Concat):
     """As `concat`, with each row cut into slots of `slot` (z) tokens. 0: as long as the longest text that fits a row."""
 
-    rows: int = 64
-    length: int = 512
     slot: int = 0
 
     def lay(self, lengths: Array, places: Places | None = None) -> list[Arrangement]:
@@ -113,20 +116,12 @@ def turbo(measure: Measure) -> Turbo:
     return Turbo(GroupCost.measured(measure))
 
 
-def concat(measure: Measure, rows: int = 64, length: int = 512) -> Concat:
-    _check(rows=rows, length=length)
-    return Concat(rows, length)
+def concat(measure: Measure, **options: int) -> Concat:
+    return Concat(**options)
 
 
-def slotted(measure: Measure, rows: int = 64, length: int = 512, slot: int = 0) -> Slotted:
-    _check(rows=rows, length=length, slot=slot or 1)
-    return Slotted(rows, length, slot)
-
-
-def _check(**options: object) -> None:
-    for name, value in options.items():
-        if not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"packing option {name}={value} is not a whole number above 0: give 1 or more")
+def slotted(measure: Measure, **options: int) -> Slotted:
+    return Slotted(**options)
 
 
 def _padded(texts: Array, lengths: Array) -> Arrangement:
@@ -198,15 +193,11 @@ class GroupCost:
 
 def cheapest_cuts(lengths: Array, cost: GroupCost) -> Array:
     """Returns where to cut texts, given longest first, so that the groups together cost least."""
-    count = len(lengths)
-    least = np.zeros(count + 1)  # lowest cost of the texts up to each
-    begin = np.zeros(count + 1, dtype=np.int64)  # where the last group of these begins
-    for end in range(1, count + 1):
-        starts = np.arange(end)
-        totals = least[:end] + cost.of(end - starts, lengths[:end])
-        begin[end] = totals.argmin()
-        least[end] = totals[begin[end]]
-    cuts = [count]
-    while begin[cuts[0]] > 0:
-        cuts.insert(0, int(begin[cuts[0]]))
-    return np.array(cuts[:-1], dtype=np.int64)
+    least = np.zeros(len(lengths) + 1)  # lowest cost of the texts up to each
+    cuts = [np.empty(0, dtype=np.int64)]  # of these texts
+    for end in range(1, len(lengths) + 1):
+        totals = least[:end] + cost.of(end - np.arange(end), lengths[:end])
+        begin = int(totals.argmin())  # where the last group begins
+        least[end] = totals[begin]
+        cuts.append(np.append(cuts[begin], begin) if begin else cuts[0])
+    return cuts[-1]

@@ -16,14 +16,12 @@ from hplm.placement.selection import Selection, fast
 Baseline = Callable[[Problem], Selection]
 
 
-def replication(problem: Problem) -> Selection:
-    """Places as AlpaServe does without model parallelism (Selective Replication): a device a group."""
-    return greedy(1)(problem)
-
-
 def greedy(stages: int) -> Baseline:
     """Algorithm 1 on pipelines of so many stages, without a search for groups."""
     return lambda problem: screened(problem, fast(problem, groups_of(problem, Parallel(stages, 1))).groups)
+
+
+replication = greedy(1)  # Selective Replication: AlpaServe without model parallelism, a device a group
 
 
 def clockwork(window_s: float) -> Baseline:

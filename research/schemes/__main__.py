@@ -1,6 +1,6 @@
 """`python -m research.schemes SCHEME`: serves the tenants of a store in another way than hPLMs, for comparison.
 
-Schemes: adapter, shared, dedicated, dedicated_inprocess, compressed. docs/loadtest.md says what each of them shares.
+Schemes: adapter, shared, dedicated_inprocess, compressed. docs/loadtest.md says what each of them shares.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Exports a store in another scheme: the same tenants, under the same name and with the same inputs and outputs.
 
-    adapter               no tables: all layers computed, shared, with adapters
-    shared                one BERT, a head for each tenant
-    dedicated             one BERT for each tenant, each a Triton model of its own, `<backbone>-<tenant>`
-    dedicated_inprocess   the same BERTs behind one Triton model, which keeps some in memory and reads the others when needed
-    compressed            like dedicated_inprocess, with half of the layers
-
 A store has only adapters and heads, so bodies are pretrained ones. Speed and memory are those of the scheme, answers are not.
+A model of a scheme in WHOLE keeps the bodies of some tenants in memory, and reads the others when they are needed.
 """
 
 from __future__ import annotations
@@ -17,26 +12,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 from builder.publish.export import Exported, check_export, copy_file, export, refuse_mixture
-from builder.publish.model_configs import MAX_TEXTS, ServingOptions
-from builder.store.store import Store, TenantFile, written_folder
+from builder.publish.model_configs import ANSWERS, MAX_TEXTS, ServingOptions
+from builder.store.store import Store, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
-from hplm.model.config import BackboneConfig
 from hplm.model.weights import save_weights
 from research.baselines.models import WholeConfig, WholeTenant, files_of
 from research.schemes.pretrained import flat_store, pretrained, shorter
 
-COPIES = "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies."
 NOTES = {
     "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",
     "shared": "All layers are the pretrained ones; heads were trained for other bodies.",
-    "dedicated": COPIES,
-    "dedicated_inprocess": COPIES,
+    "dedicated_inprocess": "Every tenant's body is the pretrained one, a copy each; heads were trained for other bodies.",
     "compressed": "Half of the pretrained layers, a copy each, not distilled; heads were trained for other bodies.",
 }
 FLAT = ("adapter", "shared")
-WHOLE = tuple(scheme for scheme in NOTES if scheme not in FLAT)
+WHOLE = ("dedicated_inprocess", "compressed")
 OF_WHOLE = ("dtype", "device", "threads", "batch_tokens", "queue_texts")  # options that whole models also have
 CONFIG = """\
 # {name}: a baseline, scheme {scheme}, exported by `python -m research.schemes`. {note}
@@ -49,13 +41,7 @@ input [
   {{ name: "TEXT_PAIR"  data_type: TYPE_STRING  dims: [ 1 ]  allow_ragged_batch: true  optional: true }}
 ]
 output [
-  {{ name: "LABEL"       data_type: TYPE_STRING  dims: [ -1 ] }},
-  {{ name: "SCORE"       data_type: TYPE_FP32    dims: [ -1 ] }},
-  {{ name: "LOGITS"      data_type: TYPE_FP32    dims: [ -1, -1 ] }},
-  {{ name: "SPAN"        data_type: TYPE_INT32   dims: [ -1, 2 ] }},
-  {{ name: "CONFIDENCE"  data_type: TYPE_FP32    dims: [ 1 ] }},
-  {{ name: "LEVEL"       data_type: TYPE_INT32   dims: [ 1 ] }},
-  {{ name: "VERSION"     data_type: TYPE_STRING  dims: [ 1 ] }}
+{answers}
 ]
 
 instance_group [ {{ kind: KIND_MODEL  count: 1 }} ]
@@ -97,47 +83,30 @@ def _export_whole(
         raise InvalidInput(f"scheme {scheme!r} has no {', '.join(given)}: leave out these options")
     if options.dtype == INT8:
         raise InvalidInput(f"scheme {scheme!r} has no dtype int8, which is for layers that tenants share: choose fp32 or bf16")
-    exported = [file.parent for file in repository.glob(f"{name}*/1/{WholeConfig.FILE}") if _name_in(file.parent) == name]
-    if exported and not replace:
+    target = repository / name
+    if (target / "1" / WholeConfig.FILE).exists() and not replace:
         raise InvalidInput(f"{repository} has an export of {name} already: give --replace, or name another --repository")
     body = pretrained(store)
     if scheme == "compressed":
         body = shorter(body, max(1, body.config.upper_layers // 2))
     parameters = {"scheme": scheme, "device": options.device, "dtype": options.dtype, "threads": options.threads}
     parameters |= {"batch_tokens": options.batch_tokens, "queue_requests": options.queue_texts, "resident": resident}
-    groups = {f"{name}-{tenant.id}": [tenant] for tenant in tenants} if scheme == "dedicated" else {name: tenants}
-    for folder in exported:
-        shutil.rmtree(folder.parent)
-    repository.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".scheme-", dir=repository) as scratch:
-        body.save(Path(scratch) / "body")
-        for model, mine in groups.items():
-            _write_whole(repository / model, store, body.config, Path(scratch) / "body", mine, parameters)
-    return Exported(name, len(tenants), 0, repository / next(iter(groups)))
-
-
-def _write_whole(
-    target: Path, store: Store, config: BackboneConfig, body: Path, tenants: list[TenantFile], parameters: dict[str, object]
-) -> None:
-    """Writes a Triton model with these tenants: what `research.baselines.models` reads. Bodies are links to one file."""
-    scheme = str(parameters["scheme"])
-    with written_folder(target) as written:
+    shutil.rmtree(target, ignore_errors=True)
+    with written_folder(target) as written:  # as `research.baselines.models` reads it; bodies are links to one file
         folder, listed = written / "1", list[WholeTenant]()
+        (folder / "heads").mkdir(parents=True)
+        body.save(folder / "body")
         for tenant in tenants:
             own, own_head = files_of(folder, tenant.id)
-            copy_file(body, own)
-            own_head.parent.mkdir(exist_ok=True)
+            copy_file(folder / "body", own)
             _, head = store.tenant_weights(tenant)
             save_weights({name: tensor.float() for name, tensor in head.items()}, own_head)
             labels = tuple(tenant.labels)
             listed.append(WholeTenant(tenant.id, tenant.version, tenant.task, labels, tenant.head_function, tenant.id))
-        config.save(folder / Backbone.CONFIG)
+        (folder / "body").unlink()
+        body.config.save(folder / Backbone.CONFIG)
         copy_file(store.folder / Backbone.TOKENIZER, folder / Backbone.TOKENIZER)
         WholeConfig(tuple(listed)).save(folder)
-        about = CONFIG.format(name=target.name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS)
+        about = CONFIG.format(name=name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS, answers=ANSWERS)
         (written / "config.pbtxt").write_text(about + "".join(PARAMETER.format(*one) for one in parameters.items()), "utf-8")
-
-
-def _name_in(folder: Path) -> str:
-    """Returns the name of an exported backbone."""
-    return BackboneConfig.load(folder / Backbone.CONFIG).name
+    return Exported(name, len(tenants), 0, target)

@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from builder.evaluation.tenant import Evaluation
 from builder.learning.loop import Diverged
 from builder.store.resumable import digest_of
 from builder.store.store import Store
-from builder.tasks.lookup import Pack, Reader, Text
+from builder.tasks.lookup import Reader
 from builder.tasks.scores import Scores
 from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import Checkpoint, load_checkpoint
-from hplm.model.layer import Adapt
+from hplm.model.checkpoint import load_checkpoint
 from research.schemes.distilled import distilled
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
@@ -30,7 +28,6 @@ HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learn
 
 @dataclass(frozen=True)
 class Scheme:
-    whole: bool  # the original BERT, with its lower layers; otherwise the domain's tables
     body_rate: float = 0.0
     body_part: str = "all"
     adapter: bool = False
@@ -39,15 +36,15 @@ class Scheme:
 
 
 SCHEMES = {
-    "dedicated": Scheme(whole=True, body_rate=5e-5),  # all weights of the original BERT tuned
-    "dedicated-lower": Scheme(whole=True, body_rate=5e-5, body_part="lower"),  # its embeddings and lower layers tuned
-    "dedicated-upper": Scheme(whole=True, body_rate=5e-5, body_part="upper"),  # its upper layers tuned
-    "shared": Scheme(whole=True),  # the original BERT unchanged, only a head tuned
-    "adapter": Scheme(whole=True, adapter=True),  # adapter and head on the original BERT, no tables
-    "distil": Scheme(whole=True, body_rate=5e-5, kept=1 / 2),  # half of the layers, taught by answers
-    "tiny-half": Scheme(whole=True, body_rate=5e-5, kept=1 / 2, states=True),  # half of the layers, taught by hidden states too
-    "tiny-third": Scheme(whole=True, body_rate=5e-5, kept=1 / 3, states=True),  # a third of them
-    "plot": Scheme(whole=False, body_rate=1e-4),  # tables below, all upper layers tuned
+    "dedicated": Scheme(5e-5),  # all weights of the original BERT tuned
+    "dedicated-lower": Scheme(5e-5, body_part="lower"),  # its embeddings and lower layers tuned
+    "dedicated-upper": Scheme(5e-5, body_part="upper"),  # its upper layers tuned
+    "shared": Scheme(),  # the original BERT unchanged, only a head tuned
+    "adapter": Scheme(adapter=True),  # adapter and head on the original BERT, no tables
+    "distil": Scheme(5e-5, kept=1 / 2),  # half of the layers, taught by answers
+    "tiny-half": Scheme(5e-5, kept=1 / 2, states=True),  # half of the layers, taught by hidden states too
+    "tiny-third": Scheme(5e-5, kept=1 / 3, states=True),  # a third of them
+    "plot": Scheme(1e-4),  # tables below, all upper layers tuned
 }
 
 
@@ -78,14 +75,10 @@ def score_schemes(
     if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
         dev_file = Path(report["dev"]["file"])
     for option, part, file in (("train", "training", train_file), ("dev", "dev", dev_file)):
-        if file is None:
-            continue
-        if not file.exists():
-            raise InvalidInput(f"{file}, which tenant {tenant.id!r} was trained with, is missing: name it with --{option}")
-        if report[part].get("digest") != digest_of(file):
+        if file is not None and not (file.exists() and report[part].get("digest") == digest_of(file)):
             raise InvalidInput(
-                f"{file} has changed since tenant {tenant.id!r} was trained with it: name the original with --{option}, or "
-                "build the tenant again"
+                f"{file} is missing, or has changed since tenant {tenant.id!r} was trained with it: name the original with "
+                f"--{option}, or build the tenant again"
             )
     known = TrainingOptions.__dataclass_fields__
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
@@ -141,45 +134,16 @@ def train_scheme(
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
         return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
-    if body is None:
-        body = PlotBody.of(store) if name == "hplm" else body_of(store, SCHEMES[name])
-    return finetune(body, data, options_of(name, own, factor), show_progress=show_progress)
+    return finetune(body or body_of(store, name), data, options_of(name, own, factor), show_progress=show_progress)
 
 
-def body_of(store: Store, scheme: Scheme) -> Body:
-    if not scheme.whole:
-        return PlotBody.of(store)
-    return whole_body(store, WholeBody if scheme.body_rate or scheme.adapter else RememberingBody)
+def body_of(store: Store, name: str) -> Body:
+    return PlotBody.of(store) if name in ("hplm", "plot") else whole_body(store)
 
 
-def whole_body(store: Store, kind: type[WholeBody] = WholeBody) -> WholeBody:
+def whole_body(store: Store) -> WholeBody:
     config = store.config
-    return kind(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
-
-
-class RememberingBody(WholeBody):
-    """A body that does not learn: it computes each text once and remembers the result."""
-
-    REMEMBERED = 1 << 20  # rows; further ones are computed again
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self._rows: dict[int, tuple[Text, Tensor]] = {}  # holds the text too, so that its id stays unique
-        self._room = self.REMEMBERED
-
-    @torch.no_grad()
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        known = [self._rows.get(id(text)) for text in pack.texts]
-        rows = [found[1] for found in known if found is not None]
-        if len(rows) == len(known):
-            return torch.cat(rows)
-        with torch.autocast(pack.tokens.device.type, enabled=False):  # training and scoring read the same numbers
-            hidden = super().forward(pack, adapters)
-        if len(hidden) <= self._room:
-            self._room -= len(hidden)
-            for text, own in zip(pack.texts, hidden.split(pack.rows_of), strict=True):
-                self._rows[id(text)] = (text, own)
-        return hidden
+    return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
 
 
 def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:

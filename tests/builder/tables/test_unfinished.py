@@ -131,10 +131,10 @@ def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path):
 
 def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path):
     store = with_bio(tmp_path)
-    recut = partial(recut_domain, store, "bio", store, keep=0.25, dtype="fp16", device=CPU)
+    recut = partial(recut_domain, store, "bio", store)
     (working := store.work_folder("less", 1)).mkdir(parents=True)
     (working / "order").write_bytes(bytes(16))  # an interrupted one of another size
-    assert recut("less").meta.keys == recut("same").meta.keys > 2
+    assert recut("less", 0.25, CPU).meta.keys == recut("same", 0.25, CPU).meta.keys > 2
 
 
 def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path):

@@ -20,6 +20,7 @@ from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.research.schemes.checkpoints import bert_and_store
+from tests.support.fake_triton import Request, model_of
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Hold
 
@@ -58,14 +59,6 @@ def open_models(repository: Path, room: int = 2) -> WholeModels:
     return WholeModels(repository / "tiny/1", room, OPTIONS.batch_tokens, CPU, torch.float32)
 
 
-def ask(models: WholeModels, asked: list[tuple[str, str]]) -> list[np.ndarray]:
-    """Returns the logits of (tenant, text) pairs that wait together."""
-    questions = [models.question({"tenant": tenant}, [text], None) for tenant, text in asked]
-    answers = dict(models.answer(questions))
-    assert len(answers) == len(questions)
-    return [answers[question][0].logits for question in questions]
-
-
 def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
     model, store = bert
     tenant = store.tenant(tenant_id)
@@ -79,15 +72,26 @@ def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
     return logits[1 : len(text.split()) + 1] if tenant.task == "tag" else logits[:1]
 
 
-def test_dedicated_models_equal_transformers_even_if_few_fit(bert, repositories) -> None:
+def asking(model, tenant: str, text: str) -> Request:
+    request = Request({"TEXT": [text]}, {"tenant": tenant})
+    request.requested_output_names = lambda: ["LABEL", "LOGITS"]
+    model.execute([request])
+    return request
+
+
+def test_dedicated_models_equal_transformers_although_two_of_four_fit(bert, repositories) -> None:
+    """Triton is played here. `tests/research/comparison` serves baselines by a real one."""
     rng = random.Random(1)
-    for room in (1, 2, 9):
-        asked = [(rng.choice(TENANTS).id, rng.choice(TEXTS)) for _ in range(20)]
-        found = ask(open_models(repositories["dedicated_inprocess"], room), asked)
-        for (tenant, text), logits in zip(asked, found, strict=True):
-            np.testing.assert_allclose(logits, by_transformers(bert, tenant, text), atol=1e-4, err_msg=f"{tenant}, {room}")
-    models = open_models(repositories["compressed"])
-    assert models.config.upper_layers == 2 and np.isfinite(ask(models, [("beta", TEXTS[0])])[0]).all()
+    asked = [(rng.choice(TENANTS).id, rng.choice(TEXTS)) for _ in range(40)]
+    with model_of(repositories["dedicated_inprocess"], "tiny", "hplm_whole", "research.backends") as model:
+        for (tenant, text), request in [(one, asking(model, *one)) for one in asked]:
+            np.testing.assert_allclose(request.next()["LOGITS"][0], by_transformers(bert, tenant, text), atol=1e-4)
+        refused = ("nobody", "x", "no_tenant"), ("acme", " ", "invalid_input"), ("acme", "\ud800", "invalid_input")
+        for tenant, text, word in refused:
+            assert mentions(asking(model, tenant, text).next(), f"[{word}]")
+    models = open_models(repositories["compressed"], room=9)
+    ((_, (answer,)),) = models.answer([models.question({"tenant": "beta"}, TEXTS[:1], None)])
+    assert models.config.upper_layers == 2 and np.isfinite(answer.logits).all()
 
 
 def test_the_shared_bert_equals_the_dedicated_one_and_adapters_change_its_upper_half(bert, repositories) -> None:
@@ -109,19 +113,19 @@ def test_schemes_and_options_that_cannot_serve_are_refused(bert, repositories, t
     _, store = bert
     served = {name: f" --repository {folder}" for name, folder in repositories.items()}
     for given, named in {
-        "bert": ["'bert'", "adapter", "compressed"], "plot": ["'plot'", "dedicated"],
-        "dedicated --resident 0": ["--resident", 0],
+        "dedicated": ["'dedicated'", "adapter", "compressed"],
+        "compressed --resident 0": ["--resident", 0],
         "dedicated_inprocess --dtype int8": ["'dedicated_inprocess'", "int8"],  # whole models have 16 bits at least
-        "compressed --slots 7": ["'compressed'", "slots"], "dedicated --device gpu": ["device", "'gpu'"],
+        "compressed --slots 7": ["'compressed'", "slots"], "compressed --device gpu": ["device", "'gpu'"],
         f"adapter{served['shared']}": ["'shared'", "'adapter'", "--repository"],
-        f"shared{served['dedicated']}": ["'dedicated'", "'shared'", "--repository"],
+        f"shared{served['compressed']}": ["'compressed'", "'shared'", "--repository"],
     }.items():  # fmt: skip
         assert main([*given.split(), "--store", str(store.folder)]) == 1, given
         assert mentions(capsys.readouterr().err, *named) and not list(tmp_path.iterdir()), given
-    again = [*f"dedicated --dtype fp32{served['dedicated']}".split(), "--store", str(store.folder)]
+    again = [*f"compressed --dtype fp32{served['compressed']}".split(), "--store", str(store.folder)]
     assert (main(again), main([*again, "--replace"])) == (1, 0) and mentions(capsys.readouterr().err, "--replace")
-    with pytest.raises(InvalidInput, match=mentioning("'dedicated'", "'hplm'", "--repository")):
-        refuse_mixture(repositories["dedicated"], "tiny")
+    with pytest.raises(InvalidInput, match=mentioning("'compressed'", "'hplm'", "--repository")):  # so does `hplm export`
+        refuse_mixture(repositories["compressed"], "tiny")
 
 
 def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
