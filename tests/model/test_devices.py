@@ -27,8 +27,6 @@ LOST, FULL, OTHER = (True, False), (False, True), (False, False)
     [
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."), LOST),
         (RuntimeError("CUDA error: device-side assert triggered"), LOST),
-        (RuntimeError("CUDA error: unspecified launch failure"), LOST),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"), LOST),
         (RuntimeError("HIP error: an illegal memory access was encountered"), LOST),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), FULL),
         (torch.AcceleratorError("CUDA error: out of memory"), FULL),
