@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from hplm.engine.process import DRAIN_SECONDS, Process
+from hplm.engine.process import Process
 from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, InvalidInput, QueueFull
 from hplm.generation.reader import Reader
 from hplm.generation.request import Sequence
@@ -68,7 +68,8 @@ class Served:
         self.loop.cancel(said.request)
         self.process.wake()
 
-    def end(self, drain_s=DRAIN_SECONDS):
+    def end(self, drain_s=3600):
+        """Nothing takes so long to drain, and it does not end if nobody says that all has drained."""
         self.process.close(drain_s)
         self.reader.join()
         self.process.join()
