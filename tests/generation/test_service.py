@@ -2,12 +2,12 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
+from hplm.engine.process import Process
 from hplm.errors import Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
 from hplm.generation.sampling import Sampling
@@ -18,7 +18,7 @@ from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.tenants.manager import Manager
 from testing.toy import CHAT
 from tests.generation.small import written
-from tests.generation.world import Said, drive
+from tests.generation.world import Said
 from tests.support.generative import GenerativeReference
 from tests.support.message import mentioning
 from tests.support.wait import Hold, eventually
@@ -31,12 +31,6 @@ GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 ONCE = replace(GREEDY, max_tokens=1)
 READ = READ_CHARACTERS * CHAT.positions
 LEAST_NS = 2_000_000  # between two tokens
-
-
-class Messages(NamedTuple):
-    """A chat, instead of a prompt."""
-
-    json: str
 
 
 def times(promise):
@@ -65,15 +59,15 @@ class Place:
 
     def started(self, **settings):
         service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
-        service.end = drive(service)
+        service.process = Process(service)
+        service.wake = service.process.wake
         return service
 
-    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, promise=NO_PROMISE, **more):
+    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, promise=NO_PROMISE, messages=None, **more):
         """`more`: other parameters of the request."""
         view, said = self.backbone.view, Said()
         service = service or self.service
-        given = (None, prompt.json) if isinstance(prompt, Messages) else (prompt, None)
-        asked = Asked(*given, None, {**times(promise), **more})
+        asked = Asked(prompt, messages, None, {**times(promise), **more})
         said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, said)
         service.wake()
         return said
@@ -93,11 +87,19 @@ class Place:
                 yield
 
 
+def end(service):
+    """Ends a service when it has answered all."""
+    service.process.close()
+    service.reader.join()
+    service.wake = lambda: None
+    service.process.join()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = Place(tmp_path_factory.mktemp("service"), least_token_ns=LEAST_NS)
     yield place
-    place.service.end()
+    end(place.service)
 
 
 @contextmanager
@@ -143,17 +145,17 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
         with pytest.raises(Quota):
             place.refused("a")
     ended = place.started()
-    ended.end()
+    end(ended)
     with place.limits("lora", in_flight=1):
         for _ in range(2):  # what was refused is not in flight
             with pytest.raises(InvalidInput):
-                place.refused(Messages("no JSON"), "lora")
+                place.refused(None, "lora", messages="no JSON")
             with pytest.raises(Draining):
                 place.refused("a", "lora", service=ended)
         with held(place.service):
             first = place.ask("a", "lora")
             with pytest.raises(Quota):  # before its prompt is read, which takes time
-                place.ask(Messages("no JSON"), "lora")
+                place.ask(None, "lora", messages="no JSON")
         first.wait()
         assert place.ask("a", "lora").wait().error is None
 
@@ -178,7 +180,7 @@ def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
     assert adapters(service) == ("lora,wide", ""), "adapters of other layouts keep their slots"
     assert place.ask("a", "alike", service=service).wait().error is None
     assert adapters(service) == ("alike,wide", "")
-    service.end()
+    end(service)
 
 
 def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
@@ -195,4 +197,4 @@ def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
         ):
             said = place.ask("a", tenant, ONCE, service=service, promise=own).wait()
             assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
-    service.end()
+    end(service)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from hplm.engine.process import Process
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, places_of, table_of
 from hplm.generation.choosing import Wish, choose, seed_of
@@ -121,20 +119,6 @@ class Said:
     def finish(self, choice=0) -> str | None:
         (reason,) = [piece.finish for piece in self.pieces if piece.choice == choice and piece.finish]
         return reason
-
-
-def drive(service) -> Callable[[], None]:
-    """Starts the threads of a service, as its process does. Returns what ends them, when all was answered."""
-    process = Process(service)
-    service.wake = process.wake
-
-    def end():
-        process.close()
-        service.reader.join()
-        service.wake = lambda: None
-        process.join()
-
-    return end
 
 
 class World:

@@ -72,17 +72,14 @@ def with_fewer_words(folder):
     return saved(model, folder)
 
 
+SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))]
 
 
 @pytest.mark.parametrize(
     "make, options, named",
     [
-        (
-            lambda to: saved(llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), to),
-            {},
-            ["'linear'"],
-        ),
+        (lambda to: saved(llama(rope_parameters=SCALED), to), {}, ["'linear'"]),
         (lambda to: saved(llama(attention_bias=True), to), {}, ["biases"]),
         (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), {}, ["attention scaled by layer"]),
         (lambda to: saved(opt(do_layer_norm_before=False), to), {}, ["norms behind"]),
