@@ -226,6 +226,8 @@ class World:
             compared += count
             told = [len(piece.tokens) for piece in said.pieces if piece.choice == choice]
             assert sampling.logprobs is None or told == [1] * len(ids) or (finish in ("cancelled", "deadline") and told[-1] < 2)
+            tokens = [token for piece in said.pieces if piece.choice == choice for token in piece.tokens]
+            assert {len(token.likeliest) for token in tokens} <= {sampling.logprobs or 0}
             text, reason = written(ids, sampling, self.model.config.end_ids)
             assert finish == reason or (finish in ("cancelled", "deadline") and reason is None), (finish, reason, ids)
             mine = said.text(choice)
