@@ -36,10 +36,15 @@ def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk]
 
     `repeatable`: a sequence's numbers must not depend on the others of the step, even if that takes longer.
     """
-    on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES and config.head_size in CUDA_HEADS
-    if on_cuda and cache.block % CUDA_BLOCK == 0:
+    if reads_blocks(config, cache):
         return BlockAttention(config, cache, chunks, repeatable)
     return CachedAttention(config, cache, chunks)
+
+
+def reads_blocks(config: BackboneConfig, cache: Cache) -> bool:
+    """Whether torch's kernel for CUDA takes the blocks of this cache."""
+    on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES
+    return on_cuda and config.head_size in CUDA_HEADS and cache.block % CUDA_BLOCK == 0
 
 
 class CachedAttention:

@@ -1,5 +1,4 @@
 from itertools import groupby
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -13,9 +12,7 @@ from hplm.adapters import runs
 from hplm.adapters.kernel import MOST_RANK, InPlace
 from hplm.adapters.layout import Layout
 from hplm.adapters.runs import Runs
-from hplm.adapters.slots import Slots
 from hplm.adapters.tiles import Tiles
-from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT
 
 CPU = torch.device("cpu")
 MOST_ROWS = 60  # of a piece of work, in kernel.c
@@ -51,30 +48,26 @@ def test_every_row_gets_the_weights_of_its_own_slot(slots, kind):
         assert torch.allclose(base[row], 1 + own + bias[slot], atol=1e-5)
 
 
-def test_a_grouped_kernel_gets_fewer_than_1024_products(monkeypatch):
+def test_a_grouped_kernel_gets_fewer_than_1024_products():
     """Neither with 600 slots in turn, nor with 2500 slots."""
-    grouped_mm = runs.grouped_mm
-
-    def limited(x, weight, offs):
-        assert len(offs) < 1024
-        return grouped_mm(x, weight, offs=offs)
-
-    monkeypatch.setattr(runs, "grouped_mm", limited)
     for slots in (np.tile(np.arange(600), 2), np.arange(2500)):
         weight, x = torch.randn(int(slots.max()) + 1, 4, 8), torch.randn(len(slots), 8)
         groups = Runs(slots, CPU)
-        mapped = groups.collect(groups.linear(groups.spread(x), weight))
+        with patch.object(runs, "grouped_mm", wraps=runs.grouped_mm) as calls:
+            mapped = groups.collect(groups.linear(groups.spread(x), weight))
+        assert all(len(call.kwargs["offs"]) < 1024 for call in calls.call_args_list)
         assert torch.allclose(mapped, torch.einsum("rox,rx->ro", weight[torch.from_numpy(slots)], x), atol=1e-5)
 
 
 def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatch):
     cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    capability = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[-1])
     assert runs.fits(cuda, torch.bfloat16, [768, 32])
     assert not runs.fits(cuda, torch.bfloat16, [768, 4])  # 8 bytes
     assert not runs.fits(cuda, torch.float32, [768, 32])
     assert not runs.fits(CPU, torch.bfloat16, [768, 32])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    capability.append((8, 0))
     assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # an older GPU runs a loop that waits for the device
 
 
@@ -134,38 +127,12 @@ def test_what_is_no_number_does_not_become_one():
 
 
 @needs_kernel
-@settings(deadline=None, max_examples=40)
-@given(
-    kind=st.sampled_from(["lora", "bottleneck"]),
-    rank=st.integers(1, MOST_RANK + 20),
-    function=st.sampled_from(["relu", "gelu"]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    hidden=st.sampled_from([32, 32, 40]),  # 40 is no multiple of the kernel's registers
-    texts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=6),
+@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
+@pytest.mark.parametrize(
+    ("hidden", "dtype", "groups"),
+    [(32, torch.float32, InPlace), (32, torch.bfloat16, Tiles), (40, torch.float32, Tiles)],  # it takes multiples of 16
 )
-def test_adapters_of_any_rank_take_the_kernel_from_their_slots(kind, rank, function, dtype, hidden, texts):
-    """In 32 bits, with the numbers of the records alone. The calls of the kernel are counted."""
-    layout = Layout(kind, rank, hidden, 2, ("attention_out", "ffn_in", "ffn_out"), 48, function)
-    flat = torch.randn(3, 2, layout.layer_size, generator=torch.Generator().manual_seed(rank)).half()
-    bank = SimpleNamespace(read=lambda record, out: out.copy_(flat[record]))
-    slots = Slots(layout, 3, CPU, dtype)
-    slots_of = [slots.hold(record, bank) for record in range(3)]
-    slots.fill()
-    of_row = np.repeat([record for record, _ in texts], [count for _, count in texts])
-    groups = layout.group(np.array(slots_of)[of_row], CPU, dtype)
-    generator = torch.Generator().manual_seed(len(of_row))
-    for at, into, out in ((ATTENTION_OUT, hidden, hidden), (FFN_IN, hidden, 48), (FFN_OUT, 48, hidden)):
-        before, after = (torch.randn(len(of_row), width, generator=generator).to(dtype) for width in (into, out))
-        with patch.object(kernels.kernel(), "map", wraps=kernels.kernel().map) as calls:
-            got = layout.adapt(at, before, after.clone(), groups, slots.layers[1])
-        one_call = function == "relu" or kind == "lora"
-        assert calls.call_count == (
-            0 if dtype is torch.bfloat16 or hidden == 40 else 1 if one_call and rank <= MOST_RANK else 2
-        )
-        one_by_one = [
-            layout.adapt(at, before[[row]], after[[row]].clone(), Tiles(np.zeros(1, dtype=np.int64), CPU), own)
-            for row, record in enumerate(of_row)
-            for own in [{name: tensor[None].to(dtype) for name, tensor in layout.unpack(flat[record])[1].items()}]
-        ]
-        scale = float(got.abs().max())
-        assert torch.allclose(got, torch.cat(one_by_one), atol=scale * (1e-5 if dtype is torch.float32 else 3e-2))
+def test_the_kernel_takes_adapters_of_any_rank(kind, hidden, dtype, groups):
+    for rank in (1, 8, 17, MOST_RANK + 20):
+        layout = Layout(kind, rank, hidden, 2, ("attention_out", "ffn_in", "ffn_out"), 48)
+        assert type(layout.group(np.zeros(1, dtype=np.int64), CPU, dtype)) is groups

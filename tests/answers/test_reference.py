@@ -13,12 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.adapters.slots import Slots
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.scheduling.policy import OURS
@@ -221,41 +219,3 @@ def test_a_value_far_from_0_is_exact_in_16_bits(tmp_path):
     asker.close()
     expected = [float(reference.forward(text, "mark")) for text in texts]
     assert max(abs(own - right) for own, right in zip(found, expected, strict=True)) < 0.05 * (max(expected) - min(expected))
-
-
-def test_a_batch_waits_for_each_layer_before_it_uses_it(worlds, monkeypatch):
-    """Here the weights of a layer are there only when somebody waits for it, so a missing wait gives wrong answers."""
-    fill, marks, waited = Slots.fill, {}, []
-
-    class Late:
-        """The mark of a layer whose weights are NaN until somebody waits for it."""
-
-        def __init__(self, layer):
-            self.layer, self.weights = layer, {name: tensor.clone() for name, tensor in layer.items()}
-            for tensor in layer.values():
-                tensor.fill_(torch.nan)
-
-        def arrive(self):
-            for name, tensor in self.layer.items():
-                tensor.copy_(self.weights[name])
-
-        def wait(self):
-            waited.append(self)
-            self.arrive()
-
-    def late(slots):
-        for mark in marks.pop(slots, ()):
-            mark.arrive()
-        fill(slots)
-        return marks.setdefault(slots, [Late(layer) for layer in slots.layers])
-
-    monkeypatch.setattr(Slots, "fill", late)
-    world = worlds["3 fp16"]
-    asker, comparison = Asker(world.folder), Comparison()
-    for asked in world.pool:
-        if asked.tenant in CROWD[:3]:
-            (rows,) = asker.wait(asker.ask(asked.tenant.id, [asked.text]))
-            comparison.add(asked.tenant.id, rows.logits, world.expected(asked).logits)
-    comparison.assert_equal("fp32")
-    assert waited
-    asker.close()

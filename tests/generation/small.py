@@ -1,4 +1,4 @@
-"""A toy decoder with tenants of two domains and with adapters, as it is served: a model for `World`."""
+"""Decoders as they are served: models for `World`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def written(folder: Path, tenants: list[TenantFile]) -> Path:
     return folder / "repository" / "chat" / "1"
 
 
-class Small:
-    def __init__(self, folder: Path) -> None:
-        self.backbone = backbone = Backbone(written(folder, TENANTS))
+class Served:
+    """A decoder as it is served: a model for `World`."""
+
+    def __init__(self, version: Path, tenants: list[str]) -> None:
+        self.backbone = backbone = Backbone(version)
         self.config, self.layouts, view = backbone.config, backbone.layouts, backbone.view
         self.forest = view.forest
-        known = [view.snapshot.find(own.id) for own in TENANTS]
+        known = [view.snapshot.find(id) for id in tenants]
         self.sources = [Source(t.id, t.uid, t.version, self.forest.chain(t.domain, 1), t.adapter) for t in known]
         self._reference = GenerativeReference(backbone)
 
@@ -52,3 +54,10 @@ class Small:
     def all_logits(self, ids, source) -> torch.Tensor:
         """Returns the logits of the token behind each token."""
         return self._reference.logits(ids, source.tenant)
+
+
+class Small(Served):
+    """A toy decoder with tenants of two domains and with adapters."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(written(folder, TENANTS), [tenant.id for tenant in TENANTS])

@@ -39,8 +39,6 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ('{"temperature": NaN}', ["temperature"]),
-        ('{"temperature": 1' + "0" * 400 + "}", ["temperature"]),
         ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
         ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
         *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
@@ -49,14 +47,6 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
 def test_what_cannot_be_read_as_sampling_is_refused(given, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         read_sampling(given)
-
-
-@pytest.mark.parametrize("given", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
-def test_ids_outside_the_vocabulary_are_refused(given):
-    sampling = read_sampling(json.dumps(given))
-    sampling.check_ids(101)
-    with pytest.raises(InvalidInput, match=mentioning(*given)):
-        sampling.check_ids(100)
 
 
 def test_sampling_comes_from_json_or_from_parameters():
@@ -71,9 +61,6 @@ def test_promises_come_from_the_request():
     assert promise_of({"timeout": 7}, 0) == promise_of({"timeout": 9}, 7) == Promise(whole_ns=7000)
     assert promise_of({"first_token_ms": 2.5, "token_ms": "0.5"}, 0) == Promise(0, 2_500_000, 500_000)
     assert promise_of({}, 2**63 - 1).whole_ns < 2**63
-    for wrong in ("x", "nan", True):
-        with pytest.raises(InvalidInput, match="token_ms"):
-            promise_of({"token_ms": wrong}, 0)
 
 
 def test_settings_are_read_and_refused_by_their_name():

@@ -4,6 +4,8 @@ import threading
 from itertools import count
 from types import SimpleNamespace
 
+import pytest
+
 from hplm.engine import client as engine_client
 from hplm.engine.channel import Cancel
 from hplm.generation.client import DecoderClient, PendingPrompt
@@ -30,10 +32,16 @@ class Engine:
         self._receive(self.current)
 
 
-def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(tmp_path, monkeypatch):
+@pytest.fixture
+def client(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_client, "Workers", Engine)
-    client, sent, hold, here = DecoderClient(tmp_path / "1", {}, None, Meter()), [], Hold(), threading.current_thread()
-    engine = client.workers
+    client = DecoderClient(tmp_path / "1", {}, None, Meter())
+    yield client
+    client.close()
+
+
+def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(client):
+    engine, sent, hold, here = client.workers, [], Hold(), threading.current_thread()
 
     def respond(reply):
         sent.append((reply.outputs["text_output"][0], threading.current_thread() is here))
@@ -56,15 +64,11 @@ def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(tmp_pa
     engine.says(pending.number, b"behind the end")
     assert [text for text, _ in sent] == [b"%d" % number for number in range(last + 1)]
     assert [is_here for _, is_here in sent[:4]] == [True, False, False, False] and sent[-1][1]
-    client.close()
 
 
-def test_a_prompt_that_is_cancelled_before_the_engine_gets_it_is_cancelled_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_client, "Workers", Engine)
-    client = DecoderClient(tmp_path / "1", {}, None, Meter())
+def test_a_prompt_that_is_cancelled_before_the_engine_gets_it_is_cancelled_there(client):
     early, other = (PendingPrompt(b"", lambda reply: None, lambda: None) for _ in range(2))
     client.cancel(early)
     client.submit([early, other])
     passed_on, *after = client.workers.heard[-2:]
     assert isinstance(passed_on, list) and after == [Cancel(early.number)]
-    client.close()

@@ -2,19 +2,23 @@
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from hplm.adapters.layout import Layout
-from hplm.errors import Broken, Internal
+from hplm.adapters.slots import Slots
+from hplm.errors import Broken, DeadlineMissed, HplmError, Internal
 from hplm.generation import staging
+from hplm.generation.loop import MOST_FAILURES
 from hplm.generation.request import CANCELLED, Request, Sequence
 from hplm.generation.running import FINISHED
+from hplm.generation.settings import Promise
 from hplm.plot.forest import Forest
-from hplm.plot.gathering import Gatherer
 from tests.generation.fake import Fake
-from tests.generation.world import MS, Said, World, decode, greedy
+from tests.generation.small import Small
+from tests.generation.world import Said, World, decode, greedy
 
 ALIKE = list(range(3, 37))  # with the start, two blocks of 16 and three more tokens
 
@@ -35,32 +39,25 @@ def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small
     """The next request copies what this one did not. The stager is real: random runs have a fake one."""
     world = World(small)
     first = world.ask([3, 4], greedy(20), tenant=2)
-    hold = world.stager.hold
-
-    def holding(sequence):
-        hold(sequence)
-        world.stager.hold = hold
-        (slots,) = world.stager.slots().values()
-        fill, slots.fill = slots.fill, lambda: setattr(slots, "fill", fill) or 1 / 0
-
-    world.stager.hold = holding
-    world.step()
+    with patch.object(Slots, "fill", side_effect=ZeroDivisionError):
+        world.step()
     assert isinstance(first.error, Internal)
-    small.sources.append(replace(small.sources[2], adapter=replace(small.sources[2].adapter, checksum=9)))
-    try:
-        bad = world.ask([3, 4], greedy(5), tenant=len(small.sources) - 1)
-    finally:
-        small.sources.pop()
+    damaged = replace(small.sources[2], adapter=replace(small.sources[2].adapter, checksum=9))
+    with patch.object(small, "sources", [damaged]):
+        bad = world.ask([3, 4], greedy(5))
     again = world.ask([3, 4], greedy(20), tenant=2)
     world.run()
     assert isinstance(bad.error, Broken) and again.error is None and world.assert_right(again) > 5
 
 
-def test_a_damaged_row_fails_the_requests_that_read_it_alone(small, monkeypatch):
+def test_a_damaged_row_fails_the_requests_that_read_it_alone(tmp_path):
+    small = Small(tmp_path)
     world = World(small)
     bad, good = (world.ask([token, 4], greedy(3), tenant) for token, tenant in ((7, 0), (9, 1)))
-    damaged = bad.request.addresses[1:2]
-    monkeypatch.setattr(Gatherer, "broken", lambda gatherer, forest, rows: np.intersect1d(rows, damaged))
+    ((table, base),) = small.sources[0].chain.links
+    with open(table.folder / "values", "r+b") as values:
+        values.seek((int(bad.request.addresses[1]) - base) * table.meta.row_bytes)
+        values.write(b"\xff" * 4)
     world.run()
     assert isinstance(bad.error, Broken) and "checksum" in str(bad.error)
     assert good.error is None and world.assert_right(good) == 3
@@ -153,15 +150,6 @@ def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(prompt, most):
     assert waits.error is None
 
 
-def test_an_early_arrival_that_a_client_claims_takes_the_cache_from_nobody():
-    world = World(Fake(), tokens=128, share=0.01)
-    world.now = 10**12
-    asked = [world.ask([3] * 20, greedy(60), waited_ns=waited * MS) for waited in (0, 79_000)]
-    world.step(100)  # looks who is put back
-    world.run()
-    assert world.running.put_back and all(world.assert_right(said) == 60 for said in asked)
-
-
 def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     """Another thread may offer it after a step has looked for those that were cancelled."""
     world, said = World(Fake()), Said()
@@ -200,3 +188,20 @@ def test_the_times_of_tokens_are_counted():
     assert found["hplm_first_token_seconds_count",] == 1 and found["hplm_token_seconds_count",] == 2 * 4
     assert found["hplm_token_seconds_sum",] == pytest.approx(8e-3), "a step takes a millisecond"
     assert 0 < found["hplm_first_token_seconds_sum",] < 5e-3
+
+
+@pytest.mark.parametrize("what", ["plan", "expired"])
+def test_the_engine_ends_if_many_steps_in_a_row_fail(what):
+    """Not if others succeed between them."""
+    world = World(Fake())
+    owner = world.running if what == "plan" else world.queue
+    world.ask([3], greedy(9))
+    for fails, ends in ((MOST_FAILURES - 1, 0), (MOST_FAILURES - 1, 0), (MOST_FAILURES, 1)):
+        late = world.ask([3], greedy(1), promise=Promise(first_token_ns=1))
+        with patch.object(owner, what, side_effect=HplmError("a bug")):
+            for _ in range(fails):
+                with pytest.raises(HplmError, match="a bug"):
+                    world.loop.step()
+        assert world.ended == ends
+        world.step()
+        assert isinstance(late.error, DeadlineMissed)

@@ -71,12 +71,6 @@ def test_bytes_that_never_become_a_character_are_not_held_for_ever():
     assert "".join(said(Saying(by_bytes), b"\xff\xfea")) == "\ufffd\ufffda"
 
 
-def test_a_stop_string_counts_only_where_it_may():
-    saying = Saying(by_bytes, ["b"])
-    assert [saying.add([id], may_stop=False) for id in b"ab"] == ["a", "b"] and not saying.stopped
-    assert saying.add(list(b"cbd")) == "c" and saying.stopped
-
-
 STOPS = st.lists(st.text("ab 水👍", min_size=1, max_size=3), max_size=2)
 
 

@@ -2,13 +2,13 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
+from hplm.engine.process import Process
+from hplm.errors import Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
@@ -18,7 +18,7 @@ from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.tenants.manager import Manager
 from testing.toy import CHAT
 from tests.generation.small import written
-from tests.generation.world import Said, drive
+from tests.generation.world import Said
 from tests.support.generative import GenerativeReference
 from tests.support.message import mentioning
 from tests.support.wait import Hold, eventually
@@ -30,18 +30,21 @@ WIDE = TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "k
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 ONCE = replace(GREEDY, max_tokens=1)
 READ = READ_CHARACTERS * CHAT.positions
-
-
-class Messages(NamedTuple):
-    """A chat, instead of a prompt."""
-
-    json: str
+LEAST_NS = 2_000_000  # between two tokens
 
 
 def times(promise):
     """Returns the parameters that ask for it."""
     given = {"timeout": promise.whole_ns // 1000, "first_token_ms": promise.first_token_ns / 1e6}
     return {name: value for name, value in {**given, "token_ms": promise.token_ns / 1e6}.items() if value}
+
+
+class Reading(Prompts):
+    """Notes what was tokenised last."""
+
+    def encode(self, text):
+        self.read = text
+        return super().encode(text)
 
 
 class Place:
@@ -51,20 +54,20 @@ class Place:
         self.manager = Manager(version, state)
         self.manager.registry.begin()
         self.backbone = Backbone(version, state)
-        self.prompts = Prompts.load(version / Backbone.TOKENIZER, self.backbone.config)
+        self.prompts = Reading.load(version / Backbone.TOKENIZER, self.backbone.config)
         self.service = self.started(**settings)
 
     def started(self, **settings):
         service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
-        service.end = drive(service)
+        service.process = Process(service)
+        service.wake = service.process.wake
         return service
 
-    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, promise=NO_PROMISE, **more):
+    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, promise=NO_PROMISE, messages=None, **more):
         """`more`: other parameters of the request."""
         view, said = self.backbone.view, Said()
         service = service or self.service
-        given = (None, prompt.json) if isinstance(prompt, Messages) else (prompt, None)
-        asked = Asked(*given, None, {**times(promise), **more})
+        asked = Asked(prompt, messages, None, {**times(promise), **more})
         said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, said)
         service.wake()
         return said
@@ -84,11 +87,19 @@ class Place:
                 yield
 
 
+def end(service):
+    """Ends a service when it has answered all."""
+    service.process.close()
+    service.reader.join()
+    service.wake = lambda: None
+    service.process.join()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    place = Place(tmp_path_factory.mktemp("service"))
+    place = Place(tmp_path_factory.mktemp("service"), least_token_ns=LEAST_NS)
     yield place
-    place.service.end()
+    end(place.service)
 
 
 @contextmanager
@@ -103,28 +114,25 @@ def held(service):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sampling", "named"),
+    ("prompt", "promise", "named"),
     [
-        ("a", replace(GREEDY, stop_token_ids=(CHAT.vocabulary,)), ["stop_token_ids"]),
-        ("a", replace(GREEDY, logit_bias={10**6: 1.0}), ["logit_bias"]),
-        ("a", replace(GREEDY, max_tokens=CHAT.positions), ["max_tokens", CHAT.positions]),
-        ("a" * CHAT.positions, GREEDY, ["max_tokens", CHAT.positions]),
-        ("a" * (READ + 1), GREEDY, ["truncate", f"{READ:,}"]),
-        (Messages("no JSON"), GREEDY, []),
+        ("a" * CHAT.positions, NO_PROMISE, ["max_tokens", CHAT.positions]),
+        ("a" * (READ + 1), NO_PROMISE, ["truncate", f"{READ:,}"]),
+        ("a", Promise(token_ns=LEAST_NS - 1), ["token_ms", 2]),
     ],
-    ids=["stop", "bias", "tokens", "long", "too long to be read", "messages"],
+    ids=["long", "too long to be read", "less than the operator allows"],
 )
-def test_bad_input_is_refused(place, prompt, sampling, named):
+def test_bad_input_is_refused(place, prompt, promise, named):
+    """Which values are refused by themselves: `tests/refusals/test_contract.py`."""
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        place.refused(prompt, sampling=sampling)
+        place.refused(prompt, promise=promise)
 
 
-def test_only_the_end_of_a_long_prompt_is_read_and_kept_if_it_may_be_cut(place, monkeypatch):
-    read, encode, end = [], place.prompts.encode, "".join(chr(97 + i % 26) for i in range(READ))
-    monkeypatch.setattr(place.prompts, "encode", lambda text: read.append(text) or encode(text))
+def test_only_the_end_of_a_long_prompt_is_read_and_kept_if_it_may_be_cut(place):
+    end = "".join(chr(97 + i % 26) for i in range(READ))
     said = place.ask("b" * 10 * READ + end, sampling=replace(GREEDY, max_tokens=8), truncate=True).wait()
-    assert read == [end]
-    kept = encode(end).tolist()
+    assert place.prompts.read == end
+    kept = place.prompts.encode(end).tolist()
     kept = [kept[0], *kept[len(kept) - (CHAT.positions - 8 - 1) :]]
     assert said.pieces[-1].prompt_tokens == len(kept) == CHAT.positions - 8
     expected = GenerativeReference(place.backbone).generate(kept, "plain", 8)
@@ -137,17 +145,17 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
         with pytest.raises(Quota):
             place.refused("a")
     ended = place.started()
-    ended.end()
+    end(ended)
     with place.limits("lora", in_flight=1):
         for _ in range(2):  # what was refused is not in flight
             with pytest.raises(InvalidInput):
-                place.refused(Messages("no JSON"), "lora")
+                place.refused(None, "lora", messages="no JSON")
             with pytest.raises(Draining):
                 place.refused("a", "lora", service=ended)
         with held(place.service):
             first = place.ask("a", "lora")
             with pytest.raises(Quota):  # before its prompt is read, which takes time
-                place.ask(Messages("no JSON"), "lora")
+                place.ask(None, "lora", messages="no JSON")
         first.wait()
         assert place.ask("a", "lora").wait().error is None
 
@@ -172,41 +180,21 @@ def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
     assert adapters(service) == ("lora,wide", ""), "adapters of other layouts keep their slots"
     assert place.ask("a", "alike", service=service).wait().error is None
     assert adapters(service) == ("alike,wide", "")
-    service.end()
+    end(service)
 
 
 def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
     """Each of the three times for itself."""
-    service = place.started(admission=False, promise=Promise(7 * HOUR, 8 * HOUR, 9 * HOUR))
-    with place.limits("plain", first_token_us=5 * HOUR // 1000, token_us=6 * HOUR // 1000):
+    service = place.started(admission=False, promise=Promise(7 * HOUR, 8 * HOUR, 9 * HOUR), least_token_ns=3 * HOUR)
+    own_times = {"deadline_us": 4 * HOUR // 1000, "first_token_us": 5 * HOUR // 1000, "token_us": 6 * HOUR // 1000}
+    with place.limits("plain", **own_times), place.limits("wide", token_us=6 * HOUR // 1000):
         for tenant, own, expected in (
             ("lora", Promise(), (7, 8, 9)),
-            ("plain", Promise(), (7, 5, 6)),
-            ("plain", Promise(first_token_ns=2 * HOUR), (7, 2, 6)),
+            ("wide", Promise(), (7, 8, 6)),
+            ("plain", Promise(), (4, 5, 6)),
+            ("plain", Promise(first_token_ns=2 * HOUR), (4, 2, 6)),
             ("plain", Promise(HOUR, 2 * HOUR, 3 * HOUR), (1, 2, 3)),
         ):
             said = place.ask("a", tenant, ONCE, service=service, promise=own).wait()
             assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
-    service.end()
-
-
-def test_the_operator_sets_the_least_time_between_tokens_that_a_request_may_ask_for(place):
-    service = place.started(admission=False, least_token_ns=2_000_000)
-    with pytest.raises(InvalidInput, match=mentioning("token_ms", 1.5, 2)):
-        place.ask("a", service=service, promise=Promise(token_ns=1_500_000))
-    for allowed in (0, 2_000_000):
-        assert place.ask("a", sampling=ONCE, service=service, promise=Promise(token_ns=allowed)).wait().error is None
-    service.end()
-
-
-@pytest.mark.parametrize(
-    ("limit", "patient"),
-    [("first_token_us", Promise(first_token_ns=HOUR)), ("deadline_us", Promise(whole_ns=HOUR))],
-)
-def test_the_times_of_a_tenant_are_kept(place, limit, patient):
-    service = place.started(admission=False)
-    with place.limits("plain", **{limit: 1}):
-        assert isinstance(place.ask("a", service=service).wait().error, DeadlineMissed)
-        assert place.ask("a", service=service, promise=patient).wait().error is None
-        assert place.ask("a", "lora", service=service).wait().error is None  # another tenant has no such limit
-    service.end()
+    end(service)

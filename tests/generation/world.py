@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from hplm.engine.process import Process
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, places_of, table_of
 from hplm.generation.choosing import Wish, choose, seed_of
@@ -123,20 +121,6 @@ class Said:
         return reason
 
 
-def drive(service) -> Callable[[], None]:
-    """Starts the threads of a service, as its process does. Returns what ends them, when all was answered."""
-    process = Process(service)
-    service.wake = process.wake
-
-    def end():
-        process.close()
-        service.reader.join()
-        service.wake = lambda: None
-        process.join()
-
-    return end
-
-
 class World:
     """A loop whose steps take a millisecond each, and all requests that it took."""
 
@@ -242,6 +226,8 @@ class World:
             compared += count
             told = [len(piece.tokens) for piece in said.pieces if piece.choice == choice]
             assert sampling.logprobs is None or told == [1] * len(ids) or (finish in ("cancelled", "deadline") and told[-1] < 2)
+            tokens = [token for piece in said.pieces if piece.choice == choice for token in piece.tokens]
+            assert {len(token.likeliest) for token in tokens} <= {sampling.logprobs or 0}
             text, reason = written(ids, sampling, self.model.config.end_ids)
             assert finish == reason or (finish in ("cancelled", "deadline") and reason is None), (finish, reason, ids)
             mine = said.text(choice)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from hplm.model import eightbit
-from hplm.model import kernel as kernels
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.eightbit import MOST_ROWS, EightBit, weight_levels
@@ -54,7 +53,6 @@ def exact(linear, x):
 @torch.inference_mode()
 def test_a_product_equals_that_of_whole_numbers(linear, in_eight_bits, monkeypatch, rows, compiled):
     """Numbers are rounded by the kernel, by several threads of it, or by torch. Tokens may lie apart."""
-    monkeypatch.setattr(kernels, "WORTH", 0)
     if not compiled:
         monkeypatch.setattr(eightbit, "kernel", lambda: None)
     x = torch.cat([tokens(rows)] * 2, dim=1)[:, INPUTS:]

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from hplm.errors import Broken, InvalidInput
 from hplm.model.chat import BREAK, Chat
 from hplm.model.checkpoint import load_checkpoint
-from hplm.model.prompts import READ_CHARACTERS, Prompts, cut_prompt
+from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import Window
 from testing.random_store import byte_tokenizer_json
@@ -41,13 +41,6 @@ def test_a_template_that_begins_with_the_start_id_gets_no_other_one(prompts):
     start = f"<|{CHAT.start_id}|>"
     assert np.array_equal(prompts.encode(start + "a"), prompts.encode("a"))
     assert prompts.decode(prompts.encode("a"), special=True) == start + "a"
-
-
-def test_a_prompt_that_is_cut_keeps_its_end(prompts):
-    tokens = prompts.encode("abcdef")
-    assert prompts.decode(cut_prompt(tokens, 4)) == "def" and cut_prompt(tokens, 4)[0] == CHAT.start_id
-    assert np.array_equal(cut_prompt(tokens, 7), tokens)
-    assert cut_prompt(tokens, 1).tolist() == [CHAT.start_id]
 
 
 def test_documents_of_a_decoder_are_cut_into_pieces_behind_the_start_id(prompts):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,27 +11,6 @@ from hplm.model.checkpoint import random_backbone
 from hplm.model.windows import Window
 from testing.toy import CHAT, CONFIG
 from tests.support.message import mentioning
-
-
-@pytest.mark.parametrize(
-    "window, windows, levels",
-    [
-        (Window(3), [[0, 1, 12], [1, 12, 13], [12, 13, 0], [0, 21, 0]], [[1, 1, 1], [0, 1, 1], [0, 1, 0]]),
-        (Window(2), [[0, 1], [1, 12], [12, 13], [0, 21]], [[1, 1], [0, 1]]),
-        (Window(1), [[1], [12], [13], [21]], [[1]]),
-        (
-            Window(4),  # one more token before than after
-            [[0, 0, 1, 12], [0, 1, 12, 13], [1, 12, 13, 0], [0, 0, 21, 0]],
-            [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 0]],
-        ),
-        (Window(3, causal=True), [[0, 0, 1], [0, 1, 12], [1, 12, 13], [0, 0, 21]], [[1, 1, 1], [0, 1, 1], [0, 0, 1]]),
-    ],
-    ids=str,
-)
-def test_windows_stop_at_the_ends_of_a_text_and_lose_their_outermost_token_first(window, windows, levels):
-    """Token 0 is a token, too."""
-    assert window.of(np.array([0, 11, 12, 20]), np.array([3, 1])).tolist() == windows
-    assert window.levels().astype(int).tolist() == levels
 
 
 def test_windows_have_one_to_five_tokens():
@@ -73,16 +51,6 @@ def test_each_window_is_computed_as_if_it_were_alone(causal):
         expected = torch.stack([by_hand(lower, window) for window in windows.tolist()])[:, lower.window.stored]
         assert torch.allclose(lower(windows), expected, atol=1e-5)
     assert expected.abs().max() > 0.1
-
-
-def test_absent_tokens_get_zeros_and_no_gradient():
-    lower = stack(Window(3))
-    vectors = lower(torch.tensor(WINDOWS))
-    assert (vectors[torch.tensor(WINDOWS) == 0] == 0).all()
-    vectors.square().sum().backward()
-    used = torch.zeros(len(lower.words.weight), dtype=torch.bool)
-    used[[token - 1 for window in WINDOWS for token in window if token]] = True
-    assert (lower.words.weight.grad[used].abs().sum(1) > 0).all() and not lower.words.weight.grad[~used].any()
 
 
 @pytest.mark.parametrize("config", [CONFIG, CHAT], ids=lambda config: config.name)

@@ -1,6 +1,5 @@
 """Keys are packed exactly, for any window and vocabulary, and the index finds them as a dictionary does."""
 
-import tracemalloc
 from unittest.mock import patch
 
 import numpy as np
@@ -55,14 +54,7 @@ def test_every_key_is_found_and_nothing_else(tmp_path_factory, count, words, spr
     assert (index.by_row() == keys).all()
 
 
-def test_a_search_takes_no_more_memory_in_a_larger_index(tmp_path):
-    peaks = []
-    for count in (1000, 100_000):
-        keys = np.random.default_rng(0).permutation(np.arange(1, count + 1, dtype=np.uint64))[:, None]
-        (tmp_path / str(count)).mkdir()
-        index = Index(tmp_path / str(count), write_index(tmp_path / str(count), keys))
-        tracemalloc.start()
-        assert index.find(keys[:10]).tolist() == list(range(1, 11))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 2 * peaks[0]  # the fullest bucket of the larger one has a few keys more
+def test_no_bucket_is_long(tmp_path):
+    """So a search takes no more time and memory in a larger index."""
+    keys = np.random.default_rng(0).permutation(np.arange(1, 100_001, dtype=np.uint64))[:, None]
+    assert write_index(tmp_path, keys).longest < 10
