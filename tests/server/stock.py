@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.server import TritonServer
 from tests.support.message import mentioning
+from tests.support.wait import PATIENCE
 
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 STATUS = {
@@ -68,6 +71,15 @@ class Stock:
         wanted = self.wanted(outputs)
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}
+
+
+def posted(server: TritonServer, way: tuple[str, str], body: bytes | str, **headers: str | bytes) -> tuple[int, str]:
+    """Sends a plain HTTP request to a model. Returns the status and the text of its answer. `way`: the model, and `infer`."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    with closing(connection):
+        connection.request("POST", "/v2/models/{}/{}".format(*way), body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode("utf-8", "replace")
 
 
 def names_in(result):

@@ -23,7 +23,7 @@ from hplm.server.stubs import regions, size_of, stubs
 from hplm.server.supervisor import Limits
 from testing.toy import WORDS
 from tests.backbones import NAMES
-from tests.server.stock import LIBRARIES
+from tests.server.stock import LIBRARIES, posted
 from tests.server.test_engine_ends import engine_of
 from tests.support.message import mentioning, mentions
 from tests.support.servers import kill_model, published
@@ -67,13 +67,6 @@ class Watched:
         eventually(lambda: not any(one.may_have_lost for one in holders(self.server.id)))
         for model in models:
             kill_model(self.server, model)
-
-    def post(self, path, body, headers=None):
-        connection = http.client.HTTPConnection(self.server.http_url, timeout=PATIENCE)
-        connection.request("POST", path, json.dumps(body), headers or {})
-        status = connection.getresponse().status
-        connection.close()
-        return status
 
     def until(self, holds):
         """Lets the supervisor look until this holds."""
@@ -140,7 +133,7 @@ def test_a_model_that_stands_still_is_replaced(watched):
 @on_group
 def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(watched):
     tensor = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["x" * 30_000_000]}
-    assert watched.post("/v2/models/toy/infer", {"inputs": [tensor]}) == 404
+    assert posted(watched.server, ("toy", "infer"), json.dumps({"inputs": [tensor]}))[0] == 404
     assert size_of(watched.stub("toy-lookup").region) > 25_000_000
     server = watched.server.pid
     watched.supervise(regions_share=30_000_000 / shutil.disk_usage("/dev/shm").total)
