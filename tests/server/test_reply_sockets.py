@@ -49,9 +49,10 @@ def test_more_answers_find_room_in_widened_buffers():
     assert room(reply_sockets.widen) > 1.5 * room(lambda pid: None)
 
 
-def test_buffers_that_may_not_be_widened_are_logged_with_the_way_out(monkeypatch, caplog):
-    monkeypatch.setattr(reply_sockets, "_PIDFD_GETFD", -1)  # as where the system does not let us
-    room(reply_sockets.widen)
+def test_buffers_that_cannot_be_widened_are_logged_with_the_way_out(caplog):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    reply_sockets.widen(ended.pid)
     assert mentions(caplog.text, "net.core.wmem_default", reply_sockets.ROOM)
 
 
