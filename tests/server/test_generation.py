@@ -104,11 +104,8 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
     ("tenant", "given", "word", "named"),
     [
         ("nobody", {}, "no_tenant", []),
-        ("keyed", {}, "no_tenant", []),
         ("plain", {"timeout": 1}, "deadline", []),
         ("plain", {"sampling_parameters": {"temprature": 1}}, "invalid_input", ["temprature"]),
-        ("plain", {"hplm_rung": -1}, "invalid_input", ["hplm_rung", -1]),
-        ("plain", {"text_input": None}, "invalid_input", ["text_input", "messages"]),
         ("plain", {"text_input": None, "messages": '[{"role": "user"}]'}, "invalid_input", ["messages", "content"]),
     ],
 )
