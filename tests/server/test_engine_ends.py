@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.store.store import TenantFile
 from hplm.cli.main import main
 from hplm.errors import error_in
 from hplm.plot.table import Table
@@ -122,28 +121,18 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
     eventually(lambda: said_to("acme") is None)
 
 
-def test_one_engine_serves_both_backbones_and_no_tenant_of_another_group(server):
+def test_one_engine_serves_both_backbones_and_their_new_tenants_and_none_of_another_group(server):
+    stock, comparison = server.stock(), Comparison()
     assert sum(stub.model.endswith("-upper") for stub in stubs(server.server.pid)) == 1
     with HplmClient(server.http_url) as client:
         assert client.backbones() == sorted(NAMES)
     for tenant in (tenant.id for tenant in TENANTS if tenant.domain == "law"):
         for model in (*NAMES, "hplm"):
             with refused("no_tenant"):
-                server.stock().ask([TEXT], tenant, model=model)
-
-
-def test_a_tenant_is_added_to_one_while_the_other_is_asked(server):
-    stock, comparison = server.stock(), Comparison()
-
-    def compare(backbone, tenant, answers):
-        expected = server.reference(backbone).forward(TEXT, tenant).numpy()
-        for answer in answers:
-            comparison.add(f"{backbone}/{tenant}", answer["LOGITS"][0][: len(expected)], expected)
-
-    with Asking(server.stock, ["gaia"], [TEXT], clients=1) as load:
-        new = server.tenant("deep", file=TenantFile("new", 1, "root", 1, "classify", ["x", "y"], 4)).id
-        compare("deep", new, [stock.ask([TEXT], new, model=model) for model in ("deep", "hplm")])
-        load.wait_for(lambda *answer: True, 3)
-    assert not load.failures()
-    compare("toy", "gaia", [answer for _, _, answer in load.answers])
+                stock.ask([TEXT], tenant, model=model)
+    for backbone in NAMES:
+        new = server.tenant(backbone).id
+        expected = server.reference(backbone).forward(TEXT, new).numpy()
+        for model in (backbone, "hplm"):
+            comparison.add(f"{backbone}/{new}", stock.ask([TEXT], new, model=model)["LOGITS"][0][: len(expected)], expected)
     comparison.assert_equal("fp32")
