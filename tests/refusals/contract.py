@@ -118,18 +118,10 @@ def table(page: str, first: str, number: int = 0) -> list[Row]:
     header, rows = _cells(lines[starts[number]]), []
     for line in lines[starts[number] + 2 :]:
         if not line.startswith("|"):
-            return rows
+            break
         cells = dict(zip(header, _cells(line), strict=True))
-        rows.append(
-            Row(
-                cells[first].strip("`"),
-                cells.get("of", ""),
-                cells["type"],
-                cells["least"],
-                cells.get("most", ""),
-                cells["default"],
-            )
-        )
+        of, most = cells.get("of", ""), cells.get("most", "")
+        rows.append(Row(cells[first].strip("`"), of, cells["type"], cells["least"], most, cells["default"]))
     return rows
 
 

@@ -249,16 +249,9 @@ def corpus(work: Path, take: Taken) -> Made:
 
 
 def trace(work: Path, take: Taken) -> Made:
-    rows = [
-        {"arrival": 1.5, "tokens": 9, "tenant": "x", "deadline_ms": 80, "priority": 1},
-        {"arrival": 2, "tokens": 3},
-    ]
-    folder = written(work / "data", {"trace.jsonl": b"\n".join(map(dumped, rows))})
-
-    def read(name: str) -> None:
-        take(lambda: read_recorded(folder / "trace.jsonl", ["x"]))
-
-    return folder, read
+    row = {"arrival": 1.5, "tokens": 9, "tenant": "x", "deadline_ms": 80, "priority": 1}
+    folder = written(work / "data", {"trace.jsonl": dumped(row) + b"\n" + dumped({"arrival": 2, "tokens": 3})})
+    return folder, lambda name: read_recorded(folder / name, ["x"])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import struct
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,26 +104,22 @@ def test_odd_options_are_read_or_refused(read, form):
 
 @given(end=st.integers(0, 200), pieces=st.lists(st.integers(1, 40), max_size=6), one_by_one=st.booleans())
 def test_a_channel_whose_sender_was_killed_gives_its_whole_messages(end, pieces, one_by_one):
-    sent = [Ready(), bytearray(b"a frame"), End(), bytearray()]
+    sent, ends, stream = [Ready(), bytearray(b"a frame"), End(), bytearray()], [], b""
     mine, other = socket.socketpair()
     sender = Channel(mine.detach())
     for message in sent:
         sender.send_bytes([message]) if isinstance(message, bytearray) else sender.send(message)
+        stream += other.recv(1 << 16)
+        ends.append(len(stream))
     sender.close()
-    with other:
-        stream = other.recv(1 << 16)
     near, far = socket.socketpair()
-    left = stream[:end]
-    for size in (*pieces, len(left)):
-        far.sendall(left[:size])
-        left = left[size:]
-    far.close()
+    with other, far:
+        left = stream[:end]
+        for size in (*pieces, len(left)):
+            far.sendall(left[:size])
+            left = left[size:]
     receiver, got = Channel(near.detach()), []
     while None not in got:
         got += [receiver.receive()] if one_by_one else receiver.arrived(PATIENCE)
     receiver.close()
-    whole, ends = 0, 0
-    for _ in sent:
-        ends += 9 + struct.unpack_from("<Q", stream, ends)[0]
-        whole += ends <= end
-    assert got == [*sent[:whole], None]
+    assert got == [*(message for message, ends_at in zip(sent, ends, strict=True) if ends_at <= end), None]
