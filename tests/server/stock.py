@@ -23,6 +23,9 @@ STATUS = {
 }
 
 
+OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION")
+
+
 def refused(word: str, *named: object):
     """Checks that a request in the block is refused by an error with this word, which names these things."""
     return pytest.raises(InferenceServerException, match=mentioning(f"[{word}]", *named))
@@ -49,22 +52,12 @@ class Stock:
     def wanted(self, names):
         return [self._library.InferRequestedOutput(name) for name in names]
 
-    def ask(
-        self,
-        texts,
-        tenant=None,
-        pairs=None,
-        outputs=("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"),
-        model="toy",
-        headers=None,
-        **parameters,
-    ):
+    def ask(self, texts, tenant=None, pairs=None, outputs=OUTPUTS, model="toy", headers=None, timeout=None, **parameters):
         inputs = [
             self.tensor(name, np.array([[v if isinstance(v, bytes) else v.encode()] for v in values], dtype=object))
             for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs))
             if values is not None
         ]
-        timeout = parameters.pop("timeout", None)
         if tenant is not None:
             parameters["tenant"] = tenant
         headers = dict(headers) if headers else None  # the HTTP client adds its own to them

@@ -46,14 +46,6 @@ def make(tmp_path):
         process.stop(0)
 
 
-def has_ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
-
-
 def kill(process):
     os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: process.pid is None)
@@ -96,13 +88,13 @@ def test_what_an_ended_process_has_left_is_killed(make):
     process, left = with_a_child(make, "sleep 600 & echo $!; wait")
     kill(process)
     process.look(lambda _: None)
-    eventually(lambda: has_ended(left))
+    eventually(lambda: not process_group.lives(left))
 
 
 def test_stopping_ends_the_whole_group_although_it_does_not_listen(make):
     process, child = with_a_child(make, "trap '' TERM; sleep 600 & echo $!; wait; wait")
     process.stop(0.2)
-    assert process.pid is None and has_ended(child)
+    assert process.pid is None and not process_group.lives(child)
 
 
 def test_it_is_pinned_to_its_cores_with_as_many_threads(make):
@@ -133,7 +125,7 @@ def test_it_ends_with_the_process_that_has_started_it(tmp_path):
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         parent.kill()
-    eventually(lambda: has_ended(child))
+    eventually(lambda: not process_group.lives(child))
 
 
 def test_a_gateway_names_a_port_in_use_and_a_missing_package(monkeypatch):
