@@ -64,15 +64,9 @@ class Played(Clock):
         ask(self, "127.0.0.1:1", ["chat"], how == "once", how == "alive", 15.0, self)
 
 
-@pytest.mark.parametrize(
-    ("answers", "restarts"),
-    [
-        ([WORKS, *[BROKEN] * round(SILENT_SECONDS + 2)], 1),
-        ([WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4, 0),  # for a moment each
-    ],
-)
-def test_a_server_is_started_again_if_a_model_of_it_stays_broken(answers, restarts):
-    server = Played(*answers)
+@pytest.mark.parametrize(("broken", "times", "restarts"), [(SILENT_SECONDS + 2, 1, 1), (SILENT_SECONDS / 2, 4, 0)])
+def test_a_server_is_started_again_if_a_model_of_it_stays_broken(broken, times, restarts):
+    server = Played(*[WORKS, *[BROKEN] * round(broken)] * times)
     supervising = server.supervised()
     while server.answers:
         supervising.look()
@@ -178,22 +172,16 @@ def test_what_an_answer_means(status, said, state):
     assert probing.health(status, json.dumps({"error": said}).encode() if said else b"").state is state
 
 
-class Unread(Control):
-    """A server that does not know its model's configuration."""
-
-    def __init__(self):
-        super().__init__("127.0.0.1", 1, {})
-        self.asked = []
-
-    def _ask(self, port, method, path, body=None, timeout=5.0):
-        self.asked.append(path)
-        return 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
-
-
 def test_a_model_whose_configuration_cannot_be_read_has_no_probe_and_is_not_loaded_with_an_empty_one():
     """Triton would answer a probe without inputs, whether the model lives or not."""
-    server = Unread()
+    asked = []
+
+    class Unread(Control):
+        def _ask(self, port, method, path, *_):
+            asked.append(path)
+            return 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
+
     with pytest.raises(HplmError, match=mentioning("toy", 400, "no available versions")):
-        server.probes(["toy"])
-    server.asked.clear()
-    assert not server.revive("toy") and server.asked == ["/v2/models/toy/config"]
+        Unread("127.0.0.1", 1, {}).probes(["toy"])
+    asked.clear()
+    assert not Unread("127.0.0.1", 1, {}).revive("toy") and asked == ["/v2/models/toy/config"]

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.engine.backbone import Backbone
-from hplm.metrics.names import METRICS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
+from hplm.metrics.names import METRICS, MODEL_RESTARTS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited, process_group
 from hplm.server.process_group import SHARED_MEMORY
@@ -26,7 +26,6 @@ from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
-CHILD = "hplm.generation.child"
 LONG = {**GREEDY, "max_tokens": 16_000}
 
 
@@ -135,10 +134,9 @@ def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):
 
 def test_a_chosen_token_is_told_before_the_likeliest(server):
     sampling = {"max_tokens": 64, "seed": 1, "ignore_eos": True, "temperature": 0.1}
-    (alone,) = Asked(server, "ab", "plain", {**sampling, "logprobs": 0}, **RETURN).pieces()
-    (answer,) = Asked(server, "ab", "plain", {**sampling, "logprobs": 20}, **RETURN).pieces()
-    told = [list(token) for token in json.loads(answer["logprobs"][0])]
-    assert [token[0] for token in told] == [str(id) for id in ids_of([alone])]
+    alone, answer = (Asked(server, "ab", "plain", {**sampling, "logprobs": count}, **RETURN).pieces() for count in (0, 20))
+    told = [list(token) for token in json.loads(answer[0]["logprobs"][0])]
+    assert [token[0] for token in told] == [str(id) for id in ids_of(alone)]
     assert any(len(token) == 20 for token in told), "none of the chosen tokens is one of the likeliest"
 
 
@@ -186,15 +184,12 @@ def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(s
     """The model's process stays, so every answer gets an error of ours: those in a step another one than those that wait."""
 
     def decoder():
-        found = [pid for pid in process_group.members(server.server.pid) if CHILD in process_group.arguments(pid)]
-        return found[0] if found else None
-
-    def ask(sampling=GREEDY, **more):
-        return Asked(server, "a", "plain", sampling, **more)
+        members = process_group.members(server.server.pid)
+        return next((pid for pid in members if "hplm.generation.child" in process_group.arguments(pid)), None)
 
     eventually(lambda: not server.held)
     killed, before = decoder(), server.metrics()
-    asked = [ask(LONG, stream=number % 2 == 0) for number in range(12)]  # eight run at once
+    asked = [Asked(server, "a", "plain", LONG, stream=number % 2 == 0) for number in range(12)]  # eight run at once
     asked[0].piece()
     eventually(lambda: server.held == 12)
     os.kill(killed, signal.SIGKILL)
@@ -215,22 +210,19 @@ def test_counts_and_times_of_answers_are_published(server):
         Asked(server, "words", tenant, sampling, stream=True).pieces()
     with refused("no_tenant"):
         Asked(server, "a", "nobody").piece()
-    scraped = settled(server, {"hplm_generations_total": 4, "hplm_running_sequences": 0, "hplm_cache_tokens": 0}, before)
-    now = server.metrics()
-    assert scraped.of("hplm_generations_total", outcome="length") == 3
-    assert scraped.of("hplm_generations_total", outcome="no_tenant") == 1
-    assert scraped.of("hplm_generated_tokens_total") == 3 * 24 + 1
-    assert scraped.of("hplm_prompt_tokens_total") == 3 * len("*words")
+    counts = {"hplm_generations_total": 4, "hplm_running_sequences": 0, "hplm_cache_tokens": 0}
+    counts |= {"hplm_generated_tokens_total": 3 * 24 + 1, "hplm_prompt_tokens_total": 3 * len("*words")}
+    times = {"hplm_first_token_seconds": 3, "hplm_token_seconds": 3 * (24 - 1)}
+    scraped, now = settled(server, counts | {f"{name}_count": count for name, count in times.items()}, before), server.metrics()
+    for outcome, count in (("length", 3), ("no_tenant", 1)):
+        assert scraped.of("hplm_generations_total", outcome=outcome) == count
     assert now.of("hplm_cache_room_tokens") == 32_768 and now.of("hplm_cache_share") == 0
     known = [set(labels) for name, labels in scraped.series if name == "hplm_adapters_info"]
     running = {("max_lora", "8"), ("running_lora_adapters", "lora"), ("waiting_lora_adapters", "")}
     assert any(running <= labels for labels in known), known
-    for name, count in (("hplm_first_token_seconds", 3), ("hplm_token_seconds", 3 * (24 - 1))):
-        assert scraped.of(f"{name}_count") == scraped.of(f"{name}_bucket", le="+Inf") == count
+    for name, count in times.items():
         buckets = [value for (found, _), value in scraped.series.items() if found == f"{name}_bucket"]
         assert len(buckets) > 10 and max(buckets) == count and scraped.of(f"{name}_sum") > 0
     shown = {name for name, own in scraped.series if ("backbone", "chat") in own}
-    assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS | OF_ENGINES} | {
-        SERVER_RESTARTS.name,
-        "hplm_model_restarts_total",
-    }
+    others = {SERVER_RESTARTS.name, MODEL_RESTARTS.name}
+    assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS | OF_ENGINES} | others

@@ -34,26 +34,21 @@ def test_counts_equal_the_sent_requests(server):
         stock.ask([WORDS[0]], "beta", timeout=1)
     with refused("invalid_input"):
         stock.ask([WORDS[0]] * 2, "beta", top_k=-1)
-    scraped = settled(server, {"hplm_lookup_requests_total": 15, "hplm_requests_total": 12}, before)
-    lookups, requests = "hplm_lookup_requests_total", "hplm_requests_total"
-    assert scraped.of(lookups, outcome="passed_on") == 12
-    for outcome in ("no_tenant", "invalid_input", "deadline"):
-        assert scraped.of(lookups, outcome=outcome) == 1
-    assert scraped.of(lookups) == 15
-    assert scraped.of(requests, outcome="answered") == scraped.of(requests, outcome="on_time") == 6
-    assert scraped.of(requests) == 12
+    counts = {"hplm_lookup_requests_total": 15, "hplm_requests_total": 12, "hplm_batch_texts_total": texts}
+    counts |= {"hplm_batch_tokens_total": tokens, "hplm_batch_padding_total": 0, "hplm_plot_windows_total": tokens}
+    counts |= {"hplm_wait_seconds_count": texts, "hplm_slack_seconds_count": sum([3, 4] * 3), "hplm_deadline_seconds_count": 6}
+    scraped = settled(server, counts, before)
+    for outcome, count in (("passed_on", 12), ("no_tenant", 1), ("invalid_input", 1), ("deadline", 1)):
+        assert scraped.of("hplm_lookup_requests_total", outcome=outcome) == count
+    for outcome in ("answered", "on_time"):
+        assert scraped.of("hplm_requests_total", outcome=outcome) == 6
     for tenant, count in sent.items():
         assert scraped.of("hplm_tenant_requests_total", tenant=tenant) == count
-    assert scraped.of("hplm_batch_texts_total") == scraped.of("hplm_wait_seconds_count") == texts
-    assert scraped.of("hplm_batch_tokens_total") == tokens
-    assert scraped.of("hplm_batch_padding_total") == 0
     assert 0 < scraped.of("hplm_batches_total") <= 12
     assert scraped.of("hplm_wait_seconds_bucket", le="+Inf") == texts
-    assert scraped.of("hplm_slack_seconds_count") == sum([3, 4] * 3)
-    assert scraped.of("hplm_deadline_seconds_count") == 6 and 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
+    assert 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
     assert scraped.of("hplm_slot_misses_total") > 0 < server.metrics().of("hplm_slots_used")
     assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
-    assert scraped.of("hplm_plot_windows_total") == tokens  # one window a token
     terms = ("batch", "token", "text", "adapter")  # a fitted term may be 0, their sum may not
     assert sum(server.metrics().of("hplm_cost_seconds", term=term) for term in terms) > 0
     assert {stage for (name, own), _ in scraped.series.items() if name == "hplm_stage_seconds_total" for key, stage in own
