@@ -50,12 +50,6 @@ def read(models, toy, tmp_path_factory):
     commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     config = {**parameters_of(toy.repository / "toy-upper" / "config.pbtxt"), "deadline_ms": "0"}
     by = {row.name: row.of.strip("`") for row in TABLES["commands"]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda _: None)  # which would take most of the time of a command
-        yield _readers(models, commands, by, config)
-
-
-def _readers(models, commands, by, config):
     return {
         "encoder": lambda name, value: models.encode({name: value}),
         "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),

@@ -140,31 +140,24 @@ def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served):
     idle.client.close()
 
 
-class WithLittleLockedMemory(TritonServer):
-    """A server that may lock 16 KB. Root may lock more than its limit, so root gives that right up."""
-
-    def _command(self, folder):
-        right = ["setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"] if os.geteuid() == 0 else []
-        return [*right, "sh", "-c", f'ulimit -l {KILOBYTES}; exec "$0" "$@"', *super()._command(folder)]
-
-
 def test_errors_of_models_that_do_not_load_are_shown_and_no_process_remains(toy, tmp_path):
-    """One has hot rows beyond the limit of locked memory, and says what to raise."""
-    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=1000))
-    tables = [Table(path.parent) for path in tmp_path.glob("toy/1/plot/*/*/meta.json")]
+    """One has hot rows beyond the limit of locked memory, and says what to raise. Root would not be bound by it."""
+    repository = tmp_path / "repository"
+    export(toy.store, repository, ServingOptions(dtype="fp32", plot_hot=1000))
+    tables = [Table(path.parent) for path in repository.glob("toy/1/plot/*/*/meta.json")]
     needed = sum(min(1000, table.size) * table.meta.row_bytes for table in tables)
     assert needed > KILOBYTES << 10
-    add_model(tmp_path, "bad", REFUSES)
-    add_model(tmp_path, "broken", ECHO)
-    (tmp_path / "broken/config.pbtxt").write_text('name: "broken" input [ {')
-    server = WithLittleLockedMemory(tmp_path)
+    add_model(repository, "bad", REFUSES)
+    add_model(repository, "broken", ECHO)
+    (repository / "broken/config.pbtxt").write_text('name: "broken" input [ {')
+    server, bound = TritonServer(repository), "setpriv --inh-caps=-ipc_lock --bounding-set=-ipc_lock" * (os.geteuid() == 0)
+    limited = f'#!/bin/sh\nulimit -l {KILOBYTES}\nexec {bound} {server.installation.binary} "$@"\n'
     with pytest.raises(HplmError) as refused:
-        server.start()
-    assert mentions(refused.value, tmp_path, tmp_path / "broken/config.pbtxt")
+        runs(server, tmp_path / "limited", limited).start()
+    assert mentions(refused.value, repository, repository / "broken/config.pbtxt")
     assert mentions(refused.value, "toy-upper", f"{needed:,}", f"{KILOBYTES << 10:,}", "ulimit -l")
     assert "failed to load 'bad' version 1: Internal: ValueError: table bio/1 is truncated" in str(refused.value)
-    assert server.pid is None
-    assert leftovers(server) == []
+    assert server.pid is None and leftovers(server) == []
 
 
 @pytest.mark.parametrize(
