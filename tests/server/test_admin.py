@@ -1,10 +1,7 @@
 """Remote management on a real Triton: tenants are added, changed and deleted while they and others are asked all the time."""
 
-import base64
-
 import numpy as np
 import pytest
-from safetensors.torch import load, save
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
@@ -58,14 +55,6 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
     assert not load.failures(), load.failures()[:3]
 
 
-def with_number(given, number):
-    """Returns the same tenant with another number in its head, in 32 bits."""
-    tensors = load(base64.b64decode(given["tensors"]))
-    tensors["head.weight"] = tensors["head.weight"].float()
-    tensors["head.weight"][0, 0] = number
-    return {**given, "tensors": base64.b64encode(save(tensors)).decode()}
-
-
 @on_toy
 def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
     """More of them: `tests/tenants/test_commands.py` and, for the values of fields, `tests/refusals/test_contract.py`."""
@@ -80,8 +69,7 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
         ("tenant.add", {**good, "labels": []}, ["'labels'"]),
         ("tenant.add", {**good, "adapter": {"kind": "bottleneck", "rank": 5}}, ["'adapter.0.attention_out/down'"]),
         ("tenant.add", {**good, "adapter": {"kind": "magic", "rank": 4}}, ["'magic'"]),
-        ("tenant.add", with_number(good, float("nan")), ["'head.weight'", "fp16"]),
-        ("tenant.add", with_number(good, 1e6), ["'head.weight'", "fp16"]),
+        ("tenant.add", admin.trained(acme, spread=1e6), ["fp16"]),
         ("tenant.add", {**good, "domain": "med"}, ["'med'"]),
         ("tenant.limit", {"id": "echo", "token_us": 5000}, ["'echo'", "classify", "'token_us'"]),
         ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
