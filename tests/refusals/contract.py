@@ -129,33 +129,26 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way in. Its requests have another value in one place."""
+def faults(row: Row, value: Any, means: Row, said: str | None, null_is_default: bool, is_strict_json: bool) -> list[str]:
+    """Returns how a way in that got this value differs from the table. `said`: its refusal.
 
-    null_is_default: bool = False
-    is_strict_json: bool = False  # NaN and halves of surrogate pairs are no JSON
-
-    def faults(self, row: Row, value: Any, means: Row, said: str | None) -> list[str]:
-        """Returns how this way differs from the table. `means`: the row that says what is allowed. `said`: the refusal."""
-        as_json = _strict(value)
-        allowed = (value is None and self.null_is_default and row.default != "required") or means.allows(value)
-        if self.is_strict_json and not as_json:
-            allowed = False
-        shown = f"{row.name} = {json.dumps(value)[:80]}"
-        if said is None:
-            return [] if allowed else [f"{shown} is accepted, but the table does not allow it"]
-        if allowed:
-            return [f"{shown} is refused, but the table allows it: {said[:200]}"]
-        wrong = []
-        if len(said) > 1024:
-            wrong.append(f"{shown} is refused with {len(said):,} characters")
-        if "[invalid_input]" not in said:
-            wrong.append(f"{shown} is refused without [invalid_input]: {said[:200]}")
-        names = {row.name, means.name}
-        if not any(re.search(rf"\b{name}\b", said) for name in names) and (as_json or not self.is_strict_json):
-            wrong.append(f"{shown} is refused without its name: {said[:200]}")
-        return wrong
+    `means`: the row that says what is allowed. In strict JSON there is no NaN and no half of a surrogate pair.
+    """
+    allowed = (value is None and null_is_default and row.default != "required") or means.allows(value)
+    as_json = _strict(value) or not is_strict_json
+    shown = f"{row.name} = {json.dumps(value)[:80]}"
+    if said is None:
+        return [] if allowed and as_json else [f"{shown} is accepted, but the table does not allow it"]
+    if allowed and as_json:
+        return [f"{shown} is refused, but the table allows it: {said[:200]}"]
+    wrong = []
+    if len(said) > 1024:
+        wrong.append(f"{shown} is refused with {len(said):,} characters")
+    if "[invalid_input]" not in said:
+        wrong.append(f"{shown} is refused without [invalid_input]: {said[:200]}")
+    if as_json and not any(re.search(rf"\b{name}\b", said) for name in (row.name, means.name)):
+        wrong.append(f"{shown} is refused without its name: {said[:200]}")
+    return wrong
 
 
 def _strict(value: Any) -> bool:

@@ -16,7 +16,7 @@ from hplm.parameters import parameters_of
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
 from tests.refusals import ways
-from tests.refusals.contract import Way, table
+from tests.refusals.contract import faults, table
 from tests.support.wait import Clock
 
 SETTINGS = {row.name: row for row in table("generation.md", "setting")}
@@ -36,30 +36,25 @@ CASES = [(way, row) for way, rows in TABLES.items() for row in rows if row.type 
 
 
 @pytest.fixture(scope="module")
-def models(toy, tmp_path_factory):
-    with ways.models(toy, tmp_path_factory.mktemp("contract")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def read(models, toy, tmp_path_factory):
+def read(toy, tmp_path_factory):
     """The reader of each way: it sends a request in which one name has this value."""
-    folder, state = models.chat, tmp_path_factory.mktemp("state")
-    manager = Manager(folder, state, Clock(time.time()))  # nobody reads this state: each command would wait for readers
-    manager.registry.begin()
-    commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     config = {**parameters_of(toy.repository / "toy-upper" / "config.pbtxt"), "deadline_ms": "0"}
     by = {row.name: row.of.strip("`") for row in TABLES["commands"]}
-    return {
-        "encoder": lambda name, value: models.encode({name: value}),
-        "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),
-        "settings": lambda name, value: models.generate({**ways.FEW, name: value}),
-        "settings in JSON": lambda name, value: models.sample({**ways.FEW, name: value}),
-        "completions": partial(ways.openai, models, "completions"),
-        "chats": partial(ways.openai, models, "chat/completions"),
-        "commands": lambda name, value: ways.command(commands, by[name], name, value),
-        "config.pbtxt": partial(ways.option, config),
-    }
+    with ways.models(toy, tmp_path_factory.mktemp("contract")) as models:
+        # Nobody reads this state: each command would wait for readers.
+        manager = Manager(models.chat, tmp_path_factory.mktemp("state"), Clock(time.time()))
+        manager.registry.begin()
+        commands = Commands(manager, BackboneConfig.load(models.chat / "backbone.json"))
+        yield {
+            "encoder": lambda name, value: models.encode({name: value}),
+            "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),
+            "settings": lambda name, value: models.generate({**ways.FEW, name: value}),
+            "settings in JSON": lambda name, value: models.sample({**ways.FEW, name: value}),
+            "completions": partial(ways.openai, models, "completions"),
+            "chats": partial(ways.openai, models, "chat/completions"),
+            "commands": lambda name, value: ways.command(commands, by[name], name, value),
+            "config.pbtxt": partial(ways.option, config),
+        }
 
 
 # null stands for the default there
@@ -70,9 +65,9 @@ TOGETHER = 8  # requests that are sent before the first answer is read; the deco
 
 @pytest.mark.parametrize(("way", "row"), CASES, ids=lambda one: getattr(one, "name", one))
 def test_documented_values_are_accepted_and_all_others_refused_by_their_name(read, way, row):
-    means = SETTINGS[row.setting] if row.setting else row
-    checked, values, faults = Way(way in NULL, way in JSON), means.values(), []
+    means, found = SETTINGS[row.setting] if row.setting else row, []
+    values = means.values()
     for at in range(0, len(values), TOGETHER):
         sent = [(value, read[way](row.name, value)) for value in values[at : at + TOGETHER]]
-        faults += [fault for value, said in sent for fault in checked.faults(row, value, means, said())]
-    assert not faults, f"{way}: {len(faults)} values, such as {faults[0]}"
+        found += [one for value, said in sent for one in faults(row, value, means, said(), way in NULL, way in JSON)]
+    assert not found, f"{way}: {len(found)} values, such as {found[0]}"
