@@ -9,7 +9,6 @@ from tritonclient.utils import InferenceServerException
 from hplm.cli.main import main
 from hplm.errors import error_in
 from hplm.plot.table import Table
-from hplm.server import process_group
 from hplm.server.stubs import stubs
 from hplm_client import HplmClient
 from testing.random_store import SPECIAL
@@ -18,18 +17,12 @@ from tests.backbones import NAMES
 from tests.server.asking import Asking
 from tests.server.stock import refused
 from tests.support.answers import Comparison
-from tests.support.servers import published
+from tests.support.servers import engine_of, published
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("group")]
 
 TEXT = " ".join(WORDS[:9])
-
-
-def engine_of(server):
-    """Returns the process id of the engine of a server; None if there is none."""
-    members = process_group.members(server.pid)
-    return next((pid for pid in members if "hplm.engine.child" in process_group.arguments(pid)), None)
 
 
 def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(server):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
+from functools import partial
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -13,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 from hplm.engine.backbone import Backbone
 from hplm.metrics.names import METRICS, MODEL_RESTARTS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
-from hplm.server import inherited, process_group
+from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY
 from testing.toy import WORDS
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
@@ -21,7 +22,7 @@ from tests.server.stock import refused
 from tests.support.generative import GenerativeReference
 from tests.support.message import mentions
 from tests.support.metrics import settled
-from tests.support.servers import SECRET, cancelled
+from tests.support.servers import SECRET, cancelled, engine_of
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
@@ -142,19 +143,19 @@ def test_a_chosen_token_is_told_before_the_likeliest(server):
 
 @pytest.mark.parametrize("way", ["gRPC", "HTTP"])
 def test_a_stream_whose_client_has_gone_frees_what_it_held(server, way):
-    before, connection = cancelled(server), http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    before, body = cancelled(server), {"text_input": "a", "tenant": "single", "sampling_parameters": json.dumps(LONG)}
     if way == "gRPC":
         asked = Asked(server, "a", "single", LONG, stream=True)
         asked.piece()
+        leave = partial(asked.client.stop_stream, cancel_requests=True)
     else:
-        body = {"text_input": "a", "tenant": "single", "sampling_parameters": json.dumps(LONG), "stream": True}
-        connection.request("POST", "/v2/models/chat/generate_stream", json.dumps(body))
+        connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+        connection.request("POST", "/v2/models/chat/generate_stream", json.dumps({**body, "stream": True}))
         assert connection.getresponse().read(1)
+        leave = connection.close
     with refused("quota"):
         Asked(server, "a", "single").piece()
-    connection.close()
-    if way == "gRPC":
-        asked.client.stop_stream(cancel_requests=True)
+    leave()
     eventually(lambda: cancelled(server) == before + 1)
     assert len(Asked(server, "a", "single").pieces()) == 1
 
@@ -182,13 +183,8 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
 
 def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(server):
     """The model's process stays, so every answer gets an error of ours: those in a step another one than those that wait."""
-
-    def decoder():
-        members = process_group.members(server.server.pid)
-        return next((pid for pid in members if "hplm.generation.child" in process_group.arguments(pid)), None)
-
     eventually(lambda: not server.held)
-    killed, before = decoder(), server.metrics()
+    killed, before = engine_of(server.server, "generation"), server.metrics()
     asked = [Asked(server, "a", "plain", LONG, stream=number % 2 == 0) for number in range(12)]  # eight run at once
     asked[0].piece()
     eventually(lambda: server.held == 12)
@@ -197,7 +193,7 @@ def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(s
     assert said.total() == 12 and said.keys() <= {"crashed", "draining"}
 
     eventually(lambda: serves(server))
-    assert decoder() not in (None, killed)
+    assert engine_of(server.server, "generation") not in (None, killed)
     scraped = settled(server, {"hplm_engine_restarts_total": 1}, before)
     lost = {word: scraped.of("hplm_lost_requests_total", outcome=word) for word in ("crashed", "draining")}
     assert lost["crashed"] == said["crashed"] and lost["draining"] >= said["draining"]  # none is, between two steps

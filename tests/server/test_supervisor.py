@@ -24,9 +24,8 @@ from hplm.server.supervisor import Limits
 from testing.toy import WORDS
 from tests.backbones import NAMES
 from tests.server.stock import LIBRARIES, posted
-from tests.server.test_engine_ends import engine_of
 from tests.support.message import mentioning, mentions
-from tests.support.servers import kill_model, published
+from tests.support.servers import engine_of, kill_model, published
 from tests.support.wait import PATIENCE, eventually, stop
 
 pytestmark = pytest.mark.slow
