@@ -20,10 +20,7 @@ ODD = [
     {"": 1}, {"a": {"b": [{}]}},
 ]  # fmt: skip
 POSITIONS, SHORT = "the model's positions", 384  # so many tokens are left for a prompt
-MEANT = {
-    POSITIONS: 16_384 - SHORT,
-    "`max_tokens`": 8,
-}  # words in the tables, for the model and requests of the tests
+MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 8}  # words in the tables, for the model and requests of the tests
 
 
 @dataclass(frozen=True)
@@ -61,24 +58,19 @@ class Row:
             return isinstance(value[0] if isinstance(value, list) and len(value) == 1 else value, str)
         found = LISTED.match(self.type)
         assert found, f"the type {self.type!r} of {self.name!r} is unknown here"
+        most = number(found[1])
         if found[2] == "strings":
-            fewest, longest = int(found[3]), int(found[4])
-            given = value if isinstance(value, list) else [value]
-            return len(given) <= number(found[1]) and all(
-                isinstance(one, str) and fewest <= len(one) <= longest for one in given
-            )
+            given, fewest, longest = value if isinstance(value, list) else [value], int(found[3]), int(found[4])
+            return len(given) <= most and all(isinstance(one, str) and fewest <= len(one) <= longest for one in given)
         if "each with a number" in self.type:
             return (
                 isinstance(value, dict)
-                and len(value) <= number(found[1])
+                and len(value) <= most
                 and all(re.fullmatch("[0-9]+", token) and int(token) < VOCABULARY for token in value)
                 and all(type(one) in (int, float) and self._holds(one) for one in value.values())
             )
-        return (
-            isinstance(value, list)
-            and len(value) <= number(found[1])
-            and all(type(token) is int and 0 <= token < VOCABULARY for token in value)
-        )
+        is_list = isinstance(value, list) and len(value) <= most
+        return is_list and all(type(token) is int and 0 <= token < VOCABULARY for token in value)
 
     def _holds(self, value: float) -> bool:
         least, most = number(self.least or "-inf"), number(self.most or "inf")

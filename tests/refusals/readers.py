@@ -246,10 +246,8 @@ class Reader:
     by_users: bool = False  # wrote the files
 
 
-TENANT, OTHER = (
-    "tenants/acme/1/tenant.json",
-    b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}',
-)
+TENANT = "tenants/acme/1/tenant.json"
+OTHER = b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
 READERS = {
     "model folder": Reader(model_folder, 25, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
         ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f"), ("plot/bio/1/meta.json", b"null"),

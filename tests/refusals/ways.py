@@ -98,10 +98,8 @@ def openai(found: Models, path: str, name: str, value: Any) -> Said:
         assert refused.status == 400 and (refused.param in (name, None)), refused.body
         refusal = f"[{refused.code}] {refused}"
         return lambda: refusal
-    return found.generate(
-        {**asked.parameters(), **({"timeout": asked.timeout_us} if asked.timeout_us else {})},
-        {**asked.inputs(), "stream": True},
-    )
+    timeout = {"timeout": asked.timeout_us} if asked.timeout_us else {}
+    return found.generate({**asked.parameters(), **timeout}, {**asked.inputs(), "stream": True})
 
 
 def _asked(path: str, body: bytes) -> Asked:

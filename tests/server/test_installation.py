@@ -17,7 +17,6 @@ from hplm.server.repository import model_names
 from tests.server.plain_models import ECHO, add_model
 from tests.support.message import mentioning, mentions, refusing
 
-HERE = (platform.machine(), *platform.libc_ver())
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -43,7 +42,8 @@ def test_a_tritonserver_on_path_comes_first_and_the_containers_second(container,
 def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setitem(sys.modules, "pytriton", None)  # it is not installed
-    with refusing(HplmError, "tritonserver", "PATH", tmp_path, obstacle(*HERE) or "hplm[embedded]"):
+    why_not = obstacle(platform.machine(), *platform.libc_ver())
+    with refusing(HplmError, "tritonserver", "PATH", tmp_path, why_not or "hplm[embedded]"):
         discovery.find_installation(tmp_path / "tritonserver")
 
 
