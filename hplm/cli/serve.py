@@ -55,7 +55,7 @@ def serve(
     log_file = log_file or Path(f".hplm/serve-{http_port}.log")
     begin(repository, state, state_must_exist or bool(os.environ.get(MUST_EXIST)))
     server = TritonServer(
-        repository, None, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
+        repository, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
     )
     say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
     say(f"log           {server.log_file}")

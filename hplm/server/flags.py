@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 # Before Triton answers a restricted API, it compares this header with the secret that it was started with.
 # Over gRPC the header's name begins with `triton-grpc-protocol-`.
 SECRET_HEADER = "hplm-admin"
@@ -17,12 +15,12 @@ _RESTRICTED = "shared-memory,model-repository,logging,trace"
 _HEADERS = "(?i)^(authorization|hplm-arrived|hplm-tenant)$"
 
 
-def contract_flags(secret: str, load: Sequence[str] = ("*",)) -> list[str]:
+def contract_flags(secret: str) -> list[str]:
     return [
         # This mode loads everything, as the default mode does. But only here can models be loaded again, to replace a dead stub
         # or to add a backbone, and unloaded, to drain the server.
         "--model-control-mode=explicit",
-        *(f"--load-model={model}" for model in load),
+        "--load-model=*",
         # Our configurations are complete. To complete them, Triton would start each Python model once more.
         "--disable-auto-complete-config",
         f"--http-header-forward-pattern={_HEADERS}",

@@ -37,16 +37,14 @@ _STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: 
 
 
 class TritonServer:
-    """Serves every model of a repository, or at first only those in `load`.
+    """Serves every model of a repository.
 
-    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops. `state_files`: by
-    backbone, a file that shows that its state exists. Once it was seen, the backbone's models never load without it.
+    Port 0 means any free port. Without `log_file`, the log is deleted when the server stops.
     """
 
     def __init__(
         self,
         repository: Path,
-        backends: Path | None = None,
         address: str = "127.0.0.1",
         http_port: int = 0,
         grpc_port: int = 0,
@@ -54,7 +52,6 @@ class TritonServer:
         log_file: Path | None = None,
         state: Place | None = None,
         extra_args: Sequence[str] = (),
-        load: Sequence[str] = ("*",),
         start_timeout: float = 300.0,
     ) -> None:
         self.repository = Path(repository).resolve()
@@ -63,10 +60,9 @@ class TritonServer:
         self.installation = find_installation()
         self.log_file = Path(log_file).resolve() if log_file else None
         self._keeps_log = log_file is not None
-        self._backends = (Path(backends).resolve(),) if backends else find_backends()
+        self._backends = find_backends()
         self._state = state.resolve() if isinstance(state, Path) else state
         self._extra_args = tuple(extra_args)
-        self._load = tuple(load)
         self._start_timeout = start_timeout
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
         # The id is in the server's name in /v2 and in its regions in /dev/shm, so that both are known to be ours.
@@ -241,7 +237,7 @@ class TritonServer:
             f"--grpc-address={self.address}",
             f"--metrics-address={self.address}",
             *(f"{flag}={port}" for flag, port in self._ports.items()),
-            *contract_flags(self._secret, self._load),
+            *contract_flags(self._secret),
             *self._extra_args,
         ]
 

@@ -20,10 +20,7 @@ ODD = [
     {"": 1}, {"a": {"b": [{}]}},
 ]  # fmt: skip
 POSITIONS, SHORT = "the model's positions", 384  # so many tokens are left for a prompt
-MEANT = {
-    POSITIONS: 16_384 - SHORT,
-    "`max_tokens`": 8,
-}  # words in the tables, for the model and requests of the tests
+MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 8}  # words in the tables, for the model and requests of the tests
 
 
 @dataclass(frozen=True)
@@ -61,24 +58,19 @@ class Row:
             return isinstance(value[0] if isinstance(value, list) and len(value) == 1 else value, str)
         found = LISTED.match(self.type)
         assert found, f"the type {self.type!r} of {self.name!r} is unknown here"
+        most = number(found[1])
         if found[2] == "strings":
-            fewest, longest = int(found[3]), int(found[4])
-            given = value if isinstance(value, list) else [value]
-            return len(given) <= number(found[1]) and all(
-                isinstance(one, str) and fewest <= len(one) <= longest for one in given
-            )
+            given, fewest, longest = value if isinstance(value, list) else [value], int(found[3]), int(found[4])
+            return len(given) <= most and all(isinstance(one, str) and fewest <= len(one) <= longest for one in given)
         if "each with a number" in self.type:
             return (
                 isinstance(value, dict)
-                and len(value) <= number(found[1])
+                and len(value) <= most
                 and all(re.fullmatch("[0-9]+", token) and int(token) < VOCABULARY for token in value)
                 and all(type(one) in (int, float) and self._holds(one) for one in value.values())
             )
-        return (
-            isinstance(value, list)
-            and len(value) <= number(found[1])
-            and all(type(token) is int and 0 <= token < VOCABULARY for token in value)
-        )
+        is_list = isinstance(value, list) and len(value) <= most
+        return is_list and all(type(token) is int and 0 <= token < VOCABULARY for token in value)
 
     def _holds(self, value: float) -> bool:
         least, most = number(self.least or "-inf"), number(self.most or "inf")
@@ -118,18 +110,10 @@ def table(page: str, first: str, number: int = 0) -> list[Row]:
     header, rows = _cells(lines[starts[number]]), []
     for line in lines[starts[number] + 2 :]:
         if not line.startswith("|"):
-            return rows
+            break
         cells = dict(zip(header, _cells(line), strict=True))
-        rows.append(
-            Row(
-                cells[first].strip("`"),
-                cells.get("of", ""),
-                cells["type"],
-                cells["least"],
-                cells.get("most", ""),
-                cells["default"],
-            )
-        )
+        of, most = cells.get("of", ""), cells.get("most", "")
+        rows.append(Row(cells[first].strip("`"), of, cells["type"], cells["least"], most, cells["default"]))
     return rows
 
 
@@ -137,33 +121,26 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way in. Its requests have another value in one place."""
+def faults(row: Row, value: Any, means: Row, said: str | None, null_is_default: bool, is_strict_json: bool) -> list[str]:
+    """Returns how a way in that got this value differs from the table. `said`: its refusal.
 
-    null_is_default: bool = False
-    is_strict_json: bool = False  # NaN and halves of surrogate pairs are no JSON
-
-    def faults(self, row: Row, value: Any, means: Row, said: str | None) -> list[str]:
-        """Returns how this way differs from the table. `means`: the row that says what is allowed. `said`: the refusal."""
-        as_json = _strict(value)
-        allowed = (value is None and self.null_is_default and row.default != "required") or means.allows(value)
-        if self.is_strict_json and not as_json:
-            allowed = False
-        shown = f"{row.name} = {json.dumps(value)[:80]}"
-        if said is None:
-            return [] if allowed else [f"{shown} is accepted, but the table does not allow it"]
-        if allowed:
-            return [f"{shown} is refused, but the table allows it: {said[:200]}"]
-        wrong = []
-        if len(said) > 1024:
-            wrong.append(f"{shown} is refused with {len(said):,} characters")
-        if "[invalid_input]" not in said:
-            wrong.append(f"{shown} is refused without [invalid_input]: {said[:200]}")
-        names = {row.name, means.name}
-        if not any(re.search(rf"\b{name}\b", said) for name in names) and (as_json or not self.is_strict_json):
-            wrong.append(f"{shown} is refused without its name: {said[:200]}")
-        return wrong
+    `means`: the row that says what is allowed. In strict JSON there is no NaN and no half of a surrogate pair.
+    """
+    allowed = (value is None and null_is_default and row.default != "required") or means.allows(value)
+    as_json = _strict(value) or not is_strict_json
+    shown = f"{row.name} = {json.dumps(value)[:80]}"
+    if said is None:
+        return [] if allowed and as_json else [f"{shown} is accepted, but the table does not allow it"]
+    if allowed and as_json:
+        return [f"{shown} is refused, but the table allows it: {said[:200]}"]
+    wrong = []
+    if len(said) > 1024:
+        wrong.append(f"{shown} is refused with {len(said):,} characters")
+    if "[invalid_input]" not in said:
+        wrong.append(f"{shown} is refused without [invalid_input]: {said[:200]}")
+    if as_json and not any(re.search(rf"\b{name}\b", said) for name in (row.name, means.name)):
+        wrong.append(f"{shown} is refused without its name: {said[:200]}")
+    return wrong
 
 
 def _strict(value: Any) -> bool:

@@ -16,7 +16,6 @@ from builder.importing.heads import check_head, chosen_labels
 from builder.importing.tenant import read_folder
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.store.verification import store_parts
 from builder.tasks.examples import read_corpus
@@ -166,22 +165,6 @@ def store(work: Path, take: Taken) -> Made:
     return made.folder, read_and_verify
 
 
-def packed_root(work: Path, take: Taken) -> Made:
-    made = take.own_toy().store
-    made.counts_folder("root", 1).mkdir(parents=True, exist_ok=True)
-    (work / "packed").mkdir()
-    pack_root(made, work / "packed" / "root.tar")
-
-    def read(name: str) -> None:
-        try:
-            unpack_root(work / "packed" / name, work / "unpacked")
-        finally:
-            shutil.rmtree(work / "unpacked", ignore_errors=True)
-            assert {path.name for path in work.iterdir()} == {"toy", "packed"}, "files beside the store"
-
-    return work / "packed", read
-
-
 def placement(work: Path, take: Taken) -> Made:
     profile, cluster, folder = profile_of(), cluster_of(), work / "placed"
     folder.mkdir()
@@ -249,16 +232,9 @@ def corpus(work: Path, take: Taken) -> Made:
 
 
 def trace(work: Path, take: Taken) -> Made:
-    rows = [
-        {"arrival": 1.5, "tokens": 9, "tenant": "x", "deadline_ms": 80, "priority": 1},
-        {"arrival": 2, "tokens": 3},
-    ]
-    folder = written(work / "data", {"trace.jsonl": b"\n".join(map(dumped, rows))})
-
-    def read(name: str) -> None:
-        take(lambda: read_recorded(folder / "trace.jsonl", ["x"]))
-
-    return folder, read
+    row = {"arrival": 1.5, "tokens": 9, "tenant": "x", "deadline_ms": 80, "priority": 1}
+    folder = written(work / "data", {"trace.jsonl": dumped(row) + b"\n" + dumped({"arrival": 2, "tokens": 3})})
+    return folder, lambda name: read_recorded(folder / name, ["x"])
 
 
 @dataclass(frozen=True)
@@ -270,10 +246,8 @@ class Reader:
     by_users: bool = False  # wrote the files
 
 
-TENANT, OTHER = (
-    "tenants/acme/1/tenant.json",
-    b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}',
-)
+TENANT = "tenants/acme/1/tenant.json"
+OTHER = b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
 READERS = {
     "model folder": Reader(model_folder, 25, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
         ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f"), ("plot/bio/1/meta.json", b"null"),
@@ -283,7 +257,6 @@ READERS = {
     "store": Reader(store, 6, (*(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')), (TENANT, b""),
         (TENANT, b'{"id": "acme"}'), *((TENANT, b'{"id": "acme", "version": ' + data + OTHER) for data in (b"null", b"[]",
         b'1, "function": []'))), r".*\.(json|safetensors)"),
-    "packed root": Reader(packed_root, 15),
     "placement": Reader(placement, 60, by_users=True),
     "import": Reader(imported, 25, (("adapters-lora-tag/adapter.safetensors", b""),
         ("adapters-double/pytorch_adapter.bin", b".")), by_users=True),

@@ -1,7 +1,11 @@
-"""Each way in accepts the values that the tables of the documents allow, and refuses all others by their name."""
+"""Each way in accepts the values that the tables of the documents allow, and refuses all others by their name.
+
+Our client leaves that to the server: `clients/tests` show that each value reaches it with its kind.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -12,11 +16,11 @@ from hplm.parameters import parameters_of
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
 from tests.refusals import ways
-from tests.refusals.contract import Way, table
+from tests.refusals.contract import faults, table
+from tests.support.wait import Clock
 
 SETTINGS = {row.name: row for row in table("generation.md", "setting")}
 OPENAI = table("openai.md", "field") + table("openai.md", "field", 1)
-ARGUMENTS = ("top_k", "hplm_priority", "hplm_rung")  # of our client; it sends `truncate` for whatever is true
 TENANT, OTHER = ("name of a tenant",), ("messages", "stream options", "name of a policy")  # tested by example
 TABLES = {  # by way: its table, and what of it
     "encoder": table("api.md", "parameter"),
@@ -25,8 +29,6 @@ TABLES = {  # by way: its table, and what of it
     "settings in JSON": list(SETTINGS.values()),
     "completions": [row for row in OPENAI if row.of in ("both", "completions")],
     "chats": [row for row in OPENAI if row.of in ("both", "chats")],
-    "client": [row for row in table("api.md", "parameter") if row.name in ARGUMENTS],
-    "client's settings": list(SETTINGS.values()),
     "commands": table("operating.md", "field"),
     "config.pbtxt": [replace(row, as_text=True) for row in table("scheduling.md", "parameter")],
 }
@@ -34,52 +36,38 @@ CASES = [(way, row) for way, rows in TABLES.items() for row in rows if row.type 
 
 
 @pytest.fixture(scope="module")
-def models(toy, tmp_path_factory):
-    with ways.models(toy, tmp_path_factory.mktemp("contract")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def read(models, toy, tmp_path_factory):
+def read(toy, tmp_path_factory):
     """The reader of each way: it sends a request in which one name has this value."""
-    folder, state = models.chat, tmp_path_factory.mktemp("state")
-    manager = Manager(folder, state)
-    manager.registry.begin()
-    commands = Commands(manager, BackboneConfig.load(folder / "backbone.json"))
     config = {**parameters_of(toy.repository / "toy-upper" / "config.pbtxt"), "deadline_ms": "0"}
     by = {row.name: row.of.strip("`") for row in TABLES["commands"]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hplm.tenants.state.UNSEEN_SECONDS", 0.0)  # nobody reads this state
-        patch.setattr("os.fsync", lambda _: None)  # which would take most of the time of a command
-        yield _readers(models, commands, by, config)
-
-
-def _readers(models, commands, by, config):
-    return {
-        "encoder": lambda name, value: models.encode({name: value}),
-        "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),
-        "settings": lambda name, value: models.generate({**ways.FEW, name: value}),
-        "settings in JSON": lambda name, value: models.sample({**ways.FEW, name: value}),
-        "completions": partial(ways.openai, models, "completions"),
-        "chats": partial(ways.openai, models, "chat/completions"),
-        "client": partial(ways.client, models),
-        "client's settings": partial(ways.client_prompt, models),
-        "commands": lambda name, value: ways.command(commands, by[name], name, value),
-        "config.pbtxt": partial(ways.option, config),
-    }
+    with ways.models(toy, tmp_path_factory.mktemp("contract")) as models:
+        # Nobody reads this state: each command would wait for readers.
+        manager = Manager(models.chat, tmp_path_factory.mktemp("state"), Clock(time.time()))
+        manager.registry.begin()
+        commands = Commands(manager, BackboneConfig.load(models.chat / "backbone.json"))
+        yield {
+            "encoder": lambda name, value: models.encode({name: value}),
+            "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),
+            "settings": lambda name, value: models.generate({**ways.FEW, name: value}),
+            "settings in JSON": lambda name, value: models.sample({**ways.FEW, name: value}),
+            "completions": partial(ways.openai, models, "completions"),
+            "chats": partial(ways.openai, models, "chat/completions"),
+            "commands": lambda name, value: ways.command(commands, by[name], name, value),
+            "config.pbtxt": partial(ways.option, config),
+        }
 
 
 # null stands for the default there
-NULL = ("settings", "settings in JSON", "completions", "chats", "client", "client's settings")
+NULL = ("settings", "settings in JSON", "completions", "chats")
 JSON = ("completions", "chats")
 TOGETHER = 8  # requests that are sent before the first answer is read; the decoder computes as many
 
 
 @pytest.mark.parametrize(("way", "row"), CASES, ids=lambda one: getattr(one, "name", one))
 def test_documented_values_are_accepted_and_all_others_refused_by_their_name(read, way, row):
-    means = SETTINGS[row.setting] if row.setting else row
-    checked, values, faults = Way(way in NULL, way in JSON), means.values(), []
+    means, found = SETTINGS[row.setting] if row.setting else row, []
+    values = means.values()
     for at in range(0, len(values), TOGETHER):
         sent = [(value, read[way](row.name, value)) for value in values[at : at + TOGETHER]]
-        faults += [fault for value, said in sent for fault in checked.faults(row, value, means, said())]
-    assert not faults, f"{way}: {len(faults)} values, such as {faults[0]}"
+        found += [one for value, said in sent for one in faults(row, value, means, said(), way in NULL, way in JSON)]
+    assert not found, f"{way}: {len(found)} values, such as {found[0]}"

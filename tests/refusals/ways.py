@@ -20,9 +20,6 @@ from builder.store.store import TenantFile
 from hplm.engine.settings import check
 from hplm.errors import BY_WORD, HplmError
 from hplm.tenants.commands import Commands
-from hplm_client import errors
-from hplm_client.generation import Prompt
-from hplm_client.wire import Question
 from hplm_openai.connections import read_body
 from hplm_openai.errors import Refused
 from hplm_openai.requests import Asked, read_chat, read_completion
@@ -101,10 +98,8 @@ def openai(found: Models, path: str, name: str, value: Any) -> Said:
         assert refused.status == 400 and (refused.param in (name, None)), refused.body
         refusal = f"[{refused.code}] {refused}"
         return lambda: refusal
-    return found.generate(
-        {**asked.parameters(), **({"timeout": asked.timeout_us} if asked.timeout_us else {})},
-        {**asked.inputs(), "stream": True},
-    )
+    timeout = {"timeout": asked.timeout_us} if asked.timeout_us else {}
+    return found.generate({**asked.parameters(), **timeout}, {**asked.inputs(), "stream": True})
 
 
 def _asked(path: str, body: bytes) -> Asked:
@@ -113,23 +108,6 @@ def _asked(path: str, body: bytes) -> Asked:
 
     read = LOOP.run_until_complete(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
     return read_completion(read, None) if path == "completions" else read_chat(read, None, 16)
-
-
-def client(found: Models, name: str, value: Any) -> Said:
-    """Gives an argument to our client, and what it would send to an encoder."""
-    argument = {"hplm_priority": "priority", "hplm_rung": "rung"}.get(name, name)
-    question = Question([WORDS[0]], "city", **{argument: value})
-    return found.encode(question.parameters())
-
-
-def client_prompt(found: Models, name: str, value: Any) -> Said:
-    """Gives a setting to our client, and what it would send to a decoder."""
-    try:
-        prompt = Prompt("ab", None, "plain", {**FEW, name: value}, stream=True)
-    except errors.InvalidInput as error:
-        refusal = f"[invalid_input] {error} {name}"  # JSON has no NaN: the error is about all settings
-        return lambda: refusal
-    return found.generate(prompt.parameters(), prompt.inputs())
 
 
 def command(commands: Commands, command: str, name: str, value: Any) -> Said:

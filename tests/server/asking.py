@@ -1,60 +1,43 @@
 """Clients that ask a server without a pause while something happens to it."""
 
-from __future__ import annotations
-
 import http.client
 import random
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 from tritonclient.utils import InferenceServerException
 
-from tests.server.stock import Stock
 from tests.support.wait import PATIENCE, eventually
+
+CLIENTS = 4
 
 
 class Asking:
-    """Keeps all answers and errors, in their order."""
+    """Keeps all answers and errors, in their order. `stock_of` returns what asks over a protocol."""
 
-    def __init__(
-        self,
-        stock_of: Callable[[str], Stock],
-        tenants: Sequence[str],
-        texts: Sequence[str],
-        clients: int = 4,
-        model: str = "toy",
-    ) -> None:
-        """`stock_of` returns what asks over a protocol."""
-        self._model = model
-        self.answers: list[tuple[str, str, Any]] = []
-        self._stock_of, self._tenants, self._texts = stock_of, tenants, texts
-        self._end = threading.Event()
-        self._pool, self._clients = ThreadPoolExecutor(clients), range(clients)
-        self._running: list[Future[None]] = []
+    def __init__(self, stock_of, tenants, texts, model="toy"):
+        self.answers = []
+        self._stock_of, self._tenants, self._texts, self._model = stock_of, tenants, texts, model
+        self._end, self._pool = threading.Event(), ThreadPoolExecutor(CLIENTS)
 
-    def __enter__(self) -> Asking:
-        self._running += [self._pool.submit(self._ask, number) for number in self._clients]
+    def __enter__(self):
+        self._running = [self._pool.submit(self._ask, number) for number in range(CLIENTS)]
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
+    def __exit__(self, *_):
         self._end.set()
         for one in self._running:
             one.result(PATIENCE)
 
-    def failures(self) -> list[Exception]:
+    def failures(self):
         return [answer for _, _, answer in self.answers if isinstance(answer, Exception)]
 
-    def wait_for(self, seen: Callable[[str, str, Any], bool], times: int = 1) -> None:
-        """Waits until so many later answers fulfil a condition."""
+    def wait_for(self, seen, times=1):
+        """Waits until so many later answers fulfil a condition on their tenant, text and outputs."""
         start = len(self.answers)
         eventually(lambda: sum(seen(*answer) for answer in self.answers[start:]) >= times)
 
-    def _ask(self, number: int) -> None:
+    def _ask(self, number):
         rng, stock = random.Random(number), self._stock_of(("http", "grpc")[number % 2])
         while not self._end.is_set():
             tenant, text = rng.choice(self._tenants), rng.choice(self._texts)

@@ -1,6 +1,5 @@
 """Requests for generated text by plain clients: gRPC streams, and Triton's generate endpoints."""
 
-import http.client
 import json
 import queue
 
@@ -9,7 +8,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-PATIENCE = 60
+from tests.server.stock import posted
+from tests.support.wait import PATIENCE
+
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 RETURN = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")}
 
@@ -67,11 +68,7 @@ def _tensor(name, value):
 
 def post(server, way, model="chat", **body):
     """Returns the status and the answer of `generate` or `generate_stream`, whose events come as a list."""
-    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
-    connection.request("POST", f"/v2/models/{model}/{way}", json.dumps(body))
-    response = connection.getresponse()
-    status, answer = response.status, response.read().decode()
-    connection.close()
+    status, answer = posted(server, (model, way), json.dumps(body))
     if way == "generate":
         return status, json.loads(answer)
     return status, [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]

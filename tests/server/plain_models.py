@@ -6,7 +6,7 @@ from pathlib import Path
 
 CONFIG = """
 name: "{name}"
-backend: "{backend}"
+backend: "python"
 max_batch_size: 0
 input [ {{ name: "TEXT", data_type: TYPE_STRING, dims: [ 1 ] }} ]
 output [ {{ name: "SAID", data_type: TYPE_STRING, dims: [ 1 ] }} ]
@@ -73,16 +73,6 @@ if not once.exists():
 
 def add_model(repository: Path, name: str, code: str) -> None:
     """Adds a model whose code is in its own folder."""
-    add_config(repository, name, backend="python")
-    (repository / name / "1" / "model.py").write_text(code)
-
-
-def add_config(repository: Path, name: str, backend: str) -> None:
-    """Adds a model whose code is a backend's."""
     (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name, backend=backend))
-
-
-def add_backend(backends: Path, name: str, code: str) -> None:
-    (backends / name).mkdir(parents=True)
-    (backends / name / "model.py").write_text(code)
+    (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name))
+    (repository / name / "1" / "model.py").write_text(code)

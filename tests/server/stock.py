@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,12 +14,16 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.server import TritonServer
 from tests.support.message import mentioning
+from tests.support.wait import PATIENCE
 
 LIBRARIES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 STATUS = {
     "http": {400: "400", 404: "404", 503: "503"},
     "grpc": {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 503: "StatusCode.UNAVAILABLE"},
 }
+
+
+OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION")
 
 
 def refused(word: str, *named: object):
@@ -46,28 +52,27 @@ class Stock:
     def wanted(self, names):
         return [self._library.InferRequestedOutput(name) for name in names]
 
-    def ask(
-        self,
-        texts,
-        tenant=None,
-        pairs=None,
-        outputs=("LABEL", "SCORE", "LOGITS", "SPAN", "VERSION"),
-        model="toy",
-        headers=None,
-        **parameters,
-    ):
+    def ask(self, texts, tenant=None, pairs=None, outputs=OUTPUTS, model="toy", headers=None, timeout=None, **parameters):
         inputs = [
             self.tensor(name, np.array([[v if isinstance(v, bytes) else v.encode()] for v in values], dtype=object))
             for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs))
             if values is not None
         ]
-        timeout = parameters.pop("timeout", None)
         if tenant is not None:
             parameters["tenant"] = tenant
         headers = dict(headers) if headers else None  # the HTTP client adds its own to them
         wanted = self.wanted(outputs)
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}
+
+
+def posted(server: TritonServer, way: tuple[str, str], body: bytes | str, **headers: str | bytes) -> tuple[int, str]:
+    """Sends a plain HTTP request to a model. Returns the status and the text of its answer. `way`: the model, and `infer`."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=PATIENCE)
+    with closing(connection):
+        connection.request("POST", "/v2/models/{}/{}".format(*way), body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode("utf-8", "replace")
 
 
 def names_in(result):

@@ -1,10 +1,7 @@
 """Remote management on a real Triton: tenants are added, changed and deleted while they and others are asked all the time."""
 
-import base64
-
 import numpy as np
 import pytest
-from safetensors.torch import load, save
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
@@ -31,11 +28,10 @@ def acme(server):
 @on_toy
 def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
     admin, stock, name = Admin(server), server.stock(), acme.id
-    with Asking(server.stock, ["echo"], [TEXT], clients=2) as load:
+    with Asking(server.stock, ["echo"], [TEXT]) as load:
         with refused("no_tenant"):
             stock.ask([TEXT], name)
-        added = admin("tenant.add", **admin.trained(acme))
-        assert (added["after"], added["late"]) == (1, [])
+        assert admin("tenant.add", **admin.trained(acme)).items() >= {"after": 1, "late": []}.items()
         first = stock.ask([TEXT], name)  # every reader has the tenant, so it answers at once
         np.testing.assert_allclose(first["LOGITS"][0], server.reference().forward(TEXT, name), atol=1e-3)
         assert admin("tenant.update", **admin.trained(acme, seed=8))["after"] == 2
@@ -50,7 +46,7 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
             stock.ask([TEXT], name)
         assert admin("tenant.delete", id=name)["after"] is None
         with refused("no_tenant"):
-            stock.ask([TEXT], name)
+            stock.ask([TEXT], name, headers={"authorization": f"Bearer {secret['secret']}"})
         assert admin("tenant.compact")["bytes"] >= 0
         actions = [change["action"] for change in admin("log")["changes"]]
         told = [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")]
@@ -59,16 +55,9 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
     assert not load.failures(), load.failures()[:3]
 
 
-def with_number(given, number):
-    """Returns the same tenant with another number in its head, in 32 bits."""
-    tensors = load(base64.b64decode(given["tensors"]))
-    tensors["head.weight"] = tensors["head.weight"].float()
-    tensors["head.weight"][0, 0] = number
-    return {**given, "tensors": base64.b64encode(save(tensors)).decode()}
-
-
 @on_toy
 def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
+    """More of them: `tests/tenants/test_commands.py` and, for the values of fields, `tests/refusals/test_contract.py`."""
     for key in (None, "wrong", ""):
         with refused("no_tenant"):
             Admin(server, key)("tenant.list")
@@ -77,15 +66,11 @@ def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
     for command, given, named in [
         ("tenant.explode", {}, ["tenant.list"]),
         ("tenant.delete", {"id": "nobody"}, ["'nobody'"]),
-        ("tenant.delete", {}, ["tenant.delete", "'id'"]),
         ("tenant.add", {**good, "labels": []}, ["'labels'"]),
-        ("tenant.add", {**good, "tensors": "!!"}, ["'tensors'", "safetensors", "base64"]),
         ("tenant.add", {**good, "adapter": {"kind": "bottleneck", "rank": 5}}, ["'adapter.0.attention_out/down'"]),
         ("tenant.add", {**good, "adapter": {"kind": "magic", "rank": 4}}, ["'magic'"]),
-        ("tenant.add", with_number(good, float("nan")), ["'head.weight'", "fp16"]),
-        ("tenant.add", with_number(good, 1e6), ["'head.weight'", "fp16"]),
+        ("tenant.add", admin.trained(acme, spread=1e6), ["fp16"]),
         ("tenant.add", {**good, "domain": "med"}, ["'med'"]),
-        ("tenant.limit", {"id": "echo", "rate": True}, ["'rate'", "'burst'", "'in_flight'", "'deadline_us'"]),
         ("tenant.limit", {"id": "echo", "token_us": 5000}, ["'echo'", "classify", "'token_us'"]),
         ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
         ("domain.delete", {"name": "root"}, ["root"]),
@@ -115,8 +100,7 @@ def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams
 
     with refused("no_tenant"):
         answer()
-    added = admin("tenant.add", **admin.trained(luna, seed=1))
-    assert (added["after"], added["late"]) == (1, [])
+    assert admin("tenant.add", **admin.trained(luna, seed=1)).items() >= {"after": 1, "late": []}.items()
     first, stream = expected(), ask(5000)
     begins = stream.piece()
     assert first.agrees(answer())

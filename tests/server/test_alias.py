@@ -1,5 +1,11 @@
-"""The model `hplm` before two backbones gives what the tenant's backbone gives. Its errors: `tests/refusals/test_wire.py`."""
+"""The model `hplm` before an encoder and a decoder: prompts are answered as by the decoder, texts as by the encoder.
 
+Which answers are right: `tests/answers`. With which words it refuses: `tests/refusals/test_wire.py`.
+"""
+
+import json
+import queue
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +16,16 @@ from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS
+from tests.server.generating import GREEDY, RETURN, Asked, post
 from tests.server.stock import LIBRARIES, names_in, refused
+from tests.support.metrics import Scraped
+from tests.support.wait import PATIENCE, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
+pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
-OUTPUTS = ["LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"]
+AT_ONCE = 16  # prompts that the alias forwards
+TALK = json.dumps([{"role": "user", "content": "some words"}])
+SETTINGS = json.dumps(GREEDY)
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -22,21 +33,110 @@ def stock(request, server):
     return server.stock(request.param)
 
 
-@pytest.mark.parametrize("outputs", [["SCORE"], ["LABEL", "VERSION"], []])
-def test_only_requested_outputs_are_returned_and_all_if_none_is_named(stock, outputs):
-    text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
-    for model in ("tasks", ALIAS):
-        answer = stock.client.infer(model, [text], outputs=stock.wanted(outputs) or None, parameters={"tenant": "pair"})
-        assert names_in(answer) == sorted(outputs or OUTPUTS)
+def tensors(stock, given):
+    found = []
+    for name, value in given.items():
+        values, own = (value.encode(), "BYTES") if isinstance(value, str) else (value, "BOOL")
+        found.append(stock.tensor(name, np.array([[values]], dtype=object if own == "BYTES" else bool), own))
+    return found
 
 
-def test_a_tenant_of_two_backbones_needs_the_name_of_a_backbone(stock):
-    with refused("invalid_input", "'hugo'", "'tasks'", "'toy'"):
-        stock.ask([WORDS[0]], "hugo", model=ALIAS)
-    assert stock.ask([WORDS[0]], "hugo", model="tasks")["LABEL"].shape == (1, 1)
+def ask(stock, given, tenant="plain", headers=None, timeout=None, **parameters):
+    given = tensors(stock, {"sampling_parameters": SETTINGS, **given})
+    return stock.client.infer(ALIAS, given, parameters={"tenant": tenant, **parameters}, timeout=timeout, headers=headers)
+
+
+def test_times_count_from_the_arrival_at_the_front_door(stock):
+    arrived = {"hplm-arrived": str(time.time_ns() // 1000 - 20_000_000)}
+    for late in ({"headers": arrived, "first_token_ms": 15_000}, {"timeout": 1}):
+        with refused("deadline"):
+            ask(stock, {"text_input": "a"}, **late)
+    ask(stock, {"text_input": "a"}, headers=arrived, first_token_ms=600_000)
+
+
+@pytest.mark.parametrize("given", [{"text_input": "some words"}, {"messages": TALK}])
+def test_a_prompt_is_answered_whole_with_the_outputs_of_the_decoder(server, stock, given):
+    for more in ({}, {"exclude_input_in_output": True, **RETURN}):
+        others = {name: value for name, value in {**given, **more}.items() if name != "text_input"}
+        (direct,) = Asked(server, given.get("text_input"), "plain", **others).pieces()
+        answer = ask(stock, {**given, **more})
+        assert all(answer.as_numpy(name).tolist() == [own.tolist()] for name, own in direct.items())
+        assert names_in(answer) == sorted(direct)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text_input": "a", "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_tokens": 9, "return_finish_reason": True},
+        {"text_input": "some words", "sampling_parameters": SETTINGS, "first_token_ms": 60000.5, "timeout": 60_000_000},
+        {"text_input": "a", "temperature": -0.5},
+        {"text_input": "a", "temperature": 0.5, "sampling_parameters": "{}"},
+        {"text_input": "a", "tenant": "nobody"},
+    ],
+)
+def test_generate_gives_what_the_decoder_gives(server, body):
+    (status, direct), (own_status, answer) = (
+        post(server, "generate", model, **{"tenant": "plain", **body}) for model in ("chat", ALIAS)
+    )
+    assert own_status == status
+    assert {**answer, "model_name": ""} == {**direct, "model_name": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "tenant", "named"),
+    [
+        ({"text_input": "a", "stream": True}, "plain", ["stream", "'chat'"]),
+        ({"TEXT": "a"}, "plain", ["TEXT", "'plain'", "text_input", "'chat'"]),
+        ({"text_input": "a"}, "acme", ["text_input", "'acme'", "TEXT", "'toy'"]),
+        ({"TEXT_PAIR": "a"}, "acme", ["TEXT"]),
+    ],
+)
+def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, named):
+    with refused("invalid_input", *named):
+        stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant})
+    two = stock.tensor("text_input", np.array([[b"a"], [b"b"]], dtype=object))
+    with refused("invalid_input", "text_input", "2"):
+        stock.client.infer(ALIAS, [two], parameters={"tenant": "plain"})
+
+
+@pytest.mark.parametrize(
+    ("given", "tenant", "own", "foreign"),
+    [("TEXT", "acme", "LABEL", "text_output"), ("text_input", "plain", "text_output", "LABEL")],
+)
+def test_only_outputs_of_the_tenants_backbone_are_returned(stock, given, tenant, own, foreign):
+    wanted, asked = stock.wanted((own, foreign)), tensors(stock, {given: WORDS[0]})
+    answer = stock.client.infer(ALIAS, asked, outputs=wanted, parameters={"tenant": tenant})
+    assert names_in(answer) == [own]
+    usual = names_in(stock.client.infer(ALIAS, asked, parameters={"tenant": tenant}))
+    assert own in usual and foreign not in usual
+    with refused("invalid_input", f"{tenant!r}", own):
+        stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})
 
 
 def test_no_backbone_may_have_the_aliass_name(tmp_path):
     store = random_store(tmp_path / "store", replace(CONFIG, name=ALIAS), TENANTS, DOMAINS)
     with pytest.raises(InvalidInput, match="'hplm'"):
         export(store, tmp_path / "repository", ServingOptions())
+
+
+def test_a_flood_of_prompts_holds_up_no_text_and_once_cancelled_no_other_tenant(server):
+    """The flood would take minutes. In which order tenants are forwarded: `test_alias_lanes.py`."""
+    stock, told = server.stock("grpc"), queue.SimpleQueue()
+    long = tensors(stock, {"text_input": "a", "sampling_parameters": json.dumps({**GREEDY, "max_tokens": 16_000})})
+    sent = {"parameters": {"tenant": "plain"}, "callback": lambda result, error: told.put(error)}
+    calls = [stock.client.async_infer(ALIAS, long, **sent) for _ in range(40)]
+    eventually(lambda: _prompts_in(server) == AT_ONCE)
+    assert stock.ask([WORDS[0]], "acme", model=ALIAS)["LABEL"].shape == (1, 1)
+    assert told.qsize() < len(calls) - AT_ONCE, "it came behind the flood"
+    for call in calls:
+        call.cancel()
+    assert ask(stock, {"text_input": "a"}, "wide").as_numpy("text_output") is not None
+    errors = [told.get(timeout=PATIENCE) for _ in calls]
+    assert sum(error is None for error in errors) < AT_ONCE, "they were answered"
+    eventually(lambda: not _prompts_in(server))
+
+
+def _prompts_in(server):
+    """Returns how many prompts the decoder has."""
+    scraped = Scraped(server)
+    return scraped.of("hplm_running_sequences") + scraped.of("hplm_waiting_sequences")

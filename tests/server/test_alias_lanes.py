@@ -33,11 +33,8 @@ def to(decoder, forwarded):
             if "tenant" in self.given:
                 forwarded(self.given)
             decoder.execute([self])
-            found = self.next()
-            failed = isinstance(found, str)
-            tensors = [] if failed else [Tensor(name, values) for name, values in found.items()]
-            error = SimpleNamespace(message=lambda: found)
-            yield SimpleNamespace(has_error=lambda: failed, error=lambda: error, output_tensors=lambda: tensors)
+            tensors = [Tensor(name, values) for name, values in self.next().items()]
+            yield SimpleNamespace(has_error=lambda: False, output_tensors=lambda: tensors)
 
     return Nested
 
@@ -120,8 +117,7 @@ class Looked(Request):
 
     def __init__(self):
         super().__init__({"text_input": "ab", "stream": True}, {"tenant": "plain", "max_tokens": LONG, "ignore_eos": True})
-        self.requested_output_names, self.looks = lambda: ["text_output"], 0
-        self.is_cancelled = self._look
+        self.requested_output_names, self.looks, self.is_cancelled = lambda: ["text_output"], 0, self._look
 
     def _look(self):
         self.looks += 1
@@ -133,8 +129,7 @@ def test_clients_of_growing_answers_are_looked_for_each_time_and_of_waiting_ones
     asked = [Looked() for _ in range(5 * MOST_WAITING)]
     alias.decoder.execute(asked)
     eventually(lambda: all(one.looks >= 3 for one in asked))
-    waits = [one.looks for one in asked if not one.is_answered]
-    grows = [one.looks for one in asked if one.is_answered]
+    grows, waits = ([one.looks for one in asked if one.is_answered is answered] for answered in (True, False))
     assert len(waits) > 3 * MOST_WAITING and max(waits) - min(waits) <= 2 and max(grows) > 2 * max(waits), (waits, grows)
     for one in asked:
         one.cancelled = True

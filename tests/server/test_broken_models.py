@@ -24,19 +24,17 @@ SILENT = Health(State.SILENT)
 class Played(Clock):
     """A server with the model `chat`, and what controls it. Each answer to a probe takes a second. Others say nothing."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, models=("chat",), unreadable=()):
         super().__init__(1000.0)
         self.answers = list(answers)
-        self.pid, self.id, self.models, self.restarts = None, "hplm-played", {"chat"}, 0
-        self.unreadable, self.read = set(), []
+        self.pid, self.id, self.models, self.restarts = None, "hplm-played", set(models), 0
+        self.unreadable, self.read, self.said = unreadable, [], []
 
     def wait(self, seconds):
         return None
 
-    def see_states(self):
+    def limit_log(self):
         pass
-
-    limit_log = see_states
 
     def control(self):
         return self
@@ -45,7 +43,7 @@ class Played(Clock):
         return self.models
 
     def probes(self, models):
-        if self.unreadable.intersection(models):
+        if set(self.unreadable).intersection(models):
             raise HplmError("the configuration of the model cannot be read")
         self.read.extend(models)
         return dict.fromkeys(models, Probe("infer", b""))
@@ -58,30 +56,26 @@ class Played(Clock):
         self.restarts += 1
         self.models = {"chat"}
 
+    def supervised(self):
+        return Supervisor(self, self.said.append, clock=self)
 
-def supervised(*answers, **settings):
-    """Returns the server, its supervisor, and what that will say."""
-    played, said = Played(*answers), []
-    vars(played).update(settings)
-    return played, Supervisor(played, said.append, clock=played), said
+    def watched(self, how=""):
+        """Watches until it ends, or raises an error about `chat`."""
+        ask(self, "127.0.0.1:1", ["chat"], how == "once", how == "alive", 15.0, self)
 
 
-@pytest.mark.parametrize(
-    ("answers", "restarts"),
-    [
-        ([WORKS, *[BROKEN] * round(SILENT_SECONDS + 2)], 1),
-        ([WORKS, *[BROKEN] * round(SILENT_SECONDS / 2)] * 4, 0),  # for a moment each
-    ],
-)
-def test_a_server_is_started_again_if_a_model_of_it_stays_broken(answers, restarts):
-    server, supervising, said = supervised(*answers)
+@pytest.mark.parametrize(("broken", "times", "restarts"), [(SILENT_SECONDS + 2, 1, 1), (SILENT_SECONDS / 2, 4, 0)])
+def test_a_server_is_started_again_if_a_model_of_it_stays_broken(broken, times, restarts):
+    server = Played(*[WORKS, *[BROKEN] * round(broken)] * times)
+    supervising = server.supervised()
     while server.answers:
         supervising.look()
-    assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.said) for one in said[:1])
+    assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.said) for one in server.said[:1])
 
 
 def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor():
-    server, supervising, _ = supervised(*[WORKS] * 100)
+    server = Played(*[WORKS] * 100)
+    supervising = server.supervised()
     server.models = {"chat", "later", "last"}
     while not server.restarts:
         supervising.look()
@@ -90,17 +84,18 @@ def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor():
 
 
 def test_a_model_whose_configuration_cannot_be_read_is_asked_as_soon_as_it_can():
-    server, supervising, _ = supervised(*[WORKS] * 3, unreadable={"later"})
-    server.models = {"chat", "later"}
+    server = Played(*[WORKS] * 3, models=("chat", "later"), unreadable=("later",))
+    supervising = server.supervised()
     supervising.look()
     assert supervising.watched == ["chat"]
-    server.unreadable = set()
+    server.unreadable = ()
     supervising.look()
     assert sorted(supervising.watched) == ["chat", "later"]
 
 
 def test_a_server_whose_models_cannot_be_read_is_started_again():
-    server, supervising, _ = supervised(unreadable={"chat"})
+    server = Played(unreadable=("chat",))
+    supervising = server.supervised()
     supervising.look()
     assert not server.restarts
     server.seconds += SILENT_SECONDS + 1
@@ -108,18 +103,11 @@ def test_a_server_whose_models_cannot_be_read_is_started_again():
     assert server.restarts == 1
 
 
-def watched(how, played):
-    """Watches until it ends, or raises an error about `chat`."""
-    ask(played, "127.0.0.1:1", ["chat"], how == "once", how == "alive", 15.0, played)
-
-
 @pytest.mark.parametrize(
     ("how", "answers", "named"),
     [
         ("once", [WORKS], None),
-        ("once", [BROKEN], BROKEN.said),
         ("once", [BUSY], BUSY.said),  # alive, but not ready
-        ("alive", [WORKS], None),
         ("alive", [BUSY], None),
         ("alive", [BROKEN], BROKEN.said),
         ("alive", [Health(State.DEAD, "Stub process")], "Stub process"),
@@ -129,34 +117,29 @@ def watched(how, played):
 )
 def test_watching_says_whether_a_model_works(how, answers, named):
     with pytest.raises(HplmError, match=mentioning("chat", named)) if named is not None else nullcontext():
-        watched(how, Played(*answers))
+        Played(*answers).watched(how)
 
 
 def test_a_probe_that_is_answered_with_an_error_is_made_again():
     """The model may have been loaded again with other inputs. Triton refuses the old probe, whether the model lives or not."""
-    server, supervising, _ = supervised(WORKS, REFUSED, WORKS, WORKS)
+    server = Played(WORKS, REFUSED, WORKS, WORKS)
+    supervising = server.supervised()
     while server.answers:
         supervising.look()
     assert server.read == ["chat", "chat"] and not server.restarts
-    played = Played(WORKS, REFUSED, WORKS, *[BROKEN] * 20)
+    server = Played(WORKS, REFUSED, WORKS, *[BROKEN] * 20)
     with pytest.raises(HplmError, match=mentioning(BROKEN.said)):
-        watched("", played)
-    assert played.read == ["chat", "chat"]
+        server.watched()
+    assert server.read == ["chat", "chat"]
 
 
 def test_a_probe_has_every_required_input_with_the_least_values():
-    config = {
-        "max_batch_size": 8,
-        "input": [
-            {"name": "TEXT", "data_type": "TYPE_STRING", "dims": ["1"]},
-            {"name": "PAIR", "data_type": "TYPE_STRING", "dims": ["1"], "optional": True},
-            {"name": "IDS", "data_type": "TYPE_INT64", "dims": ["-1", "2"]},
-            {"name": "FLAG", "data_type": "TYPE_BOOL", "dims": ["1"]},
-        ],
-    }
+    text, flag = {"name": "TEXT", "data_type": "TYPE_STRING", "dims": ["1"]}, {"name": "FLAG", "data_type": "TYPE_BOOL"}
+    ids = {"name": "IDS", "data_type": "TYPE_INT64", "dims": ["-1", "2"]}
+    pair = {**text, "name": "PAIR", "optional": True}
+    config = {"max_batch_size": 8, "input": [text, pair, ids, {**flag, "dims": ["1"]}]}
     probe = probing.probe_of(config)
-    assert probe.path == "infer"
-    assert json.loads(probe.body) == {
+    assert probe.path == "infer" and json.loads(probe.body) == {
         "parameters": {"hplm_probe": True},
         "inputs": [
             {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [""]},
@@ -165,10 +148,9 @@ def test_a_probe_has_every_required_input_with_the_least_values():
         ],
     }
     assert json.loads(probing.probe_of({**config, "max_batch_size": 0}).body)["inputs"][1]["shape"] == [1, 2]
-    optional = {"input": config["input"][1:2], "max_batch_size": 8}
-    assert [one["name"] for one in json.loads(probing.probe_of(optional).body)["inputs"]] == ["PAIR"]
-    generating = {"model_transaction_policy": {"decoupled": True}, "input": config["input"][:2]}
-    assert probing.probe_of(generating) == probing.Probe("generate", b'{"hplm_probe": true, "TEXT": ""}')
+    assert [one["name"] for one in json.loads(probing.probe_of({"input": [pair, pair]}).body)["inputs"]] == ["PAIR"]
+    generating = {"model_transaction_policy": {"decoupled": True}, "input": [text, pair]}
+    assert probing.probe_of(generating) == Probe("generate", b'{"hplm_probe": true, "TEXT": ""}')
 
 
 @pytest.mark.parametrize(
@@ -177,7 +159,6 @@ def test_a_probe_has_every_required_input_with_the_least_values():
         (200, "", State.WORKS),
         (404, "[no_tenant] no such tenant", State.WORKS),
         (500, "Failed to process the request(s): a model's own exception", State.WORKS),
-        (503, "[draining] the engine is being started again", State.BUSY),
         (400, "[draining] the server is shutting down", State.BUSY),  # of `generate`
         (500, "[internal] the loop has failed 100 times in a row", State.BROKEN),
         (500, "[broken] a table does not match its checksum", State.BROKEN),
@@ -191,22 +172,16 @@ def test_what_an_answer_means(status, said, state):
     assert probing.health(status, json.dumps({"error": said}).encode() if said else b"").state is state
 
 
-class Unread(Control):
-    """A server that does not know its model's configuration."""
-
-    def __init__(self):
-        super().__init__("127.0.0.1", 1, {})
-        self.asked = []
-
-    def _ask(self, port, method, path, body=None, timeout=5.0):
-        self.asked.append(path)
-        return 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
-
-
 def test_a_model_whose_configuration_cannot_be_read_has_no_probe_and_is_not_loaded_with_an_empty_one():
     """Triton would answer a probe without inputs, whether the model lives or not."""
-    server = Unread()
+    asked = []
+
+    class Unread(Control):
+        def _ask(self, port, method, path, *_):
+            asked.append(path)
+            return 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
+
     with pytest.raises(HplmError, match=mentioning("toy", 400, "no available versions")):
-        server.probes(["toy"])
-    server.asked.clear()
-    assert not server.revive("toy") and server.asked == ["/v2/models/toy/config"]
+        Unread("127.0.0.1", 1, {}).probes(["toy"])
+    asked.clear()
+    assert not Unread("127.0.0.1", 1, {}).revive("toy") and asked == ["/v2/models/toy/config"]

@@ -2,75 +2,27 @@
 
 import os
 import signal
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.store.store import TenantFile
 from hplm.cli.main import main
 from hplm.errors import error_in
 from hplm.plot.table import Table
-from hplm.server import process_group
 from hplm.server.stubs import stubs
 from hplm_client import HplmClient
 from testing.random_store import SPECIAL
 from testing.toy import TENANTS, WORDS
 from tests.backbones import NAMES
 from tests.server.asking import Asking
-from tests.server.stock import LIBRARIES, refused
+from tests.server.stock import refused
 from tests.support.answers import Comparison
-from tests.support.servers import published
-from tests.support.wait import PATIENCE, eventually, stop
+from tests.support.servers import engine_of, published
+from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("group")]
 
-IN_FLIGHT = 100
 TEXT = " ".join(WORDS[:9])
-REFUSED = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
-
-
-def engine_of(server, model=None):
-    """Returns the process id of an engine of the server, or of that of a model."""
-    owners = {stub.pid for stub in stubs(server.pid) if model in (None, stub.model)}
-    for pid in process_group.members(server.pid):
-        if "hplm.engine.child" in process_group.arguments(pid) and _parent(pid) in owners:
-            return pid
-    return None
-
-
-def _parent(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-        return None
-
-
-def test_every_request_in_flight_is_answered(server):
-    stocks = [server.stock(protocol) for protocol in LIBRARIES]
-
-    def ask(number):
-        stock = stocks[number % 2]
-        try:
-            return stock.ask([TEXT] * 4, "acme", outputs=("LABEL",))["LABEL"].shape
-        except InferenceServerException as error:
-            return error.status() == REFUSED[stock.protocol] and "[draining]" in error.message()
-
-    expected = ask(0)
-    assert expected == ask(1) == (4, 1)
-    killed = engine_of(server.server)
-    stop(killed)
-    with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        answers = [pool.submit(ask, number) for number in range(IN_FLIGHT)]
-        eventually(lambda: server.held >= IN_FLIGHT // 4)
-        os.kill(killed, signal.SIGKILL)
-        said = Counter(answer.result(timeout=PATIENCE) for answer in answers)
-    assert said.total() == IN_FLIGHT and set(said) <= {expected, True} and said[True] > 0
-    eventually(lambda: ask(0) == ask(1) == expected)
-    assert stocks[0].ask([TEXT], "acme", outputs=("LABEL",), model="deep")["LABEL"].size  # the engine's other backbone
-    assert engine_of(server.server) not in (None, killed)
 
 
 def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(server):
@@ -122,28 +74,18 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
     eventually(lambda: said_to("acme") is None)
 
 
-def test_one_engine_serves_both_backbones_and_no_tenant_of_another_group(server):
+def test_one_engine_serves_both_backbones_and_their_new_tenants_and_none_of_another_group(server):
+    stock, comparison = server.stock(), Comparison()
     assert sum(stub.model.endswith("-upper") for stub in stubs(server.server.pid)) == 1
     with HplmClient(server.http_url) as client:
         assert client.backbones() == sorted(NAMES)
     for tenant in (tenant.id for tenant in TENANTS if tenant.domain == "law"):
         for model in (*NAMES, "hplm"):
             with refused("no_tenant"):
-                server.stock().ask([TEXT], tenant, model=model)
-
-
-def test_a_tenant_is_added_to_one_while_the_other_is_asked(server):
-    stock, comparison = server.stock(), Comparison()
-
-    def compare(backbone, tenant, answers):
-        expected = server.reference(backbone).forward(TEXT, tenant).numpy()
-        for answer in answers:
-            comparison.add(f"{backbone}/{tenant}", answer["LOGITS"][0][: len(expected)], expected)
-
-    with Asking(server.stock, ["gaia"], [TEXT], clients=1) as load:
-        new = server.tenant("deep", file=TenantFile("new", 1, "root", 1, "classify", ["x", "y"], 4)).id
-        compare("deep", new, [stock.ask([TEXT], new, model=model) for model in ("deep", "hplm")])
-        load.wait_for(lambda *answer: True, 3)
-    assert not load.failures()
-    compare("toy", "gaia", [answer for _, _, answer in load.answers])
+                stock.ask([TEXT], tenant, model=model)
+    for backbone in NAMES:
+        new = server.tenant(backbone).id
+        expected = server.reference(backbone).forward(TEXT, new).numpy()
+        for model in (backbone, "hplm"):
+            comparison.add(f"{backbone}/{new}", stock.ask([TEXT], new, model=model)["LOGITS"][0][: len(expected)], expected)
     comparison.assert_equal("fp32")

@@ -14,41 +14,36 @@ from hplm.server.embedded import obstacle
 from hplm.server.installation import STUB, Installation
 from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
 from hplm.server.repository import model_names
-from tests.server.plain_models import ECHO, add_backend, add_model
+from tests.server.plain_models import ECHO, add_model
 from tests.support.message import mentioning, mentions, refusing
 
-HERE = (platform.machine(), *platform.libc_ver())
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture
-def container(tmp_path):
-    """Makes the parts of /opt/tritonserver that we read."""
-    for folder in ("bin", "backends/python", "backends/onnxruntime"):
+def container(tmp_path, monkeypatch):
+    """Makes the parts of /opt/tritonserver that we read, with its server on PATH."""
+    for folder in ("bin", "backends/python"):
         (tmp_path / "opt" / folder).mkdir(parents=True)
     binary = tmp_path / "opt/bin/tritonserver"
     binary.write_text("#!/bin/sh\n")
     binary.chmod(0o755)
     (tmp_path / "opt/backends/python" / STUB).write_bytes(f"\x7fELF libpython{VERSION}.so.1.0".encode())
+    monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
     return binary
 
 
-@pytest.fixture
-def on_path(container, monkeypatch):
-    monkeypatch.setenv("PATH", str(container.parent), prepend=os.pathsep)
-    return container
-
-
-def test_a_tritonserver_on_path_comes_first_and_the_containers_second(on_path, monkeypatch):
-    assert discovery.find_installation() == Installation(on_path, "on PATH", on_path.parent.parent / "backends")
+def test_a_tritonserver_on_path_comes_first_and_the_containers_second(container, monkeypatch):
+    assert discovery.find_installation() == Installation(container, "on PATH", container.parent.parent / "backends")
     monkeypatch.setenv("PATH", os.devnull)
-    assert discovery.find_installation(on_path).binary == on_path
+    assert discovery.find_installation(container).binary == container
 
 
 def test_without_a_tritonserver_the_error_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setitem(sys.modules, "pytriton", None)  # it is not installed
-    with refusing(HplmError, "tritonserver", "PATH", tmp_path, obstacle(*HERE) or "hplm[embedded]"):
+    why_not = obstacle(platform.machine(), *platform.libc_ver())
+    with refusing(HplmError, "tritonserver", "PATH", tmp_path, why_not or "hplm[embedded]"):
         discovery.find_installation(tmp_path / "tritonserver")
 
 
@@ -59,13 +54,13 @@ def test_a_machine_that_cannot_run_the_embedded_server_is_told_why():
     assert mentions(obstacle("aarch64", "glibc", "2.36"), "x86-64", "aarch64")
 
 
-def test_a_stub_for_another_python_and_a_missing_python_backend_are_named(on_path):
-    stub = on_path.parent.parent / "backends/python" / STUB
+def test_a_stub_for_another_python_and_a_missing_python_backend_are_named(container):
+    stub = container.parent.parent / "backends/python" / STUB
     stub.write_bytes(b"\x7fELF libpython3.99.so.1.0")
-    with pytest.raises(HplmError, match=mentioning(on_path, 3.99, VERSION, "python3.99 -m pip")):
+    with pytest.raises(HplmError, match=mentioning(container, 3.99, VERSION, "python3.99 -m pip")):
         discovery.find_installation()
     stub.unlink()
-    with pytest.raises(HplmError, match=mentioning(on_path, stub)):
+    with pytest.raises(HplmError, match=mentioning(container, stub)):
         discovery.find_installation()
 
 
@@ -76,26 +71,6 @@ def test_our_backends_are_found_wherever_the_package_is_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "backends", None)  # it is not installed
     with pytest.raises(HplmError, match=mentioning(sys.executable, "pip install")):
         discovery.find_backends()
-
-
-def test_the_layout_has_tritons_and_our_backends_and_a_copy_of_the_python_backend(container, tmp_path):
-    add_backend(tmp_path / "ours", "hplm_lookup", ECHO)
-    (tmp_path / "ours" / "__pycache__").mkdir()
-    stub, library = tmp_path / "stub", tmp_path / "libpython.so"
-    stub.write_text("stub of this Python")  # without permission to execute
-    library.write_text("")
-    laid = tmp_path / "laid"
-    laid.mkdir()
-    Installation(container, "", container.parent.parent / "backends", stub, library_links={"libpython3.so": library}).lay_out(
-        laid, tmp_path / "ours"
-    )
-    backends = laid / "backends"
-    assert sorted(path.name for path in backends.iterdir()) == ["hplm_lookup", "onnxruntime", "python"]
-    assert (backends / "hplm_lookup/model.py").read_text() == ECHO
-    assert not (backends / "python").is_symlink()
-    assert (backends / "python" / STUB).read_text() == "stub of this Python"
-    assert os.access(backends / "python" / STUB, os.X_OK)
-    assert (laid / "lib/libpython3.so").resolve() == library
 
 
 def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
@@ -135,25 +110,13 @@ def test_all_models_are_found_and_a_folder_that_is_no_repository_is_refused_with
         model_names(tmp_path / "one")
 
 
-def test_zero_becomes_three_different_free_ports():
-    ports = Ports().claim("127.0.0.1")
-    numbers = [port for _, port in ports.items()]
-    assert len(set(numbers)) == 3 and 0 not in numbers
-    with socket.create_server(("127.0.0.1", ports.grpc)):
-        pass
-
-
-def test_free_ports_are_given_to_no_client():
+def test_free_ports_are_given_to_no_client_if_there_are_such_ports(tmp_path):
     lowest, highest = map(int, LOCAL_PORTS.read_text().split())
     found = free_ports(200)
     assert len(set(found)) == 200
     assert not [port for port in found if lowest <= port <= highest]
-
-
-def test_there_are_free_ports_where_clients_get_all_of_them(tmp_path):
-    given = tmp_path / "ip_local_port_range"
-    given.write_text("1024\t65535\n")
-    assert len(set(free_ports(20, given))) == 20
+    (tmp_path / "ip_local_port_range").write_text("1024\t65535\n")
+    assert len(set(free_ports(20, tmp_path / "ip_local_port_range"))) == 20
 
 
 def test_a_given_port_is_kept_and_can_be_used_again_at_once():

@@ -1,6 +1,7 @@
 """A real server counts its requests in `/metrics`, and writes them into our journal and Triton's trace."""
 
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -33,26 +34,21 @@ def test_counts_equal_the_sent_requests(server):
         stock.ask([WORDS[0]], "beta", timeout=1)
     with refused("invalid_input"):
         stock.ask([WORDS[0]] * 2, "beta", top_k=-1)
-    scraped = settled(server, {"hplm_lookup_requests_total": 15, "hplm_requests_total": 12}, before)
-    lookups, requests = "hplm_lookup_requests_total", "hplm_requests_total"
-    assert scraped.of(lookups, outcome="passed_on") == 12
-    for outcome in ("no_tenant", "invalid_input", "deadline"):
-        assert scraped.of(lookups, outcome=outcome) == 1
-    assert scraped.of(lookups) == 15
-    assert scraped.of(requests, outcome="answered") == scraped.of(requests, outcome="on_time") == 6
-    assert scraped.of(requests) == 12
+    counts = {"hplm_lookup_requests_total": 15, "hplm_requests_total": 12, "hplm_batch_texts_total": texts}
+    counts |= {"hplm_batch_tokens_total": tokens, "hplm_batch_padding_total": 0, "hplm_plot_windows_total": tokens}
+    counts |= {"hplm_wait_seconds_count": texts, "hplm_slack_seconds_count": sum([3, 4] * 3), "hplm_deadline_seconds_count": 6}
+    scraped = settled(server, counts, before)
+    for outcome, count in (("passed_on", 12), ("no_tenant", 1), ("invalid_input", 1), ("deadline", 1)):
+        assert scraped.of("hplm_lookup_requests_total", outcome=outcome) == count
+    for outcome in ("answered", "on_time"):
+        assert scraped.of("hplm_requests_total", outcome=outcome) == 6
     for tenant, count in sent.items():
         assert scraped.of("hplm_tenant_requests_total", tenant=tenant) == count
-    assert scraped.of("hplm_batch_texts_total") == scraped.of("hplm_wait_seconds_count") == texts
-    assert scraped.of("hplm_batch_tokens_total") == tokens
-    assert scraped.of("hplm_batch_padding_total") == 0
     assert 0 < scraped.of("hplm_batches_total") <= 12
     assert scraped.of("hplm_wait_seconds_bucket", le="+Inf") == texts
-    assert scraped.of("hplm_slack_seconds_count") == sum([3, 4] * 3)
-    assert scraped.of("hplm_deadline_seconds_count") == 6 and 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
+    assert 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
     assert scraped.of("hplm_slot_misses_total") > 0 < server.metrics().of("hplm_slots_used")
     assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
-    assert scraped.of("hplm_plot_windows_total") == tokens  # one window a token
     terms = ("batch", "token", "text", "adapter")  # a fitted term may be 0, their sum may not
     assert sum(server.metrics().of("hplm_cost_seconds", term=term) for term in terms) > 0
     assert {stage for (name, own), _ in scraped.series.items() if name == "hplm_stage_seconds_total" for key, stage in own
@@ -61,21 +57,16 @@ def test_counts_equal_the_sent_requests(server):
     assert shown - OF_EXITS == OF_ENCODERS, "nothing is shown that is not documented, or the other way round"
 
 
-@pytest.fixture
-def traced(server):
-    with tritonclient.http.InferenceServerClient(server.http_url) as client:
-        admin = dict([server.server.admin_header])
-        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, headers=admin)
-        yield
-        client.update_trace_settings(settings={"trace_level": ["OFF"]}, headers=admin)
-
-
 @pytest.mark.parametrize("protocol", LIBRARIES)
-def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, traced, protocol):
+def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, protocol):
     stock, names = server.stock(protocol), {f"ours-{protocol}-17": "acme", f"ours-{protocol}-18": "beta"}
     text = stock.tensor("TEXT", np.array([[" ".join(WORDS[:5]).encode()]], dtype=object))
-    for (name, tenant), model in zip(names.items(), ("toy", "hplm"), strict=True):
-        stock.client.infer(model, [text], request_id=name, parameters={"tenant": tenant})
+    admin = dict([server.server.admin_header])
+    with tritonclient.http.InferenceServerClient(server.http_url) as client:
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, headers=admin)
+        for (name, tenant), model in zip(names.items(), ("toy", "hplm"), strict=True):
+            stock.client.infer(model, [text], request_id=name, parameters={"tenant": tenant})
+        client.update_trace_settings(settings={"trace_level": ["OFF"]}, headers=admin)
     journal = server.folder / "journal.jsonl"
 
     def written():
@@ -86,16 +77,10 @@ def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, traced, proto
 
     eventually(lambda: written() == {name: (tenant, "answered") for name, tenant in names.items()})
     assert " ".join(WORDS[:5]) not in journal.read_text("utf-8")
-    eventually(lambda: _models(server, next(iter(names))) == {"toy", "toy-lookup", "toy-upper"})
+    eventually(lambda: _traced(server, next(iter(names))) == {"toy", "toy-lookup", "toy-upper"})
 
 
-def _models(server, request):
+def _traced(server, request):
     """Returns the models that Triton has traced for a request. It may write after the client has its answer."""
-    found = set()
-    for written in server.folder.glob("trace.json.*"):
-        try:
-            entries = json.loads(written.read_text("utf-8"))
-        except json.JSONDecodeError:  # half written
-            continue
-        found |= {entry["model_name"] for entry in entries if entry.get("request_id") == request}
-    return found
+    written = "".join(file.read_text("utf-8") for file in server.folder.glob("trace.json.*"))
+    return set(re.findall(rf'"model_name":"([^"]+)"[^{{}}]*"request_id":"{request}"', written))

@@ -3,28 +3,23 @@
 import gc
 import os
 import threading
-import time
 import weakref
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from hplm.engine.lookup_service import A_TEXT, AT_ONCE, Bounds, LookupService
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
-from hplm.metrics.meter import Meter
 from hplm.request.answers import End, Reply, strings
-from hplm.request.form import Form
-from hplm.scheduling.limits import Limits
 from hplm.server.held import Held, holders
 from hplm.tenants.arrival import FORWARDED, Mark
 from testing.toy import WORDS
 from tests.support.fake_triton import FINAL, Request, fake_utilities, model_of, with_fake_triton
 from tests.support.servers import server_environment
-from tests.support.wait import PATIENCE, Clock, Hold
+from tests.support.wait import PATIENCE
 
 
 class Freed(Request):
@@ -48,25 +43,20 @@ class Freed(Request):
 
 
 def test_a_request_is_not_asked_about_after_its_last_response():
-    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,), ThreadPoolExecutor(1) as pool:
         for _ in range(200):
             request = Freed()
-            sender, failures = replies.Sender(request, Held("toy")), []
+            sender = replies.Sender(request, Held("toy"))
 
-            def ask(sender=sender, request=request, failures=failures):
-                try:
-                    while request.is_there:
-                        assert sender.is_cancelled is False
+            def ask(sender=sender, request=request):
+                while request.is_there:
                     assert sender.is_cancelled is False
-                except AssertionError as error:
-                    failures.append(error)
+                assert sender.is_cancelled is False
 
-            asking = threading.Thread(target=ask)
-            asking.start()
+            asking = pool.submit(ask)
             sender.send("a part", is_last=False)
             sender.send("the end")
-            asking.join(PATIENCE)
-            assert not asking.is_alive() and not failures
+            asking.result(PATIENCE)
             asked = request.asked
             assert sender.is_cancelled is False and request.asked == asked
 
@@ -157,32 +147,12 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     assert counted == [Internal.word] and answer.ended
 
 
-PLACES, REFUSED = 2, 4
-
-
-def test_forwarded_requests_are_refused_before_a_request_is_looked_up(toy, monkeypatch):
-    """Refusals to others are kept until requests are looked up: a client that asks again at once gains nothing."""
-    hold, stands = Hold(), Clock(time.monotonic())  # else a kept refusal would be sent although nothing was looked up
-    with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model, hold:
-        read, quotas, bounds = model._lookup.read, model._quotas, Bounds(waiting=Limits(PLACES, 1 << 20))
-        held = SimpleNamespace(read=lambda *given: hold.pass_through() or read(*given))
-        model._service.close()
-        model._service = LookupService(held, Meter(), quotas, bounds=bounds, clock=stands).start()
-
-        def ask(texts=1, **parameters):
-            request = Request({"TEXT": [WORDS[0]] * texts}, {"tenant": "acme", **parameters})
-            model.execute([request])
-            return request
-
-        served = [ask(texts=AT_ONCE // A_TEXT + 1)]  # too much for the thread that brings it
-        hold.until_reached()
-        served += [ask() for _ in range(PLACES)]
-        kept = [ask(**{FORWARDED: forged}) for forged in ("", "0" * 64, True)] + [ask() for _ in range(REFUSED)]
-        for forwarded in [ask(**Mark(os.getppid()).parameters(0)) for _ in range(REFUSED)]:
-            assert forwarded.next().startswith("[queue_full]")
-        assert not any(one.is_answered for one in served + kept)
-        asked_ns = time.monotonic_ns()
-        hold.open()
-        for one in served:  # deadlines count from when Triton handed it over, not from when lookup got round to it
-            assert Form(bytearray(one.next()["TICKET"])).head.arrival_ns < asked_ns
-        assert all(one.next().startswith("[queue_full]") for one in kept)
+def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, monkeypatch):
+    """Refusals to others wait (`tests/engine/test_lookup_service.py`): a client that asks again at once gains nothing."""
+    taken, mark = [], Mark(os.getppid())
+    with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
+        model._service.submit = taken.extend
+        for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged} for forged in ("", "0" * 64, True))):
+            model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
+    assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
+    assert [one.reading.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]

@@ -1,11 +1,11 @@
 """API keys and other parameters reach neither the server's log nor another client, whatever a request looks like."""
 
-import http.client
 import json
 
 import pytest
 
 from testing.toy import WORDS
+from tests.server.stock import posted
 from tests.support.fake_triton import fake_utilities, with_fake_triton
 from tests.support.message import mentions
 
@@ -13,20 +13,9 @@ SECRET = "hplm_a-secret-of-a-client"
 MODELS = {"toy": "TEXT", "toy-lookup": "TEXT", "hplm": "TEXT", "toy-admin": "COMMAND"}
 
 
-def body(model: str, **more: object) -> dict:
-    text = json.dumps({"command": "tenant.list"}) if model == "toy-admin" else WORDS[0]
-    shape = [1] if model == "toy-admin" else [1, 1]
+def body(model, **more):
+    text, shape = (json.dumps({"command": "tenant.list"}), [1]) if model == "toy-admin" else (WORDS[0], [1, 1])
     return {"inputs": [{"name": MODELS[model], "shape": shape, "datatype": "BYTES", "data": [text]}], **more}
-
-
-def post(server, model: str, sent: bytes, **headers: bytes) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(server.http_url, timeout=60)
-    try:
-        connection.request("POST", f"/v2/models/{model}/infer", sent, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode("utf-8", "replace")
-    finally:
-        connection.close()
 
 
 @pytest.mark.slow
@@ -39,7 +28,8 @@ def test_what_is_not_utf8_is_refused_and_neither_said_nor_logged(server, model, 
     odd = {"name": {"ODD": SECRET}, "value": {"note": f"{SECRET}ODD"}}.get(where, {"note": SECRET})
     more = {"id": "ODD"} if where == "id" else {}
     sent = json.dumps(body(model, parameters={"tenant": "city", **odd}, **more)).encode().replace(b"ODD", b"\xff")
-    status, said = post(server, model, sent, Authorization=f"Bearer {SECRET}".encode() + b"\xff" * (where == "header"))
+    bearer = f"Bearer {SECRET}".encode() + b"\xff" * (where == "header")
+    status, said = posted(server, (model, "infer"), sent, Authorization=bearer)
     assert status == 400 and mentions(said, "[invalid_input]", "UTF-8"), said
     assert SECRET not in said and SECRET not in server.server.log_file.read_text("utf-8", "replace")
 

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from builder.store.store import TenantFile
 from hplm.cli.main import main
-from hplm.cli.serve import has_decoder, open_tenants
+from hplm.cli.serve import open_tenants
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.server import process_group
@@ -34,15 +34,8 @@ from tests.support.wait import PATIENCE, eventually
 pytestmark = pytest.mark.slow
 
 HPLM = [sys.executable, "-m", "hplm.cli.main"]
+THE_TWO = ("--model-repository", "hplm_openai")  # words in the commands of the tritonserver and of the gateway
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-
-
-@pytest.fixture
-def command(tmp_path):
-    """The command for a repository with one model, with a gateway."""
-    add_model(tmp_path / "repository", "echo", ECHO)
-    (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
-    return [*HPLM, "serve", "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--openai-port", "0"]
 
 
 def from_a_terminal():
@@ -60,29 +53,19 @@ def running(command, folder):
             process.kill()
 
 
-def the_child(process, word):
-    """Returns the id of the child with this word in its command. The list may be short for a moment: others end."""
+def children_of(process):
+    """Returns the ids of the tritonserver, which leads its process group, and of the gateway. Others end in the meantime."""
     found = []
 
     def look():
         listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # of each of its threads
         with suppress(OSError):  # a thread has just ended
             children = [int(pid) for listing in listings for pid in listing.read_text().split()]
-            found[:] = [child for child in children if word in " ".join(process_group.arguments(child))]
-        return found
+            found[:] = [pid for word in THE_TWO for pid in children if word in " ".join(process_group.arguments(pid))]
+        return len(found) == 2
 
     eventually(look)
-    (child,) = found
-    return child
-
-
-def triton_of(process):
-    """Returns the id of the tritonserver, which leads its process group."""
-    return the_child(process, "--model-repository")
-
-
-def gateway_of(process):
-    return the_child(process, "hplm_openai")
+    return found
 
 
 def identity_of(triton):
@@ -91,17 +74,13 @@ def identity_of(triton):
 
 
 def models(url):
-    with urllib.request.urlopen(f"{url}/models", timeout=PATIENCE) as answer:
-        return json.load(answer)["data"]
-
-
-def lists(url):
-    """Whether the gateway has found the server that was started again."""
+    """Returns the models that the gateway lists; None while it has not found a server that was started again."""
     try:
-        return models(url) == []
+        with urllib.request.urlopen(f"{url}/models", timeout=PATIENCE) as answer:
+            return json.load(answer)["data"]
     except urllib.error.HTTPError as error:
         assert error.code in (502, 503)
-        return False
+        return None
 
 
 def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(toy, tmp_path):
@@ -121,12 +100,12 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         live.add_key("acme")
         assert live.settle_now() == []
 
-        first = gateway_of(process)
+        group, first = children_of(process)
         assert models(url) == []
         os.kill(first, signal.SIGKILL)
         assert mentions(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
         assert models(url) == []  # the connection waits until the gateway is there again
-        gateway, group = gateway_of(process), triton_of(process)
+        gateway = children_of(process)[1]
         assert gateway != first
 
         environment = {**os.environ, "HPLM_SERVER_ID": identity_of(group)}
@@ -141,11 +120,12 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         assert stock.ask(["a"], "echo")["LABEL"].size  # at the same address, and it drains no more
         with pytest.raises(InferenceServerException, match=r"\[no_tenant\]"):
             stock.ask(["a"], "acme")
-        eventually(lambda: lists(url))
-        assert gateway_of(process) == gateway and triton_of(process) != group
+        eventually(lambda: models(url) == [])
+        other, same = children_of(process)
+        assert same == gateway and other != group
 
         state.rename(tmp_path / "elsewhere")
-        os.kill(triton_of(process), signal.SIGKILL)
+        os.kill(other, signal.SIGKILL)
         lines = iter(process.stdout.readline, "")
         (line,) = [next(line for line in lines if "CURRENT" in line or line.startswith("Ready"))]
         assert mentions(line, "CURRENT", "hplm begin")
@@ -161,8 +141,8 @@ def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(tmp_path):
     command = [*HPLM, "serve", "--repository", str(chat.repository), *ANY_PORTS, "--openai-port", "0", "--", "--log-verbose=1"]
     with running(command, tmp_path) as (process, said):
         url = re.search(r"^OpenAI +(\S+)$", said, re.MULTILINE)[1]
-        group, gateway = triton_of(process), gateway_of(process)
-        assert "--log-verbose=1" in process_group.arguments(group)
+        group, gateway = children_of(process)
+        assert "--log-verbose=1" in process_group.arguments(group) and "no decoder" not in said
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
             few = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}  # a slow, busy machine makes as many while it drains
             chunks = client.completions.create(model="plain", prompt="a", stream=True, temperature=0, **few)
@@ -177,9 +157,12 @@ def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(tmp_path):
                 client.models.list()
 
 
-def test_nothing_outlives_a_command_that_is_killed(command, tmp_path):
+def test_nothing_outlives_a_command_that_is_killed(tmp_path):
+    add_model(tmp_path / "repository", "echo", ECHO)
+    (tmp_path / "numpy.py").write_text("raise ImportError('a model imports what lies in the working directory')")
+    command = [*HPLM, "serve", "--repository", str(tmp_path / "repository"), *ANY_PORTS, "--openai-port", "0"]
     with running(command, tmp_path) as (process, _):
-        gateway, group = gateway_of(process), triton_of(process)
+        group, gateway = children_of(process)
         identity = identity_of(group)
         assert len(process_group.members(group)) == 2
         assert left_by(identity)
@@ -195,8 +178,7 @@ def left_by(identity):
 def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monkeypatch, capsys, said_by):
     options = ["--state-must-exist"] if said_by.startswith("--") else []
     monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "" if options else "1")
-    monkeypatch.setattr("hplm.server.TritonServer", None)  # none is started
-    serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, *options]
+    serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, "--start-timeout", "0", *options]  # none is started
     assert main([*serve, "--state", str(tmp_path / "state")]) == 1
     assert mentions(capsys.readouterr().err, tmp_path / "state/toy", "CURRENT", "hplm begin")
     assert not (tmp_path / "state").exists()
@@ -204,12 +186,7 @@ def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monke
         assert main(serve) == 1 and mentions(capsys.readouterr().err, "--state")
 
 
-def test_tenants_without_keys_and_decoders_are_found(toy, tmp_path):
+def test_tenants_without_keys_are_found(toy, tmp_path):
     begin(Folder(tmp_path / "state/toy"))
     Manager.open(toy.repository, tmp_path / "state").add_key("acme")
     assert open_tenants(toy.repository, tmp_path / "state") == sorted(tenant.id for tenant in TENANTS[1:])
-    for name, backend in (("encoder-upper", "hplm_upper"), ("luna", "hplm_generate")):
-        assert not has_decoder(tmp_path)
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "{backend}"\n')
-    assert has_decoder(tmp_path) and open_tenants(tmp_path, None) == []

@@ -18,7 +18,7 @@ from hplm.errors import HplmError
 from hplm.plot.table import Table
 from hplm.server import TritonServer, process_group
 from hplm.server.stubs import stubs
-from tests.server.plain_models import ECHO, PORT_TAKEN_ONCE, REFUSES, SLOW, add_backend, add_config, add_model
+from tests.server.plain_models import ECHO, PORT_TAKEN_ONCE, REFUSES, SLOW, add_model
 from tests.server.stock import LIBRARIES, Stock
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, eventually
@@ -38,27 +38,12 @@ kill -ABRT $$
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory) -> Path:
-    """A model with a backend of ours, one that takes the server's port once, and an ensemble of two slow ones."""
-    repository = tmp_path_factory.mktemp("echo") / "repository"
-    add_backend(repository.parent / "backends", "toy_backend", ECHO)
-    add_config(repository, "echo", backend="toy_backend")
-    add_model(repository, "taker", PORT_TAKEN_ONCE + ECHO)
-    for name in ("slow", "slower"):
-        add_model(repository, name, SLOW)
-    add_config(repository, "both", backend="")
-    config = (repository / "both" / "config.pbtxt").read_text().replace('backend: ""', 'platform: "ensemble"')
-    step = 'model_name: "{}", model_version: -1, input_map {{ key: "TEXT", value: "{}" }}, '
-    step += 'output_map {{ key: "SAID", value: "{}" }}'
-    steps = ", ".join(f"{{ {step.format(*names)} }}" for names in (("slow", "TEXT", "MIDDLE"), ("slower", "MIDDLE", "SAID")))
-    (repository / "both" / "config.pbtxt").write_text(f"{config}\nensemble_scheduling {{ step [ {steps} ] }}\n")
-    return repository
-
-
-@pytest.fixture(scope="module")
-def server(repository):
-    folder = repository.parent
-    server = TritonServer(repository, folder / "backends", state=folder / "state", log_file=folder / "logs/triton.log")
+def server(tmp_path_factory):
+    """A server of a model that answers, one that takes the server's port once, and a slow one."""
+    folder = tmp_path_factory.mktemp("echo")
+    for name, code in (("echo", ECHO), ("taker", PORT_TAKEN_ONCE + ECHO), ("slow", SLOW)):
+        add_model(folder / "repository", name, code)
+    server = TritonServer(folder / "repository", state=folder / "state", log_file=folder / "logs/triton.log")
     runs(server, folder / "stands-still", STANDS_STILL.format(binary=server.installation.binary))
     yield server
     server.stop(drain=0)
@@ -75,14 +60,6 @@ def runs(server: TritonServer, binary: Path, code: str, mode: int = 0o755) -> Tr
 @pytest.fixture
 def served(server):
     return server if server.pid else server.start()  # the last test stops it
-
-
-@pytest.fixture
-def unstarted(tmp_path):
-    """Returns a server of the models in `repository`, which can also be started."""
-    add_model(tmp_path / "repository", "echo", ECHO)
-    (tmp_path / "backends").mkdir()
-    return lambda **options: TritonServer(tmp_path / "repository", backends=tmp_path / "backends", **options)
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -116,23 +93,17 @@ def test_key_and_tenant_reach_the_model_in_any_case_of_the_header(served):
     assert said["parameters"] == {"authorization": "Bearer K", "hplm-arrived": "1", "hplm-tenant": "acme"}
 
 
-RESTRICTED = {
-    "shared memory": lambda client, headers: client.get_system_shared_memory_status(headers=headers),
-    "models": lambda client, headers: client.get_model_repository_index(headers=headers),
-    "log": lambda client, headers: client.get_log_settings(headers=headers),
-    "trace": lambda client, headers: client.get_trace_settings(headers=headers),
-}
+APIS = ("get_system_shared_memory_status", "get_model_repository_index", "get_log_settings", "get_trace_settings")
 
 
-@pytest.mark.parametrize("api", RESTRICTED)
+@pytest.mark.parametrize("api", APIS)
 def test_calls_that_could_run_code_or_read_memory_need_the_secret(served, protocol, api):
-    client, call = Stock(served, protocol).client, RESTRICTED[api]
-    name, secret = served.admin_header
+    call, (name, secret) = getattr(Stock(served, protocol).client, api), served.admin_header
     prefix = "triton-grpc-protocol-" if protocol == "grpc" else ""
     for headers in ({}, {prefix + name: "guess"}):
         with pytest.raises(InferenceServerException, match="restricted"):
-            call(client, headers)
-    call(client, {prefix + name: secret})
+            call(headers=headers)
+    call(headers={prefix + name: secret})
 
 
 def test_it_listens_on_loopback_only(served):
@@ -143,17 +114,17 @@ def test_it_listens_on_loopback_only(served):
     assert {address[-8:] for address, port in listening if port in wanted} == {"0100007F"}
 
 
-def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, repository):
+def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served):
     """A client keeps an idle connection, and a stub was killed: each of these makes Triton wait for its exit timeout.
 
     Takes long: Triton's slow end.
     """
-    group, idle = served.pid, Stock(served, "http")
+    group, idle, repository = served.pid, Stock(served, "http"), served.repository
     with ThreadPoolExecutor(3) as pool:
         try:
             assert ask(idle)
             os.kill(next(stub.pid for stub in stubs(group) if stub.model == "echo"), signal.SIGKILL)
-            answers = [pool.submit(ask, Stock(served, protocol), "both") for protocol in LIBRARIES]
+            answers = [pool.submit(ask, Stock(served, protocol), "slow") for protocol in LIBRARIES]
             eventually(lambda: len(list((repository / "slow").glob("asked-*"))) == len(LIBRARIES))
             control = served.control()
             stopping = pool.submit(served.stop, drain=PATIENCE)
@@ -169,38 +140,31 @@ def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served, reposit
     idle.client.close()
 
 
-class WithLittleLockedMemory(TritonServer):
-    """A server that may lock 16 KB. Root may lock more than its limit, so root gives that right up."""
-
-    def _command(self, folder):
-        right = ["setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"] if os.geteuid() == 0 else []
-        return [*right, "sh", "-c", f'ulimit -l {KILOBYTES}; exec "$0" "$@"', *super()._command(folder)]
-
-
 def test_errors_of_models_that_do_not_load_are_shown_and_no_process_remains(toy, tmp_path):
-    """One has hot rows beyond the limit of locked memory, and says what to raise."""
-    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=1000))
-    tables = [Table(path.parent) for path in tmp_path.glob("toy/1/plot/*/*/meta.json")]
+    """One has hot rows beyond the limit of locked memory, and says what to raise. Root would not be bound by it."""
+    repository = tmp_path / "repository"
+    export(toy.store, repository, ServingOptions(dtype="fp32", plot_hot=1000))
+    tables = [Table(path.parent) for path in repository.glob("toy/1/plot/*/*/meta.json")]
     needed = sum(min(1000, table.size) * table.meta.row_bytes for table in tables)
     assert needed > KILOBYTES << 10
-    add_model(tmp_path, "bad", REFUSES)
-    add_model(tmp_path, "broken", ECHO)
-    (tmp_path / "broken/config.pbtxt").write_text('name: "broken" input [ {')
-    server = WithLittleLockedMemory(tmp_path)
+    add_model(repository, "bad", REFUSES)
+    add_model(repository, "broken", ECHO)
+    (repository / "broken/config.pbtxt").write_text('name: "broken" input [ {')
+    server, bound = TritonServer(repository), "setpriv --inh-caps=-ipc_lock --bounding-set=-ipc_lock" * (os.geteuid() == 0)
+    limited = f'#!/bin/sh\nulimit -l {KILOBYTES}\nexec {bound} {server.installation.binary} "$@"\n'
     with pytest.raises(HplmError) as refused:
-        server.start()
-    assert mentions(refused.value, tmp_path, tmp_path / "broken/config.pbtxt")
+        runs(server, tmp_path / "limited", limited).start()
+    assert mentions(refused.value, repository, repository / "broken/config.pbtxt")
     assert mentions(refused.value, "toy-upper", f"{needed:,}", f"{KILOBYTES << 10:,}", "ulimit -l")
     assert "failed to load 'bad' version 1: Internal: ValueError: table bio/1 is truncated" in str(refused.value)
-    assert server.pid is None
-    assert leftovers(server) == []
+    assert server.pid is None and leftovers(server) == []
 
 
 @pytest.mark.parametrize(
     ("code", "mode", "named"), [("", 0o644, ["Permission denied"]), ("#!/bin/sh\nexec sleep 600\n", 0o755, ["1 s"])]
 )
-def test_a_binary_that_does_not_run_or_does_not_become_ready_ends_the_start(unstarted, tmp_path, code, mode, named):
-    server = runs(unstarted(start_timeout=1), tmp_path / "tritonserver", code, mode)
+def test_a_binary_that_does_not_run_or_does_not_become_ready_ends_the_start(server, tmp_path, code, mode, named):
+    server = runs(TritonServer(server.repository, start_timeout=1), tmp_path / "tritonserver", code, mode)
     with pytest.raises(HplmError, match=mentioning("tritonserver", *named)):
         server.start()
     assert leftovers(server) == []

@@ -303,6 +303,12 @@ def kill_model(server: TritonServer, model: str) -> None:
     os.kill(stub.pid, signal.SIGKILL)
 
 
+def engine_of(server: TritonServer, room: str = "engine") -> int | None:
+    """Returns the process id of a server's engine; None if there is none. `room`: `generation` has that of decoders."""
+    members = process_group.members(server.pid) if server.pid is not None else []
+    return next((pid for pid in members if f"hplm.{room}.child" in process_group.arguments(pid)), None)
+
+
 def published(server: Any, metric: str, **labels: str) -> float:
     """Returns the sum of a metric's series that have these labels, as the server publishes them once a second."""
     return Scraped(server).of(metric, **labels)
