@@ -1,6 +1,6 @@
 """Known vulnerabilities of Triton, and the release that fixes each: those of NVIDIA's security bulletins of 2025 and 2026.
 
-Source: the repository NVIDIA/product-security, folders 2025 and 2026, one folder a bulletin. docs/security.md explains them.
+Source: the repository NVIDIA/product-security, folders 2025 and 2026, one folder a bulletin. docs/security.md says what helps.
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ def reply_buffers(size: int, enough: int, answer: int) -> Finding:
     )
 
 
-def shared_memory(folder: Path) -> Finding:
-    space = os.statvfs(folder)
+def shared_memory(folder: Path, space: os.statvfs_result) -> Finding:
     size, free = space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
     seen = f"{folder} has {_mb(size)}, of which {_mb(free)} are free"
     if size < SHARED_MEMORY:
