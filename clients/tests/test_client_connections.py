@@ -169,12 +169,6 @@ def test_a_server_that_does_not_list_its_models_wants_a_name(is_async, status, w
         assert status[:3] == "404" or why in str(caught.value)
 
 
-def test_the_port_of_the_other_protocol_is_not_connected(way, fake):
-    other = fake.grpc_url if way.protocol == "http" else fake.http_url
-    with pytest.raises(ConnectionFailed):
-        way.call(other, infer, backbone="minilm", retries=0, network_timeout=5)
-
-
 def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
     given, connect = [], socket.socket.connect
 
