@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import yaml
 
 from tests.deploy.image import DEPLOY
 from tests.deploy.programs import helm, run
-from tests.deploy.schemas import SCHEMAS
+from tests.deploy.schemas import FIELDS, check
 
 Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
@@ -35,8 +34,8 @@ def _templates(*words: str) -> str:
 
 
 def validate(one: Object, version: str = NEWEST) -> None:
-    if one["kind"] in SCHEMAS:
-        jsonschema.validate(one, SCHEMAS[one["kind"]])
+    if one["kind"] in FIELDS:
+        check(one)
     else:
         kubernetes_validate.validate(one, version, strict=True)
 

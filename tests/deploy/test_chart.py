@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -71,7 +70,7 @@ def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, v
     for kind, name in (("ScaledObject", "hplm-all"), ("PodMonitor", "hplm"), ("PrometheusRule", "hplm")):
         spoilt = copy.deepcopy(find(known["whole"], kind, name))
         spoilt["spec"]["period"] = 10
-        with pytest.raises(jsonschema.ValidationError, match="period"):
+        with pytest.raises(AssertionError, match="period"):
             validate(spoilt)
 
 
