@@ -217,7 +217,7 @@ def open_files():
 
 
 @on_both
-def test_threads_leave_nothing_open_when_they_end_and_the_client_nothing_when_it_does(fake, protocol):
+def test_threads_leave_nothing_open_when_they_end_and_a_closed_client_nothing_and_refuses_calls(fake, protocol):
     def many_threads():
         for _ in range(3):
             threads = [Thread(target=infer, args=(client,)) for _ in range(5)]
@@ -232,22 +232,12 @@ def test_threads_leave_nothing_open_when_they_end_and_the_client_nothing_when_it
         assert open_files() <= during + 10, "five connections are as many as were ever used at once"
     gc.collect()
     eventually(lambda: open_files() < during)
-
-
-def test_a_closed_client_refuses_calls(way):
-    async def use_closed():
-        client = AsyncHplmClient("127.0.0.1:1", way.protocol)
-        await client.close()
-        await client.ready()
-
-    client = HplmClient("127.0.0.1:1", way.protocol)
-    client.close()
     with raising(HplmClientError):
-        asyncio.run(use_closed()) if way.is_async else infer(client)
+        infer(client)
 
 
 @on_both
-def test_an_asyncio_client_stays_with_its_loop_and_outlives_a_cancelled_task(fake, protocol):
+def test_an_asyncio_client_stays_with_its_loop_outlives_a_cancelled_task_and_refuses_calls_once_closed(fake, protocol):
     client, hold = AsyncHplmClient(Way(protocol).url(fake), protocol, "minilm"), Hold()
 
     def answer(request):
@@ -265,6 +255,8 @@ def test_an_asyncio_client_stays_with_its_loop_and_outlives_a_cancelled_task(fak
         with raising(HplmClientError):
             await asyncio.to_thread(lambda: asyncio.run(infer(client)))
         await client.close()
+        with raising(HplmClientError):
+            await infer(client)
 
     fake.answer = answer
     with hold:

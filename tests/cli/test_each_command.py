@@ -162,10 +162,6 @@ def places(made, tmp_path_factory):
     replica = {"id": 1, "name": "one", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
     pool = {"name": "all", "repository": f"{folder}/repository", "state": f"{folder}/state", "replicas": [replica]}
     (folder / "pools.json").write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": [pool]}))
-    dedicated = folder / "whole/dedicated/1"
-    dedicated.mkdir(parents=True)
-    for name in ("backbone.json", "whole.json"):
-        (dedicated / name).write_text("{}")
     exported = f"--repository {folder}/repository"
     with tempfile.TemporaryDirectory(prefix="hplm-") as router:  # short: the name of a socket has at most 93 bytes
         yield {
@@ -190,11 +186,8 @@ def done(places):
     keys = [live.manager.add_key("tenant-2")[1].id for _ in range(2)]
     places["key"] = keys[0]
     Quarantine(live.folder / "repository/toy").put("tenant-2")
-    commands = [*(words(*row) for row in WITHOUT_THE_BUILDER), *map(words, NEED_THE_BUILDER)]
-    commands.append(["verify", "--repository", f"{live.folder}/whole"])
-    alone = run(PACKAGES, commands)
-    named = [*(command for command, _ in ROWS), *NEED_THE_BUILDER, "verify a whole model"]
-    return dict(zip(named, first + alone, strict=True))
+    alone = run(PACKAGES, [*(words(*row) for row in WITHOUT_THE_BUILDER), *map(words, NEED_THE_BUILDER)])
+    return dict(zip([*(command for command, _ in ROWS), *NEED_THE_BUILDER], first + alone, strict=True))
 
 
 @pytest.mark.parametrize(("command", "says"), ROWS, ids=lambda one: one if isinstance(one, str) else "")
@@ -227,11 +220,6 @@ def test_a_command_that_needs_the_builder_says_how_to_install_it(done, command):
     code, out, err = done[command]
     assert (code, out, err.count("\n")) == (1, "", 1), f"{command} ended with {code}: {out}{err}"
     assert err.startswith(f"hplm {command.split()[0]}: ") and "`builder`" in err and "pip install -e '.[build]'" in err, err
-
-
-def test_a_whole_model_has_no_checksums(places, done):
-    code, _, err = done["verify a whole model"]
-    assert code == 1 and mentions(err, places["folder"] / "whole/dedicated", "export it again"), err
 
 
 READ = ("tenant list", "tenant show", "tenant key list", "domain list", "verify", "place profile")
