@@ -113,6 +113,7 @@ NEED_THE_BUILDER = [
     *(f"root {action} x --store x" for action in ("pack", "unpack")),
     *("domain list --store x", "domain delete --name x --store x", "verify --store x", "tenant delete x --store x"),
 ]
+NEED_THE_BENCHMARKS = ["bench", "bench --help", "bench serve --size minilm --json"]
 
 # Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.
 RUN = """
@@ -186,8 +187,9 @@ def done(places):
     keys = [live.manager.add_key("tenant-2")[1].id for _ in range(2)]
     places["key"] = keys[0]
     Quarantine(live.folder / "repository/toy").put("tenant-2")
-    alone = run(PACKAGES, [*(words(*row) for row in WITHOUT_THE_BUILDER), *map(words, NEED_THE_BUILDER)])
-    return dict(zip([*(command for command, _ in ROWS), *NEED_THE_BUILDER], first + alone, strict=True))
+    named = [*NEED_THE_BUILDER, *NEED_THE_BENCHMARKS]
+    alone = run(PACKAGES, [*(words(*row) for row in WITHOUT_THE_BUILDER), *map(words, named)])
+    return dict(zip([*(command for command, _ in ROWS), *named], first + alone, strict=True))
 
 
 @pytest.mark.parametrize(("command", "says"), ROWS, ids=lambda one: one if isinstance(one, str) else "")
@@ -215,11 +217,13 @@ def test_secrets_are_shown_once_and_what_is_kept_is_not_written(places, done):
     assert list((places["folder"] / "groups").glob("*/toy/1/tenants.json")), "no group was written"
 
 
-@pytest.mark.parametrize("command", NEED_THE_BUILDER)
-def test_a_command_that_needs_the_builder_says_how_to_install_it(done, command):
+@pytest.mark.parametrize("command", [*NEED_THE_BUILDER, *NEED_THE_BENCHMARKS])
+def test_a_command_that_needs_another_package_says_how_to_install_it(done, command):
+    package, extra = ("bench", "bench") if command in NEED_THE_BENCHMARKS else ("builder", "build")
     code, out, err = done[command]
     assert (code, out, err.count("\n")) == (1, "", 1), f"{command} ended with {code}: {out}{err}"
-    assert err.startswith(f"hplm {command.split()[0]}: ") and "`builder`" in err and "pip install -e '.[build]'" in err, err
+    named = f"hplm {command.split()[0]}: ", f"`{package}`", "not installed", f"pip install -e '.[{extra}]'"
+    assert all(one in err for one in named), err
 
 
 READ = ("tenant list", "tenant show", "tenant key list", "domain list", "verify", "place profile")

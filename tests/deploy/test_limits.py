@@ -159,16 +159,6 @@ def test_names_that_no_tenant_has_are_not_counted(opened):
     assert door.infer(QUIET) is None and "key=quiet" in door.socket.ask("show table tenants_in_flight")
 
 
-def test_requests_that_do_not_fit_into_the_buffer_take_no_place_of_small_ones(opened, held, clients):
-    door = opened(**ONE)
-    asked = [clients.submit(door.infer, None, FORGER, MEDIUM) for _ in range(3)]
-    eventually(lambda: held.count == 2)
-    asked.append(clients.submit(door.infer, None, FORGER, HELD))
-    eventually(lambda: held.count == 3)
-    assert not any(one.done() for one in asked)
-    assert all_answered(held, asked)
-
-
 @pytest.mark.parametrize(("size", "way", "many"), [(MEDIUM, "json", 16), (LARGE, "json", 2), (LARGE, "metadata", 2)])
 def test_one_address_has_only_so_many_of_a_size_on_their_way(opened, held, clients, size, way, many):
     door = opened(**ONE)
