@@ -27,7 +27,7 @@ def test_texts_and_pairs_come_back_with_their_labels_in_their_order(ask):
     answer = ask(lambda client: infer(client, odd))
     assert answer == Answer((Row(odd, 1.0, (0, 10)),), "v7")
     assert (answer.label, answer.score, answer.labels) == (odd, 1.0, (odd,))
-    texts = [f"text {number}" for number in range(1000)]
+    texts = [f"text {number}" for number in range(100)]
     assert [answer.label for answer in ask(lambda client: client.infer_batch(texts, tenant="acme"))] == texts
     answers = ask(lambda client: client.infer_batch(["a", "b"], pairs=["c", ""], tenant="acme"))
     assert [answer.label for answer in answers] == ["a|c", "b|"]
@@ -154,7 +154,7 @@ def test_calls_share_a_client_and_do_not_wait_for_each_other(way, fake):
         return echo(request)
 
     async def use(client):
-        rounds = [f"text {number}" for number in range(300)], ["meet"] * 8
+        rounds = [f"text {number}" for number in range(100)], ["meet"] * 8
         for texts in rounds:
             answers = await asyncio.gather(*(client.infer(text, tenant="acme") for text in texts))
             assert [answer.label for answer in answers] == texts
