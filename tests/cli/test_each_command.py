@@ -129,10 +129,7 @@ done = []
 for command in commands:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(command)
-        except SystemExit as ended:
-            code = ended.code
+        code = main(command)
     done.append([code, out.getvalue(), err.getvalue()])
 json.dump(done, sys.stdout)
 """
