@@ -169,12 +169,6 @@ def test_a_server_that_does_not_list_its_models_wants_a_name(is_async, status, w
         assert status[:3] == "404" or why in str(caught.value)
 
 
-def test_the_port_of_the_other_protocol_is_not_connected(way, fake):
-    other = fake.grpc_url if way.protocol == "http" else fake.http_url
-    with pytest.raises(ConnectionFailed):
-        way.call(other, infer, backbone="minilm", retries=0, network_timeout=5)
-
-
 def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
     given, connect = [], socket.socket.connect
 
@@ -223,7 +217,7 @@ def open_files():
 
 
 @on_both
-def test_threads_leave_nothing_open_when_they_end_and_the_client_nothing_when_it_does(fake, protocol):
+def test_threads_leave_nothing_open_when_they_end_and_a_closed_client_nothing_and_refuses_calls(fake, protocol):
     def many_threads():
         for _ in range(3):
             threads = [Thread(target=infer, args=(client,)) for _ in range(5)]
@@ -238,22 +232,12 @@ def test_threads_leave_nothing_open_when_they_end_and_the_client_nothing_when_it
         assert open_files() <= during + 10, "five connections are as many as were ever used at once"
     gc.collect()
     eventually(lambda: open_files() < during)
-
-
-def test_a_closed_client_refuses_calls(way):
-    async def use_closed():
-        client = AsyncHplmClient("127.0.0.1:1", way.protocol)
-        await client.close()
-        await client.ready()
-
-    client = HplmClient("127.0.0.1:1", way.protocol)
-    client.close()
     with raising(HplmClientError):
-        asyncio.run(use_closed()) if way.is_async else infer(client)
+        infer(client)
 
 
 @on_both
-def test_an_asyncio_client_stays_with_its_loop_and_outlives_a_cancelled_task(fake, protocol):
+def test_an_asyncio_client_stays_with_its_loop_outlives_a_cancelled_task_and_refuses_calls_once_closed(fake, protocol):
     client, hold = AsyncHplmClient(Way(protocol).url(fake), protocol, "minilm"), Hold()
 
     def answer(request):
@@ -271,6 +255,8 @@ def test_an_asyncio_client_stays_with_its_loop_and_outlives_a_cancelled_task(fak
         with raising(HplmClientError):
             await asyncio.to_thread(lambda: asyncio.run(infer(client)))
         await client.close()
+        with raising(HplmClientError):
+            await infer(client)
 
     fake.answer = answer
     with hold:

@@ -1,17 +1,22 @@
-"""The client against a real server, with an encoder and a decoder, in each of the four ways."""
+"""The client against a real decoder, in each of the four ways. Encoders: `tests/answers/test_ways.py`, `tests/deploy`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import partial
 
 import pytest
-from client_fakes import generate, raising, read
+import tritonclient.http
+from client_fakes import generate, read
 
 from hplm.cli.main import main
 from hplm_client import DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant
-from testing.toy import WORDS
+from hplm_client.settings import Settings
+from hplm_client.transports.grpc_aio import AsyncGrpcTransport
+from hplm_openai.requests import Asked
 from tests.support.servers import SECRET
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
@@ -24,21 +29,6 @@ CHAT_WRITTEN = "<|258|>system\nbe kind<|257|>\n<|258|>user\nOù ?<|257|>\n<|258|
 def ask(way, server):
     """A function that runs `ask(lambda client: ..., **settings)` with a client of the running server."""
     return partial(way.call, way.url(server))
-
-
-def test_an_encoder_answers_as_plain_clients_are_answered(ask, server):
-    """Many texts in one request, words of a text with labels of their own. `tests/answers` knows which answers are right."""
-    texts = [" ".join(WORDS[i % 150 : i % 150 + 1 + i % 5]) for i in range(200)]
-    for tenant in ("acme", "beta"):
-        found = ask(lambda client, own=tenant: client.infer_batch(texts, tenant=own))
-        stock = server.stock().ask(texts, tenant)
-        expected = [[label.decode() for label in row if label] for row in stock["LABEL"]]
-        assert [[label for label in answer.labels if label] for answer in found] == expected
-        assert {answer.version for answer in found} == {"1"} and len({answer.labels for answer in found}) > 1
-    for given, kind in (({"tenant": "plain"}, NoTenant), ({"texts": ["a"] * 1025}, InvalidInput)):
-        with raising(kind):
-            ask(lambda client, given=given: client.infer_batch(**{"tenant": "acme", "texts": ["a"], **given}))
-    assert ask(lambda client: client.backbones()) == ["toy"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +54,8 @@ def test_several_choices_are_told_apart_and_the_key_is_sent_on_every_way(ask):
     assert "".join(piece.text for piece in pieces) == whole.text
 
 
-def test_errors_have_their_classes(ask):
+@pytest.mark.parametrize("call", [generate, read])
+def test_errors_have_their_classes(ask, call):
     for more, kind, named in (
         ({"temprature": 1}, InvalidInput, "temprature"),
         ({"top_p": float("nan")}, InvalidInput, None),
@@ -73,12 +64,10 @@ def test_errors_have_their_classes(ask):
         ({"messages": CHAT["messages"]}, InvalidInput, "messages"),
         ({"prompt": None, "messages": [object()]}, InvalidInput, "messages"),
     ):
-        for call in (generate, read):
-            with pytest.raises(kind, match=named):
-                ask(partial(call, **{"tenant": "plain", **more}))
-    for call in (generate, read):
-        with pytest.raises(NoBackbone, match="nobody"):
-            ask(call, backbone="nobody")
+        with pytest.raises(kind, match=named):
+            ask(partial(call, **{"tenant": "plain", **more}))
+    with pytest.raises(NoBackbone, match="nobody"):
+        ask(call, backbone="nobody")
 
 
 def test_the_command_prints_the_answer(server, capsys):
@@ -97,11 +86,24 @@ def test_the_command_prints_the_answer(server, capsys):
     ):
         assert main([*asked, *sampling, *more]) == 0
         assert capsys.readouterr().out == text + "\n"
-    for more, named in (
-        (["a", "--sampling", "[1]"], "--sampling"),
-        ([], "--chat"),
-        (["a", "--chat", "b"], "--chat"),
-        (["a", "--system", "b"], "--chat"),
-    ):
-        assert main([*asked, *more]) == 1
-        assert named in capsys.readouterr().err
+
+
+def test_a_model_that_was_unloaded_is_no_backbone(server):
+    """The gateway passes over such models."""
+
+    async def both():
+        transport = AsyncGrpcTransport(Settings(server.grpc_url, "grpc"))
+        with pytest.raises(NoBackbone):
+            await transport.metadata("hplm", PATIENCE)
+        with pytest.raises(NoBackbone):
+            await anext(transport.generate("hplm", Asked("plain", "a"), None, PATIENCE))
+        await transport.close()
+
+    headers = dict([server.server.admin_header])
+    with tritonclient.http.InferenceServerClient(server.http_url) as control:
+        control.unload_model("hplm", headers=headers)
+        try:
+            eventually(lambda: not control.is_model_ready("hplm"))
+            asyncio.run(both())
+        finally:
+            control.load_model("hplm", headers=headers)

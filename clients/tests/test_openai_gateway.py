@@ -6,11 +6,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openai_fakes import gateway
 
-from hplm_openai.requests import CHAT, COMPLETION, NEUTRAL, SAMPLING, Asked, Opened
+from hplm_openai.requests import SAMPLING, Asked, Opened
 from tests.support.message import mentions
 from tests.support.wait import eventually
 
@@ -179,24 +177,25 @@ def test_a_stream_that_breaks_ends_with_an_error_which_is_logged_if_it_has_no_wo
         assert error_in(json.loads(lines[1]))["type"] == "server_error"
 
 
-WRONG = {  # other values of the documented fields: tests/refusals/test_contract.py
+WRONG = {  # values of the other documented fields: tests/refusals/test_contract.py
     "completions": [
         ({"model": None}, "model"), ({"model": 7}, "model"), ({"model": ""}, "model"), ({"model": "m" * 1000}, "model"),
-        ({"model": "open\0x"}, "model"), ({"prompt": None}, "prompt"), ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"), ({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"),
-        ({"temprature": 1}, "temprature"), ({"tools": [{"type": "function"}]}, "tools"), ({"messages": []}, "messages"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"), ({"echo": True, "logprobs": 1}, "echo"),
-        ({"stream": True, "stream_options": {"a": 1}}, "stream_options"), ({"truncate": "y" * 9000}, "truncate"),
-        ({"stream": True, "stream_options": []}, "stream_options"), ({"x" * 1000: 1}, "x" * 256),
+        ({"model": "open\0x"}, "model"), ({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"),
+        ({"temprature": 1}, "temprature"), ({"messages": []}, "messages"), ({"x" * 1000: 1}, "x" * 256),
+        ({"echo": True, "logprobs": 1}, "echo"), ({"stream_options": {"include_usage": True}}, "stream_options"),
+        *(({"stream": True, "stream_options": given}, "stream_options") for given in ({"a": 1}, [], "a")),
+        ({"stream": True, "stream_options": {"include_usage": 5}}, "include_usage"),
     ],
     "chat/completions": [
-        ({"messages": None}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": ["hi"]}, "messages[0]"),
-        ({"messages": [{"role": "user"}]}, "messages[0]"), ({"messages": [{"content": "a"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0]"),
+        *(({"messages": given}, "messages") for given in (None, "hi", {}, [])),
+        *(({"messages": [given]}, "messages[0]") for given in (
+            "hi", None, {"role": "user"}, {"content": "a"}, {"role": 5, "content": "a"}, {"role": "user", "content": {"5": 1}},
+            *({"role": "user", "content": [part]} for part in ("a", {"type": "text", "text": 5}, {"type": "image_url"})),
+        )),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a", "name": "b"}]}, "messages[1]"),
-        ({"tools": [{}]}, "tools"), ({"tool_choice": "auto"}, "tool_choice"), ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"), ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"audio": {}}, "audio"), ({"prompt": "a"}, "prompt"), ({"echo": True}, "echo"), ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {}}, "audio"), ({"prompt": "a"}, "prompt"),
+        ({"echo": True}, "echo"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ],
 }  # fmt: skip
@@ -207,25 +206,6 @@ def test_a_wrong_field_is_named(served, path, fields, param):
     status, answer = (served.chat if "chat" in path else served.complete)(**fields)
     assert status == 400 and error_in(answer)["param"] == param and len(answer["error"]["message"]) < 1000
     assert "chat" in path or param[:100] in answer["error"]["message"] or param in ("model", "prompt")
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "include_usage", "5"]), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.sampled_from(sorted(COMPLETION | CHAT | NEUTRAL.keys())), VALUES, max_size=5), st.booleans())
-def test_any_values_get_an_answer_or_an_error_that_tells_why(served, fields, is_chat):
-    ask = served.chat if is_chat else served.complete
-    status, answer = ask(**{**({} if is_chat else {"prompt": "a"}), **fields})
-    if status != 200:
-        error = error_in(answer)
-        assert status in (400, 401) and error["code"] in ("invalid_input", "invalid_api_key") and len(error["message"]) < 1024
 
 
 BAD_BODIES = [

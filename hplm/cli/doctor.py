@@ -38,7 +38,7 @@ def doctor(
         checks.triton(triton or _version(server), is_open),
         checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         checks.reply_buffers(reply_sockets.usual(), reply_sockets.ROOM, reply_sockets.ANSWER),
-        checks.shared_memory(SHARED_MEMORY),
+        checks.shared_memory(SHARED_MEMORY, os.statvfs(SHARED_MEMORY)),
         checks.regions(SHARED_MEMORY),
         checks.command_lines(Path("/proc")),
         checks.secret_files(secrets),

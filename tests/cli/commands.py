@@ -27,22 +27,20 @@ def run(capsys: Capture, *arguments: object, status: int = 0) -> dict[str, Any]:
 
 def printed(capsys: Capture, *arguments: object, status: int = 0) -> str:
     """Returns what a command prints for people."""
-    capsys.readouterr()
-    found, said = main([*map(str, arguments)]), capsys.readouterr()
-    assert found == status, f"{words(arguments)} ended with {found}: {said.err}"
-    return said.out
+    return _said(capsys, arguments, status)[0]
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
     """Returns the error of a command."""
+    return _said(capsys, arguments, 1)[1]
+
+
+def _said(capsys: Capture, arguments: tuple[object, ...], status: int) -> tuple[str, str]:
+    words = [*map(str, arguments)]
     capsys.readouterr()
-    status, printed = main([*map(str, arguments)]), capsys.readouterr()
-    assert status == 1, f"{words(arguments)} was not refused, but ended with {status}: {printed.out}"
-    return printed.err
-
-
-def words(arguments: tuple[object, ...]) -> str:
-    return " ".join(["hplm", *map(str, arguments)])
+    found, (out, err) = main(words), capsys.readouterr()
+    assert found == status, f"hplm {' '.join(words)} ended with {found}: {out}{err}"
+    return out, err
 
 
 def leaves(app: App | None = None, name: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -8,12 +8,11 @@ import pytest
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
-from hplm.cli.main import main
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
 from testing.toy import CONFIG
-from tests.builder.stores import add_tenant, corpus, rooted
+from tests.builder.stores import add_domain, add_tenant, grow, rooted
 from tests.cli.commands import Live
 
 TENANTS = random_tenants(4, 4, 2, domains=("bio",))
@@ -45,15 +44,10 @@ def built(tmp_path_factory):
     """A store with a root, a domain of two versions with a tenant on the first one, and a child of that domain."""
     folder = tmp_path_factory.mktemp("grown")
     store = rooted(folder)
-
-    def build(*arguments):
-        assert main([*map(str, arguments), "--store", str(store.folder)]) == 0
-
-    common = ["build", "domain", "--minutes", 0, "--min-tokens", 1]
-    build(*common, "--name", "bio", "--corpus", corpus(folder, 1), "--keep", 0.5, "--dtype", "int8")
+    add_domain(store, "bio", 1, keep=0.5, dtype="int8")
     add_tenant(store, "acme", "bio")
-    build("domain", "update", "--name", "bio", "--corpus", corpus(folder, 2))
-    build(*common, "--name", "cells", "--parent", "bio", "--corpus", corpus(folder, 3))
+    grow(store, "bio", 2)
+    add_domain(store, "cells", 3, parent="bio")
     return store
 
 

@@ -27,6 +27,9 @@ def words(made, built, toy, tmp_path_factory):
     (folder / "data.jsonl").write_text(IN_JSON * 20)
     (folder / "notes.txt").write_text("mine")
     (folder / "mixed/toy").mkdir(parents=True)
+    (folder / "whole/dedicated/1").mkdir(parents=True)
+    for name in ("backbone.json", "whole.json"):
+        (folder / "whole/dedicated/1" / name).write_text("{}")
     (folder / "mixed/toy/config.pbtxt").write_text('key: "scheme" value { string_value: "shared" }')
     write_problem(folder, rate=40.0)
     repository, store = f"--repository {made}/repository", f"--store {made}/store"
@@ -53,7 +56,6 @@ def words(made, built, toy, tmp_path_factory):
 STORES = [
     ("tenant add tenant-0 {store} {places}", ["'tenant-0'", "hplm tenant update"]),
     ("tenant delete nobody {places}", ["'nobody'", "hplm tenant list"]),
-    ("tenant delete tenant-0 {exported}", ["--state", "hplm serve"]),
     ("tenant limit tenant-0 {places}", ["--rate", "--burst", "--texts-rate", "--tokens-rate"]),
     ("tenant limit tenant-0 --deadline-ms 1e306 {places}", ["'deadline_us'"]),
     ("tenant key add tenant-0 --days -1 {places}", ["'days'", -1.0]),
@@ -66,12 +68,10 @@ STORES = [
     ("restore --from {tmp} {places}", ["{tmp}", "backup.json"]),
     ("restore --from {tmp}/saved {toy} --state {tmp}/other", ["{tmp}/saved", "export"]),
     ("domain list", ["--store", "--repository"]),
-    ("domain list {exported} --state mistyped", ["--state", "mistyped"]),
     ("domain update --name bio {store}", ["--corpus", "--repository", "--state"]),
     ("domain update --name bio {store} {places} --canary 2", ["canary", 2.0]),
     ("domain update --name bio {store} {places} --keep 0.5 --learn distil", ["--keep", "--learn"]),
     ("domain update --name bio {store} --corpus x --canary 0.5", ["--canary"]),
-    ("domain rollback --name bio {exported}", ["--state", "hplm serve"]),
     ("domain delete --name bio {places} --version 1", ["--version"]),
     ("domain delete --name bio {store} --state {tmp}", ["--state"]),
     ("domain delete --name bio {grown}", ["'bio'", "cells", 1, "acme"]),
@@ -83,7 +83,7 @@ STORES = [
     ("domain update --name bio --corpus none.txt {grown}", ["none.txt"]),
     ("verify --repository {tmp}", ["{tmp}"]),
     ("verify --store {tmp} --state {tmp}", ["--state", "--repository"]),
-    ("verify {exported} --state {tmp}/mistyped", ["{tmp}/mistyped"]),
+    ("verify --repository {tmp}/whole", ["{tmp}/whole/dedicated", "export it again"]),
     ("export --store {tmp} --repository {tmp}/r", ["{tmp}", "hplm build root"]),
     ("export {store} --repository {tmp}/mixed", ["{tmp}/mixed/toy", "'shared'", "'hplm'"]),
     ("build root --store {tmp}/s --model {tmp}/none --corpus {tmp}/notes.txt", ["{tmp}/none"]),
@@ -100,6 +100,9 @@ STORES = [
     ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
     ("{evaluate} --train gone.jsonl", ["--train", "--against"]),
     ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
+    ("generate --tenant x a --sampling [1]", ["--sampling"]),
+    *((f"generate --tenant x {given}", ["--chat"]) for given in ("", "a --chat b", "a --system b")),
+    *((f"infer --tenant x a {given}", [given.split()[1]]) for given in ("--deadline-ms 0.0", "--url http://somewhere")),
 ]
 PLACING = [
     *(
@@ -118,7 +121,6 @@ PLACING = [
     ("{profile} --devices CORE --rounds 0", ["--rounds", "0"]),
     ("{profile} --devices CORE --backbone other", ["'other'", "toy"]),
     ("{profile} --devices CORE --repository {tmp}", ["{tmp}", "hplm export"]),
-    ("{profile} --devices CORE --state {tmp}/none", ["{tmp}/none"]),
     ("place emit {toy} --placement {tmp}/none.json --to {tmp}/groups", ["{tmp}/none.json", "hplm place search"]),
     ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),
     ("{search} --slo-scale 0.001", ["--slo-scale", "b0"]),

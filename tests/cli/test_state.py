@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
+from tests.builder.stores import full_disk
 from tests.cli.commands import refused, run
 from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import mentions, refusing
@@ -120,11 +120,11 @@ def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, re
     assert mentions(refusals[0], calls[0]) and not (folder / "saved").exists()
 
 
-def test_a_small_disk_is_refused_before_anything_is_written(changed, capsys, monkeypatch):
+def test_a_small_disk_is_refused_before_anything_is_written(changed, capsys):
     folder, places = changed
     run(capsys, "backup", "--to", folder / "saved", *places)
     before = {path for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    for command in (["backup", "--to", folder / "again", *places], ["restore", "--from", folder / "saved", *places]):
-        assert mentions(refused(capsys, *command), "GB", "free")
+    with full_disk():
+        for command in (["backup", "--to", folder / "again", *places], ["restore", "--from", folder / "saved", *places]):
+            assert mentions(refused(capsys, *command), "GB", "free")
     assert {path for path in folder.rglob("*") if path.is_file() and ".writing" not in str(path)} == before

@@ -12,7 +12,6 @@ import urllib.request
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,16 +32,11 @@ NOT_IN_THE_IMAGE = (
 )
 
 
-@dataclass(frozen=True)
-class Copy:
-    sources: list[str]
-    target: str
-
-
-def dockerfile_copies() -> list[Copy]:
+def dockerfile_copies() -> list[tuple[str, str]]:
+    """Returns the sources of the Dockerfile's COPY lines, each with its target."""
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     words = [line.split()[1:] for line in lines if line.startswith("COPY ")]
-    return [Copy(sources, target) for *sources, target in words]
+    return [(source, target) for *sources, target in words for source in sources]
 
 
 def lay_out(folder: Path) -> Path:
@@ -56,15 +50,14 @@ def lay_out(folder: Path) -> Path:
 
 def copy_files(opt: Path) -> Path:
     """Copies the files of the Dockerfile's COPY lines into a folder for `/opt`."""
-    for copy in dockerfile_copies():
-        target = opt / Path(copy.target).relative_to("/opt")
-        for source in copy.sources:
-            # Like COPY: a folder's content goes into the target, and a file goes into a target that ends with a slash.
-            if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / source, target)
+    for source, target in dockerfile_copies():
+        # Like COPY: a folder's content goes into the target, and a file goes into a target that ends with a slash.
+        to = opt / Path(target).relative_to("/opt")
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            to.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / source, to)
     return opt
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import yaml
 
 from tests.deploy.image import DEPLOY
 from tests.deploy.programs import helm, run
-from tests.deploy.schemas import SCHEMAS
+from tests.deploy.schemas import FIELDS, check
 
 Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
@@ -35,8 +34,8 @@ def _templates(*words: str) -> str:
 
 
 def validate(one: Object, version: str = NEWEST) -> None:
-    if one["kind"] in SCHEMAS:
-        jsonschema.validate(one, SCHEMAS[one["kind"]])
+    if one["kind"] in FIELDS:
+        check(one)
     else:
         kubernetes_validate.validate(one, version, strict=True)
 
@@ -101,63 +100,50 @@ def words(container: Object) -> list[str]:
     return [*container.get("command", []), *container.get("args", [])]
 
 
+def at(of: Any, path: str) -> list[Any]:
+    """Returns what lies at a path such as `volumes.*.name`, where * is each of a list. Nothing if a name is missing."""
+    found = [of]
+    for name in path.split("."):
+        found = [one for own in found for one in (own if name == "*" else [own[name]] if name in own else [])]
+    return found
+
+
 def faults(objects: list[Object], outside: set[str]) -> Iterator[str]:
     """Yields what is named and does not exist. `outside`: what the operator makes."""
-    have = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    if len(have) != len(objects):
+    have = [f"{one['kind']} {one['metadata']['name']}" for one in objects]
+    if len(set(have)) != len(have):
         yield "two objects of one kind have the same name"
+    files = [f"{one['metadata']['name']}/{file}" for one in objects if one["kind"] == "ConfigMap" for file in one["data"]]
     for one in workloads(objects):
-        yield from (f"{one.name}: {fault}" for fault in _faults_of_workload(one, have, outside))
-    for (kind, name), one in have.items():
-        yield from (f"{kind} {name}: {fault}" for fault in _faults_of_selectors(kind, one.get("spec", {}), objects))
+        own = [f"volume {name}" for name in at(one.pod, "volumes.*.name")] + [f"port {name}" for name in one.ports]
+        yield from (
+            f"{one.name}: there is no {thing}" for thing in _named_by(one) if thing not in {*have, *files, *own, *outside}
+        )
+        if not all(_selects(selector, one) for selector in at(one.object, "spec.selector")):
+            yield f"{one.name}: it does not select its own pods"
+    for one, name in zip(objects, have, strict=True):
+        yield from (f"{name}: {fault}" for fault in _faults_of_selectors(one["kind"], one.get("spec", {}), objects))
 
 
-def _faults_of_workload(one: Workload, have: dict[tuple[str, str], Object], outside: set[str]) -> Iterator[str]:
-    spec = one.object["spec"]
-    if "selector" in spec and not _selects(spec["selector"], one):
-        yield "it does not select its own pods"
-    if "serviceName" in spec and ("Service", spec["serviceName"]) not in have:
-        yield f"there is no service {spec['serviceName']}"
-    names = {volume["name"] for volume in one.pod["volumes"]}
-    mounted = {mount["name"] for container in one.containers for mount in container["volumeMounts"]}
-    yield from (f"volume {name} is mounted but not there, or the other way round" for name in names ^ mounted)
-    for volume in one.pod["volumes"]:
-        if "configMap" in volume and ("ConfigMap", volume["configMap"]["name"]) not in have:
-            yield f"there is no config map {volume['configMap']['name']}"
-        if "persistentVolumeClaim" in volume and volume["persistentVolumeClaim"]["claimName"] not in outside:
-            yield f"nobody makes the claim {volume['persistentVolumeClaim']['claimName']}"
-    for container in one.containers:
-        yield from (f"{container['name']}: {fault}" for fault in _faults_of_container(container, one, have, outside))
-
-
-def _faults_of_container(own: Object, of: Workload, have: dict[tuple[str, str], Object], outside: set[str]) -> Iterator[str]:
-    volumes = {volume["name"]: volume for volume in of.pod["volumes"]}
-    mounts = {mount["mountPath"]: volumes.get(mount["name"], {}) for mount in own["volumeMounts"]}
-    said = [*words(own), *(variable["value"] for variable in own.get("env", []) if "value" in variable)]
-    for path in {path for word in said for path in PATH.findall(word)}:
-        folder = next((mount for mount in mounts if path == mount or path.startswith(f"{mount}/")), None)
-        if folder is None and path not in outside:
-            yield f"nothing is mounted at {path}"
-        elif folder and path != folder:
-            yield from _faults_of_file(path.removeprefix(f"{folder}/"), mounts[folder], have)
-    for variable in own.get("env", []):
-        secret = variable.get("valueFrom", {}).get("secretKeyRef")
-        if secret and f"{secret['name']}/{secret['key']}" not in outside:
-            yield f"nobody makes the key {secret['key']} of the secret {secret['name']}"
-    for source in own.get("envFrom", []):
-        if source["secretRef"]["name"] not in outside:
-            yield f"nobody makes the secret {source['secretRef']['name']}"
-    ports = {port["name"] for port in own.get("ports", [])}
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        if "tcpSocket" in own.get(probe, {}) and own[probe]["tcpSocket"]["port"] not in ports:
-            yield f"{probe} asks a port that the container does not have"
-
-
-def _faults_of_file(file: str, volume: Object, have: dict[tuple[str, str], Object]) -> Iterator[str]:
-    if "configMap" in volume:
-        config = have.get(("ConfigMap", volume["configMap"]["name"]), {"data": {}})
-        if file not in config["data"]:
-            yield f"the config map {volume['configMap']['name']} has no {file}"
+def _named_by(one: Workload) -> Iterator[str]:
+    """Yields what a workload names: objects, volumes, ports, secrets and their keys, and files of config maps."""
+    yield from (f"Service {name}" for name in at(one.object, "spec.serviceName"))
+    yield from (f"ConfigMap {name}" for name in at(one.pod, "volumes.*.configMap.name"))
+    yield from at(one.pod, "volumes.*.persistentVolumeClaim.claimName")
+    for own in one.containers:
+        yield from (f"volume {name}" for name in at(own, "volumeMounts.*.name"))
+        yield from (f"{key['name']}/{key['key']}" for key in at(own, "env.*.valueFrom.secretKeyRef"))
+        yield from at(own, "envFrom.*.secretRef.name")
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            yield from (f"port {name}" for name in at(own, f"{probe}.tcpSocket.port"))
+        maps = {volume["name"]: volume["configMap"]["name"] for volume in one.pod["volumes"] if "configMap" in volume}
+        mounts = {mount["mountPath"]: maps.get(mount["name"]) for mount in own["volumeMounts"]}
+        for path in {path for word in [*words(own), *at(own, "env.*.value")] for path in PATH.findall(word)}:
+            folder = next((mount for mount in mounts if path == mount or path.startswith(f"{mount}/")), None)
+            if folder is None:
+                yield path
+            elif mounts[folder] and path != folder:
+                yield f"{mounts[folder]}/{path.removeprefix(f'{folder}/')}"
 
 
 def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iterator[str]:

@@ -1,99 +1,65 @@
-"""Schemas of objects that are not Kubernetes' own, as far as deploy/ uses them: no other field may appear."""
+"""Fields of objects that are not Kubernetes' own, as far as deploy/ uses them: no other field may appear."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
-LABELS = {"*": str}
-_NAMES = {str: "string", dict: "object", list: "array", bool: "boolean", int: "integer"}
-
-
-def schema(shape: Any) -> dict[str, Any]:
-    """Returns a JSON schema. The shape of an object has its fields and no others: a name with ? may be missing, * is any name.
-
-    [X] is a list of X that is not empty, a text is a pattern, a tuple has the possible texts, a range the possible integers.
-    """
-    if isinstance(shape, dict):
-        fields = {name.rstrip("?"): schema(one) for name, one in shape.items()}
-        needed = [name for name in fields if name in shape and name != "*"]
-        return {"type": "object", "additionalProperties": fields.pop("*", False), "required": needed, "properties": fields}
-    if isinstance(shape, list):
-        return {"type": "array", "minItems": 1, "items": schema(shape[0])}
-    if isinstance(shape, str):
-        return {"type": "string", "pattern": f"^({shape})"}
-    if isinstance(shape, tuple):
-        return {"enum": list(shape)}
-    if isinstance(shape, range):
-        return {"type": "integer", "minimum": shape.start, "maximum": shape.stop}
-    return {"type": _NAMES[shape]}
-
-
-def _whole(version: str, spec: Any) -> dict[str, Any]:
-    return schema({"apiVersion": (version,), "kind": str, "metadata": dict, "spec": spec})
-
-
-_MANY = 1 << 31
-_RULE = {
-    "expr": str,
-    "alert?": str,
-    "record?": "[a-zA-Z_:][a-zA-Z0-9_:]*$",
-    "for?": str,
-    "labels?": LABELS,
-    "annotations?": LABELS,
-}
-_ENDPOINT = {
-    "port": str, "path?": str, "interval?": "[0-9]+(ms|s|m|h)$",
-    "relabelings?": [{"targetLabel": str, "sourceLabels?": [str]}],
-    "metricRelabelings?": [{"action": ("drop", "keep"), "sourceLabels": [str], "regex": str}],
+TEXT, NUMBER, ANYTHING = '".+"', r"\d+", ".*"
+ENDPOINT, SCALING, MODEL = (
+    *(r"podMetricsEndpoints\[\]\.", r"advanced\.horizontalPodAutoscalerConfig\.behavior\.scale(Up|Down)\."),
+    r"predictor\.model\.",
+)
+# By kind its version, and of each field below `spec` the values as JSON. Both are patterns; [] is a place of a list.
+FIELDS = {
+    "PrometheusRule": ("monitoring.coreos.com/v1", {r"groups\[\]\..+": ANYTHING}),  # promtool checks the rules
+    "PodMonitor": ("monitoring.coreos.com/v1", {
+        r"selector\.matchLabels\..+|podTargetLabels\[\]": TEXT,
+        ENDPOINT + "interval": r'"\d+(ms|s|m|h)"',
+        ENDPOINT + r"(port|(metricR|r)elabelings\[\]\.(targetLabel|sourceLabels\[\]|regex))": TEXT,
+        ENDPOINT + r"metricRelabelings\[\]\.action": '"(drop|keep)"',
+    }),
+    "ScaledObject": ("keda.sh/v1alpha1", {  # of KEDA 2
+        r"scaleTargetRef\.(name|apiVersion|kind)": TEXT,
+        "pollingInterval|(min|max)ReplicaCount": NUMBER,
+        SCALING + r"(stabilizationWindowSeconds|policies\[\]\.(value|periodSeconds))": NUMBER,
+        SCALING + r"policies\[\]\.type": '"(Pods|Percent)"',
+        r"triggers\[\]\.(type|metricType)": '"(prometheus|AverageValue|Value)"',
+        r"triggers\[\]\.metadata\.(serverAddress|query|threshold|ignoreNullValues)": TEXT,
+    }),
+    "ServingRuntime": ("serving.kserve.io/v1alpha1", {  # of KServe. Its containers are checked as those of a pod
+        r"annotations\..+|supportedModelFormats\[\]\.(name|version)": TEXT,
+        r"multiModel|supportedModelFormats\[\]\.autoSelect": "true|false",
+        r"protocolVersions\[\]": '"(v1|v2|grpc-v1|grpc-v2)"',
+        r"(containers|volumes)\[\]\..+": ANYTHING,
+    }),
+    "InferenceService": ("serving.kserve.io/v1beta1", {
+        r"predictor\.(minReplicas|terminationGracePeriodSeconds|securityContext\.fsGroup)": NUMBER,
+        MODEL + r"(modelFormat\.(name|version)|runtime|protocolVersion)": TEXT,
+        MODEL + "storageUri": '"pvc://[a-z0-9-]+(/.*)?"',
+    }),
 }  # fmt: skip
-_SCALING = {
-    "stabilizationWindowSeconds?": range(3600), "selectPolicy?": ("Max", "Min", "Disabled"),
-    "policies?": [{"type": ("Pods", "Percent"), "value": range(1, _MANY), "periodSeconds": range(1, 1800)}],
-}  # fmt: skip
-_QUERY = {"serverAddress": str, "query": str, "threshold": str, "ignoreNullValues?": str}
-_FORMAT = {"name": str, "version?": str}
 
-SCHEMAS = {
-    "PrometheusRule": _whole(  # of the operator of Prometheus, like PodMonitor
-        "monitoring.coreos.com/v1", {"groups": [{"name": str, "interval?": str, "rules": [_RULE]}]}
-    ),
-    "PodMonitor": _whole(
-        "monitoring.coreos.com/v1",
-        {"selector": {"matchLabels": LABELS}, "podTargetLabels?": [str], "podMetricsEndpoints": [_ENDPOINT]},
-    ),
-    "ScaledObject": _whole(  # of KEDA 2
-        "keda.sh/v1alpha1",
-        {
-            "scaleTargetRef": {"name": str, "apiVersion?": str, "kind?": str},
-            "pollingInterval?": range(1, _MANY),
-            "minReplicaCount?": range(_MANY),
-            "maxReplicaCount?": range(1, _MANY),
-            "advanced?": {"horizontalPodAutoscalerConfig?": {"behavior?": {"scaleUp?": _SCALING, "scaleDown?": _SCALING}}},
-            "triggers": [{"type": ("prometheus",), "metricType?": ("AverageValue", "Value"), "metadata": _QUERY}],
-        },
-    ),
-    "ServingRuntime": _whole(  # of KServe. Its containers are checked as those of a pod
-        "serving.kserve.io/v1alpha1",
-        {
-            "annotations?": LABELS,
-            "multiModel?": bool,
-            "protocolVersions?": [("v1", "v2", "grpc-v1", "grpc-v2")],
-            "supportedModelFormats": [{**_FORMAT, "autoSelect?": bool}],
-            "containers": list,
-            "volumes?": list,
-        },
-    ),
-    "InferenceService": _whole(
-        "serving.kserve.io/v1beta1",
-        {
-            "predictor": {
-                "minReplicas?": range(_MANY),
-                "terminationGracePeriodSeconds?": range(_MANY),
-                "securityContext?": dict,
-                "model": {
-                    "modelFormat": _FORMAT, "runtime?": str, "protocolVersion?": str, "storageUri": "pvc://[a-z0-9-]+(/|$)",
-                },
-            }
-        },
-    ),
-}  # fmt: skip
+
+def check(one: dict[str, Any]) -> None:
+    """Fails if an object has a field or a value that it may not have."""
+    version, fields = FIELDS[one["kind"]]
+    assert one["apiVersion"] == version and one.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    for path, value in _values(one["spec"]):
+        (allowed,) = [pattern for field, pattern in fields.items() if re.fullmatch(field, path)] or [None]
+        assert allowed, f"{one['kind']} has no field {path}"
+        assert re.fullmatch(allowed, json.dumps(value)), f"{path} may not be {value!r}"
+
+
+def _values(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values that are neither lists nor objects, each with its path."""
+    if isinstance(of, dict):
+        for name, one in of.items():
+            yield from _values(one, f"{path}.{name}".lstrip("."))
+    elif isinstance(of, list):
+        for one in of:
+            yield from _values(one, f"{path}[]")
+    else:
+        yield path, of

@@ -9,13 +9,11 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from hplm.cli.main import parsed
-from hplm.server.flags import contract_flags
 from tests.deploy.image import ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,
@@ -24,6 +22,7 @@ from tests.deploy.manifests import (  # fmt: skip
     NEWEST,
     OLDEST,
     Object,
+    at,
     container,
     faults,
     find,
@@ -71,7 +70,7 @@ def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, v
     for kind, name in (("ScaledObject", "hplm-all"), ("PodMonitor", "hplm"), ("PrometheusRule", "hplm")):
         spoilt = copy.deepcopy(find(known["whole"], kind, name))
         spoilt["spec"]["period"] = 10
-        with pytest.raises(jsonschema.ValidationError, match="period"):
+        with pytest.raises(AssertionError, match="period"):
             validate(spoilt)
 
 
@@ -87,26 +86,21 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
     "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-router")),
     "file of a config map": lambda all: find(all, "ConfigMap", "hplm-router")["data"].clear(),
     "claim": lambda all: workload(all, "hplm-router").pod["volumes"][0].update(persistentVolumeClaim={"claimName": "other"}),
-    "key of a secret": lambda all: [
-        one["valueFrom"]["secretKeyRef"].update(key="other")
-        for one in container(all, *SERVER)["env"]
-        if one["name"] == "HPLM_ADMIN"
-    ],
+    "key of a secret": lambda all: at(container(all, *SERVER), "env.*.valueFrom.secretKeyRef")[0].update(key="other"),
     "secret": lambda all: container(all, *SERVER)["envFrom"][0]["secretRef"].update(name="other"),
     "port of a probe": lambda all: container(all, "hplm-router", "haproxy")["livenessProbe"]["tcpSocket"].update(port="other"),
     "port of a service": lambda all: spec(all, "Service", "hplm-all")["ports"][0].update(targetPort="other"),
     "labels of a service": lambda all: spec(all, "Service", "hplm-router")["selector"].pop("app.kubernetes.io/component"),
     "port of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-server")["ingress"][0]["ports"][0].update(port="other"),
-    "peer of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-server")["ingress"][0]["from"][0]["podSelector"][
-        "matchLabels"
-    ].update(role="other"),
+    "peer of a policy": lambda all: at(
+        spec(all, "NetworkPolicy", "hplm-server"), "ingress.*.from.*.podSelector.matchLabels")[0].update(role="other"),
     "budget": lambda all: spec(all, "PodDisruptionBudget", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
     "monitor": lambda all: spec(all, "PodMonitor", "hplm")["podMetricsEndpoints"][0].update(port="other"),
     "label of a metric": lambda all: spec(all, "PodMonitor", "hplm")["podTargetLabels"].append("other"),
     "scaled set": lambda all: spec(all, "ScaledObject", "hplm-all")["scaleTargetRef"].update(name="other"),
     "scaled and set": lambda all: spec(all, "StatefulSet", "hplm-all").update(replicas=2),
     "twice": lambda all: all.append(all[0]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
@@ -191,7 +185,7 @@ def test_another_description_of_the_cluster_replaces_the_routers():
 
 def test_servers_have_the_documented_flags_and_all_that_read_the_registry_know_where_it_is(objects):
     flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
-    assert flags == docker_run()[1] and set(contract_flags(SECRET)) <= set(flags)
+    assert flags == docker_run()[1]
     reading = [own for one in workloads(objects) for own in one.containers if own["name"] != "haproxy"]
     assert {own["name"] for own in reading} == {"server", "write", "maps"}
     for own in reading:

@@ -42,7 +42,7 @@ def test_compose_watches_the_server_from_a_container_that_reaches_it_and_knows_i
 
 
 def test_every_backend_is_copied_to_where_triton_looks():
-    targets = {source: copy.target for copy in dockerfile_copies() for source in copy.sources}
+    targets = dict(dockerfile_copies())
     ours = [backend.parent.name for backend in ROOT.glob("backends/*/model.py")]
     assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_generate", "hplm_lookup", "hplm_upper"]
     for backend in ours:

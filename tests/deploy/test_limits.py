@@ -61,33 +61,22 @@ def test_a_flood_of_an_address_or_a_tenant_keeps_no_other_waiting(opened, held, 
         assert held.sizes[1] == max(held.sizes), "the last one came second"
 
 
-@pytest.mark.parametrize(("way", "source"), [("json", FORGER), ("metadata", HOST)])
-def test_when_many_wait_an_address_with_many_is_refused_and_no_other(opened, held, clients, way, source):
-    door = opened(**ONE | {"HPLM_AT_ONCE": 2})
-    asked = [clients.submit(door.infer, None, source, HELD, way) for _ in range(OF_ADDRESS)]
-    eventually(lambda: held.count == 2 and door.waiting("grpc" if way == "metadata" else "http") == OF_ADDRESS - 2)
-    refused = door.infer(None, source, HELD, way)
-    assert isinstance(refused, QueueFull) and refused.retry_after_s == 1
-    if way == "json":
-        asked.append(clients.submit(door.infer, None, OTHER, HELD, way))
-        eventually(lambda: door.waiting("http") == OF_ADDRESS - 1)
+@pytest.mark.parametrize(("tenant", "way"), [(None, "json"), (None, "metadata"), (LOUD, "header")])
+def test_when_many_wait_an_address_or_a_tenant_with_many_is_refused_and_no_other(opened, held, clients, tenant, way):
+    door, backend = opened(**ONE | {"HPLM_AT_ONCE": 2}), "grpc" if way == "metadata" else "http"
+    sources = SOURCES if tenant else [HOST if way == "metadata" else FORGER]
+    asked = [clients.submit(door.infer, tenant, source, HELD, way) for source in sources * OF_ADDRESS]
+    eventually(lambda: held.count == 2 and door.waiting(backend) == len(asked) - 2)
+    for again in ("header", "json", "binary") if tenant else (way,):
+        refused = door.infer(tenant, OTHER if tenant else sources[0], HELD, again)
+        assert isinstance(refused, QueueFull) and refused.retry_after_s == 1 and (not tenant or "tenant" in str(refused))
+    if way != "metadata":  # where all come from one address
+        asked.append(clients.submit(door.infer, tenant and QUIET, OTHER, HELD))
+        eventually(lambda: door.waiting(backend) == len(asked) - 2)
     assert not any(one.done() for one in asked)
     assert all_answered(held, asked)
-    assert door.infer(None, source, HELD, way) is None
-
-
-def test_when_many_wait_a_tenant_with_many_is_refused_and_no_other(opened, held, clients):
-    door = opened(**ONE | {"HPLM_AT_ONCE": 2})
-    asked = [clients.submit(door.infer, LOUD, source, HELD, "header") for source in SOURCES * OF_ADDRESS]
-    eventually(lambda: door.in_flight(LOUD) == OF_TENANT)
-    for way in ("header", "json", "binary"):
-        refused = door.infer(LOUD, OTHER, HELD, way)
-        assert isinstance(refused, QueueFull) and refused.retry_after_s == 1 and "tenant" in str(refused)
-    asked.append(clients.submit(door.infer, QUIET, OTHER, HELD))
-    eventually(lambda: door.in_flight(QUIET) == 1)
-    assert not any(one.done() for one in asked)
-    assert all_answered(held, asked)
-    eventually(lambda: door.in_flight(LOUD) == 0)
+    eventually(lambda: not tenant or door.in_flight(tenant) == 0)
+    assert door.infer(tenant, sources[0], HELD, way) is None
 
 
 def test_tenants_with_few_requests_have_places_of_their_own(opened, held, clients):
@@ -157,16 +146,6 @@ def test_names_that_no_tenant_has_are_not_counted(opened):
         assert door.post(INFER, body, OTHER).status in (200, 400)
     assert "key=" not in door.socket.ask("show table tenants_in_flight")
     assert door.infer(QUIET) is None and "key=quiet" in door.socket.ask("show table tenants_in_flight")
-
-
-def test_requests_that_do_not_fit_into_the_buffer_take_no_place_of_small_ones(opened, held, clients):
-    door = opened(**ONE)
-    asked = [clients.submit(door.infer, None, FORGER, MEDIUM) for _ in range(3)]
-    eventually(lambda: held.count == 2)
-    asked.append(clients.submit(door.infer, None, FORGER, HELD))
-    eventually(lambda: held.count == 3)
-    assert not any(one.done() for one in asked)
-    assert all_answered(held, asked)
 
 
 @pytest.mark.parametrize(("size", "way", "many"), [(MEDIUM, "json", 16), (LARGE, "json", 2), (LARGE, "metadata", 2)])

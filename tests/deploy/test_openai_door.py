@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import ssl
 
+import openai
 import pytest
 
 from hplm_client import AsyncHplmClient, ConnectionLost, Forbidden, HplmClient, InvalidInput, NoTenant
 from tests.deploy.door import haproxy, require_haproxy
 from tests.support.message import mentions
 from tests.support.servers import SECRET, cancelled
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
@@ -34,31 +36,55 @@ def body_of(**fields):
     return json.dumps(given).encode()
 
 
-def unchunked(raw):
-    """Returns the chunks of a body."""
-    chunks = []
-    while raw:
-        size, _, raw = raw.partition(b"\r\n")
-        chunks.append(raw[: int(size, 16)])
-        raw = raw[int(size, 16) + 2 :]
-    return chunks
+@pytest.fixture
+def client(door):
+    """OpenAI's own client."""
+    trusting = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=door.certificate))
+    url = f"https://localhost:{door.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE, http_client=trusting) as client:
+        yield client
 
 
-def test_completions_keys_and_errors_get_through(door):
-    whole, streamed = door.post(COMPLETIONS, body_of()), door.post(COMPLETIONS, body_of(stream=True))
-    assert whole.status == 200
-    events = [line.removeprefix("data: ") for line in b"".join(unchunked(streamed.body)).decode().split("\n\n") if line]
-    assert events.pop() == "[DONE]" and len(events) > 1
-    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
-    assert text == json.loads(whole.body)["choices"][0]["text"]
-    bearer = {"authorization": f"Bearer {SECRET}"}
-    for headers, status, ids in (({}, 401, OPEN), (bearer, 200, ["keyed", *OPEN])):
-        assert door.post(COMPLETIONS, body_of(model="keyed"), **headers).status == status
-        listed = door.send("GET", "/v1/models", **headers)
-        assert [model["id"] for model in json.loads(listed.body)["data"]] == ids
-    answer = door.post(COMPLETIONS, body_of(tools=[{}]))
-    assert answer.status == 400 and json.loads(answer.body)["error"]["param"] == "tools"
-    assert door.post("/v1/chat/completions", body_of()).status == 400
+MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Où ?"}]
+ASKED = {"completions": {"prompt": "some words"}, "chat": {"messages": MESSAGES}}
+SETTINGS = {"temperature": 0, "max_tokens": 24}
+
+
+@pytest.mark.parametrize(("way", "given"), ASKED.items())
+def test_an_answer_to_openai_s_client_whole_and_streamed_is_what_our_client_gets(client, server, way, given):
+    def ask(**more):
+        completions = client.chat.completions if way == "chat" else client.completions
+        return completions.create(model="lora", **given, **SETTINGS, extra_body={"ignore_eos": True}, **more)
+
+    def text(choice, streamed=False):
+        return choice.text if way == "completions" else (choice.delta if streamed else choice.message).content
+
+    with HplmClient(server.grpc_url, "grpc", "chat") as ours:
+        expected = ours.generate(**given, tenant="lora", ignore_eos=True, **SETTINGS)
+    whole = ask()
+    assert text(whole.choices[0]) == expected.text and whole.choices[0].finish_reason == "length"
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected.prompt_tokens, 24)
+    *chunks, last = ask(stream=True, stream_options={"include_usage": True})
+    assert len(chunks) > 1 and "".join(text(chunk.choices[0], True) for chunk in chunks) == expected.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert way != "chat" or chunks[0].choices[0].delta.role == "assistant"
+    assert last.choices == [] and last.usage == whole.usage
+
+
+def test_errors_and_models_have_the_classes_of_openai_s_client(client):
+    for model, more, kind, code in (
+        ("keyed", {}, openai.NotFoundError, "model_not_found"),
+        ("keyed", {"extra_headers": {"Authorization": openai.Omit()}}, openai.AuthenticationError, "invalid_api_key"),
+        ("plain", {"top_p": 2}, openai.BadRequestError, "invalid_input"),
+        ("plain", {"extra_body": {"deadline_ms": 0.001}}, openai.InternalServerError, "deadline"),
+    ):
+        with pytest.raises(kind) as caught:
+            client.completions.create(model=model, prompt="a", **more)
+        assert caught.value.code == code
+    keyed = client.with_options(api_key=SECRET)
+    assert keyed.completions.create(model="keyed", prompt="a").choices
+    assert [model.id for model in client.models.list()] == OPEN
+    assert [model.id for model in keyed.models.list()] == ["keyed", *OPEN]
 
 
 def test_a_decoder_answers_whole_by_infer_of_the_model_hplm(door):

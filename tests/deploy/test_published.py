@@ -168,3 +168,11 @@ def _moved(word: str, folders: dict[str, str]) -> str:
     for old, new in folders.items():
         word = word.replace(old, new)
     return word
+
+
+def test_packages_that_the_image_lacks_are_missing_here_too(tmp_path):
+    python = python_of_the_image(tmp_path / "python", copy_files(tmp_path / "opt")) / "python"
+    run(str(python), "-c", "import hplm, builder.publish.live", cwd=python.parent)
+    for package in ("transformers", "bench"):
+        with pytest.raises(AssertionError, match="ModuleNotFoundError"):
+            run(str(python), "-c", f"import {package}", cwd=python.parent)
