@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.cluster.front import INFER, message_of
-from tests.cluster.router import EVERYWHERE, LIMITED, NAMES, SHARED
+from tests.cluster.router import LIMITED, NAMES
 from tests.deploy.door import haproxy
 from tests.support.message import mentions
 from tests.support.wait import eventually
@@ -81,22 +81,6 @@ def test_behind_the_front_door_a_tenant_has_the_same_replica(router, tmp_path):
             for way in ("json", "message"):
                 router.until_idle()
                 assert door.ask(name, way=way).replica == home
-
-
-@pytest.mark.parametrize(("name", "homes"), [(SHARED, 2), (EVERYWHERE, 3)])
-@pytest.mark.parametrize("way", ["header", "message"])
-def test_a_tenant_uses_exactly_its_homes(router, name, homes, way):
-    used: Counter[str] = Counter()
-    for _ in range(60):
-        router.until_idle()
-        used[router.ask(name, way=way).replica] += 1
-    assert len(used) == homes and min(used.values()) >= 60 / homes / 3
-
-
-def test_tenants_and_homes_are_spread_over_all_replicas(router):
-    homes = Counter(map(router.replica_of, NAMES))
-    assert len(homes) == 3 and max(homes.values()) <= 1.3 * len(NAMES) / 3
-    assert len(set(map(router.replica_of, LIMITED))) == 3
 
 
 def all_at_once(router, replicas, names):
