@@ -86,15 +86,6 @@ def far(export, tmp_path):
     far.mirror.close()
 
 
-def test_the_first_copy_is_whole_before_anything_is_served(far):
-    far.manager.add("two", far.export.knowledge[0])
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
-    far.mirror.begin()
-    far.assert_same()
-    far.restart()  # with a copy it looks once
-    far.assert_same()
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, seed):
     """What a look cannot bring does not hold up the rest, and a tenant keeps its version until the new one is here."""
@@ -239,9 +230,12 @@ def boot(monkeypatch):
     return Boot(monkeypatch)
 
 
-def test_one_process_copies_and_another_goes_on_when_it_ends(far, boot):
-    far.mirror.begin()
+def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_when_it_ends(far, boot):
     far.manager.add("two", far.export.knowledge[0])
+    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    far.mirror.begin()
+    far.assert_same()
+    far.manager.limit("two", rate=1.0)
     boot.now += 1
     other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"))
     with ThreadPoolExecutor(1) as pool:

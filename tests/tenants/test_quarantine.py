@@ -29,15 +29,10 @@ def aged(toy, tenant_id, mtime):
     return file
 
 
-def test_a_server_believes_only_its_own_files(toy, seen_by):
-    aged(toy, "acme", NOW)
+def test_a_server_believes_only_its_own_files_and_a_command_of_root_those_of_the_servers_user(toy, seen_by):
+    file, root, other = aged(toy, "acme", NOW), seen_by(0), seen_by(os.getuid() + 1)
     assert toy.tenants(NOW, own=True) == {"acme"}
-    other = seen_by(os.getuid() + 1)
     assert other.tenants(NOW, own=True) == frozenset() == other.tenants(NOW)
-
-
-def test_a_command_of_root_sees_the_files_of_the_servers_user_and_a_server_does_not(toy, seen_by):
-    file, root = aged(toy, "acme", NOW), seen_by(0)
     if os.getuid() == 0:
         os.chown(file, 1000, -1)
     assert root.tenants(NOW) == {"acme"}

@@ -7,7 +7,7 @@ import pytest
 
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
-from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
@@ -76,13 +76,6 @@ def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path,
     path.write_text(json.dumps(stored))
     with refusing(Broken, "does not describe tenants"):
         Snapshot.load(path)
-
-
-@pytest.mark.parametrize("tenant", [None, "", "ACME", "nobody", 7])
-def test_unknown_and_missing_tenants_get_the_same_error(whole, tenant):
-    with pytest.raises(NoTenant) as error:
-        whole.find(tenant)
-    assert error.value.wire().startswith("[no_tenant]")
 
 
 def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):

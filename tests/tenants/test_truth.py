@@ -48,13 +48,13 @@ def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, 
     while calls >= call:
         call += 1
         world = World(export, tmp_path / str(call), monkeypatch, like=first)
-        world.read(0)
+        world.read()
         world.change(0, change, call, harm)
         calls = world.store.calls
-        world.read(0)
+        world.read()
         assert world.change(1, Change("limit", "zero", 5))
         world.check_held()
-        world.read(0)
+        world.read()
     assert call > 10
 
 
@@ -73,9 +73,9 @@ def test_a_change_that_meets_another_at_any_call_loses_neither(export, tmp_path,
         world.change(0, change, call, world.meanwhile(other))
         calls = world.store.calls
         met += other.after(world.now, export) is None or world.now.tenants["one"].rate == 7
-        world.read(0)
+        world.read()
         assert world.change(1, Change("limit", "zero", 5))
-        world.read(0)
+        world.read()
     assert met > 10
 
 
