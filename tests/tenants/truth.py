@@ -85,14 +85,13 @@ class Content:
 
 
 class Export:
-    """A served backbone with the tenants `zero` of the root and `one` of a domain, and another export of the same name."""
+    """A served backbone with the tenants `zero` of the root and `one` of a domain."""
 
     def __init__(self, folder: Path) -> None:
         tenants = [TenantFile(name, 1, domain, 1, "classify", LABELS, 4) for name, domain in (("zero", "root"), ("one", "bio"))]
         self.store = random_store(folder / "store", CONFIG, tenants, ("bio",), corpus_tokens=500, spread=0.3)
-        self.repository, self.another = folder / "repository", folder / "another"
-        for repository in (self.repository, self.another):
-            export(self.store, repository, ServingOptions())
+        self.repository = folder / "repository"
+        export(self.store, self.repository, ServingOptions())
         for domain, version, parent in (("bio", 2, ROOT), ("law", 1, ROOT)):
             random_table(self.store, domain, version, parent, 300, seed=7)
         random_tenant(self.store, replace(tenants[1], version=2, domain_version=2), 0.3, seed=9)
