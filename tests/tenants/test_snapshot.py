@@ -5,15 +5,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from builder.publish.export import write_version
-from builder.store.store import TenantFile
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot
-from testing.random_store import random_store
-from testing.toy import CHAT, TENANTS
+from testing.toy import TENANTS
 from tests.support.message import refusing
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
@@ -40,18 +37,6 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
     assert again.find("echo").adapter is None and again.find("city").exits is not None
     assert {key.partition(",")[0] for key in again.layouts} == {"bottleneck", "exit", "head", "head2", "lora"}
     assert again.ledger.next_uid == len(TENANTS) + 1
-
-
-def test_tenants_that_generate_have_no_head(tmp_path):
-    plain = TenantFile("plain", 1, "root", 1, "generate", [], 0)
-    store = random_store(tmp_path / "store", CHAT, [plain, replace(plain, id="changed", rank=4)], corpus_tokens=100)
-    write_version(store, store.tenants(), tmp_path / "1")
-    snapshot = Snapshot.load(tmp_path / "1/tenants.json")
-    assert snapshot.find("plain").records() == [] and snapshot.layouts == {snapshot.find("changed").adapter.layout}
-    with refusing(InvalidInput, "'plain'"):
-        _ = snapshot.find("plain").weights
-    snapshot.save(tmp_path / "copy.json")
-    assert Snapshot.load(tmp_path / "copy.json").tenants == snapshot.tenants
 
 
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
