@@ -136,10 +136,9 @@ def test_metrics_are_on_loopback_unless_an_address_is_given(router):
 def test_tenants_are_spread_and_few_move_when_a_third_replica_comes(replicas, tmp_path):
     with routing(tmp_path, replicas[:2], TENANTS) as router:
         before = {name: router.replica_of(name) for name in (*NAMES, *LIMITED)}
-        router.stop()
         router.describe({"all": replicas})
         assert router.write() == 0
-        router.start()
+        router.reload()
         router.until_up()
         for names in (NAMES, LIMITED):
             after = {name: router.replica_of(name) for name in names}
