@@ -46,13 +46,7 @@ def tenant(name: str, **limits: Any) -> Tenant:
 
 NAMES = [f"tenant-{number}" for number in range(300)]
 LIMITED = [f"limited-{number}" for number in range(100)]
-SHARED, EVERYWHERE = "shared", "everywhere"  # with two and with three homes
-TENANTS = [
-    *map(tenant, NAMES),
-    *(tenant(name, rate=5.0) for name in LIMITED),
-    tenant(SHARED, tokens_rate=100.0, homes=2),
-    tenant(EVERYWHERE, in_flight=9, homes=3),
-]
+TENANTS = [*map(tenant, NAMES), *(tenant(name, rate=5.0) for name in LIMITED)]
 
 
 class Served:
@@ -70,11 +64,11 @@ class Served:
         self._live = Folder(self.state / models[0])
         begin(self._live)
 
-    def publish(self, tenants: list[Tenant], export: str | None = None) -> None:
+    def publish(self, tenants: list[Tenant]) -> None:
         """Changes the tenants as managers do: first a snapshot, then CURRENT."""
         content = self._live.get("CURRENT")
         pointer = Pointer.read(content, self._live)
-        snapshot = Snapshot(pointer.generation + 1, [], tenants, export or self._export.export)
+        snapshot = Snapshot(pointer.generation + 1, [], tenants, self._export.export)
         self._live.put(f"snapshots/{snapshot.generation}", snapshot.written())
         self._live.swap(pointer.then(snapshot.generation, str(snapshot.generation)).written(), content)
 

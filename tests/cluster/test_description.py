@@ -35,7 +35,6 @@ def test_paths_begin_at_the_file_and_a_pool_may_have_its_own_state(read, tmp_pat
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({}, ["'pools'"]),
         ({"pools": []}, ["pools"]),
         ({"pools": [POOL], "replicas": 3}, ["'replicas'"]),
         ({"pools": [{**POOL, "replicas": []}]}, ["pools[0].replicas"]),
@@ -50,7 +49,6 @@ def test_paths_begin_at_the_file_and_a_pool_may_have_its_own_state(read, tmp_pat
         ({"pools": [{**POOL, "name": "all\n"}]}, ["pools[0].name"]),
         ({"pools": [{**POOL, "replicas": [{**ONE, "id": 0}]}]}, ["replicas[0].id"]),
         ({"pools": [{**POOL, "replicas": [{**ONE, "grpc": "10.0.0.1"}]}]}, ["replicas[0]", "10.0.0.1", "HOST:PORT"]),
-        ({"pools": [{**POOL, "tenants": "acme"}]}, ["pools[0].tenants"]),
         ({"kind": "hplm cluster", "pools": [POOL]}, ["hplm cluster"]),
     ],
 )

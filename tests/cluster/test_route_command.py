@@ -7,8 +7,10 @@ import pytest
 
 from hplm.cli.main import main
 from hplm.cluster.router import LONGEST_SOCKET, start_command
+from hplm.errors import HplmError
+from hplm.server.process import program
 from tests.cluster.router import Router, Served, fake_servers, require_haproxy, tenant
-from tests.support.message import mentions
+from tests.support.message import mentions, refusing
 
 DECODER = 'name: "writer"\nmodel_transaction_policy { decoupled: true }\n'
 
@@ -58,12 +60,9 @@ def test_host_names_and_several_pools(router, tmp_path):
     assert "/v2/models/writer/generate " in config and "^/v2/models/(writer)" in config
 
 
-def test_without_haproxy_the_package_is_named(router, refused, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    refused("apt-get install haproxy")
-    assert not list(router.to.iterdir())
-    assert main([*router.arguments, "--unchecked"]) == 0
-    assert (router.to / "haproxy.cfg").exists()
+def test_of_a_missing_program_the_package_is_named():
+    with refusing(HplmError, "none-such", "apt-get install haproxy"):
+        program("none-such", "haproxy")
 
 
 @pytest.mark.parametrize(
@@ -92,11 +91,7 @@ def test_what_is_wrong_in_the_description_is_named(router, refused, replicas):
         refused(named)
     router.describe({"all": replicas}, all={"state": None})
     refused("'state'", more=["--watch"])
-    # One tenant of two pools, unless one of them names it.
     router.served["new"] = router.served["all"]
     with fake_servers(1, "new-") as new:
         router.describe({"all": replicas, "new": new})
         refused("'acme'", "'all'", "'new'")
-        router.describe({"all": replicas, "new": new}, new={"tenants": ["beta"]})
-        assert router.write() == 0
-    assert (router.to / "pools.map").read_text() == "beta new\n"

@@ -12,39 +12,17 @@ from hplm.errors import Internal
 from hplm.placement import measuring
 from hplm.placement.measuring import Measurement, measure, profile_repository, sources_of
 from hplm.placement.profile import Profile
-from hplm.placement.samples import EVEN, HELD_OUT
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import refusing
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 
 
-@pytest.fixture(scope="module")
-def measured(toy):
+def test_the_measured_texts_have_many_lengths(toy):
     (source,) = sources_of(toy.repository)
-    parameters = {**source.parameters, "threads": "1"}
-    return measure(Measurement(source.folder, None, parameters, (), 1, "toy", False))
-
-
-def test_every_layer_has_a_time_for_every_batch(measured):
-    _, samples = measured
-    assert samples.layer_ns.shape == (len(EVEN) + HELD_OUT, CONFIG.upper_layers) and samples.fitted_to == len(EVEN)
-    assert (samples.layer_ns > 0).all() and (samples.around_ns > 0).all() and len(samples.shapes) == len(samples.layer_ns)
+    _, samples = measure(Measurement(source.folder, None, {**source.parameters, "threads": "1"}, (), 1, "toy", False))
     alone = [shape for shape in samples.shapes if shape.texts == 1]
     assert len({shape.tokens for shape in alone}) > 3 and all(shape.scores == shape.tokens**2 for shape in alone)
-
-
-def test_bytes_are_those_of_files_and_tensors(measured, toy):
-    sizes, _ = measured
-    backbone = Backbone(toy.folder)
-    weights = sum(tensor.nbytes for tensor in backbone.upper().parameters())
-    assert sum(sizes.layers) + sizes.entry == weights and len(set(sizes.layers)) == 1
-    for domain, found in sizes.tables.items():
-        files = [file for file in (toy.folder / "plot" / domain / "1").iterdir() if file.name != "meta.json"]
-        assert found == sum(file.stat().st_size for file in files)
-    records = sum(file.stat().st_size for file in (toy.folder / "records").iterdir())
-    assert 0 < sizes.record * len(TENANTS) <= records
-    assert sizes.slot > sizes.record  # slots of all layouts, in 32 bits
 
 
 @pytest.mark.slow
@@ -62,6 +40,15 @@ def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path
     assert own.precision == "fp32" and own.slots == 4 and 6e9 > own.around.batch_ns > 2e9
     assert 4e9 > own.core.text_ns > 1e9 and max(profile.hop.batch_ns, profile.hop.token_ns) > 0
     assert np.isfinite(profile.error.mean) and profile.error.max >= profile.error.mean
+    backbone = Backbone(toy.folder)
+    weights = sum(tensor.nbytes for tensor in backbone.upper().parameters())
+    assert sum(own.layer_bytes) + own.entry_bytes == weights and len(set(own.layer_bytes)) == 1
+    for domain, found in own.table_bytes.items():
+        files = [file for file in (toy.folder / "plot" / domain / "1").iterdir() if file.name != "meta.json"]
+        assert found == sum(file.stat().st_size for file in files)
+    records = sum(file.stat().st_size for file in (toy.folder / "records").iterdir())
+    assert 0 < own.record_bytes * len(TENANTS) <= records
+    assert own.slot_bytes > own.record_bytes  # slots of all layouts, in 32 bits
     profile.write(tmp_path / "p.json")
     read = Profile.read(tmp_path / "p.json")
     assert read == profile and read.digest == profile.digest

@@ -15,7 +15,7 @@ from hplm.placement.partition import (
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
 from hplm.placement.screen import alone_ns
-from hplm.placement.search import Found, NothingFound, _Search, search
+from hplm.placement.search import Found, _Search, search
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
@@ -23,7 +23,6 @@ from research.papers.placements import replication
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, problem_of
 from tests.placement.profiles import cluster_of, profile_of
-from tests.support.message import refusing
 
 
 def test_backbones_of_unlike_times_are_kept_apart():
@@ -69,11 +68,6 @@ def test_buckets_that_cannot_be_among_the_best_are_left_out_and_nothing_else_cha
     assert [own.groups for own in pruned] == [own.groups for own in whole]
     assert [own.attained.share for own in pruned] == [own.attained.share for own in whole]
     assert pruned[0].screened <= whole[0].screened
-
-
-def test_a_search_without_any_answer_in_time_says_what_to_change():
-    with refusing(NothingFound, "--slo-scale"):
-        search(problem_of(8.0, scale=0.01))
 
 
 def test_the_full_simulator_ranks_what_the_screen_has_found():

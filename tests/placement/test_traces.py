@@ -23,6 +23,8 @@ HALF = '{"request": "r", "ten'
 CLOCK = {"clock": 1.0, "wall": 1e9}
 ASKED = {**REQUEST, "arrived": 2.0}
 EARLY = {"arrival": 1, "tokens": 2, "tenant": "x"}
+TIMES = (5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)  # the third is of another boot
+TWO_BOOTS = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in TIMES]
 
 
 def _written(tmp_path, *lines, name="trace.jsonl"):
@@ -102,6 +104,7 @@ def _asked(at, name):
 
 
 def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
+    """Too many are refused: tests/cli/test_placing.py."""
     own = profile(8.0)
     asked = [(2.0, "b0/new"), (3.0, "b0/a"), (4.0, "b9/a"), (5.0, "b0/new"), (6.0, "b0/b")]
     path = _written(tmp_path, {**CLOCK, "backbone": "b0"}, *(_asked(at, name) for at, name in asked))
@@ -109,27 +112,13 @@ def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
     assert trace.arrival_ns.tolist() == [0, 3 * SECOND]
     assert trace.left_out.figures == {"requests": 3, "tenants": 2, "most": ["b0/new", "b9/a"]}
     assert len(trace.left_out.since(SECOND)) == 2 and len(trace.left_out.since(2 * SECOND)) == 1
-    with refusing(InvalidInput, "60.0%", "b0/new", "b9/a"):
-        trace.expect_known()
-
-
-def test_a_journal_of_two_boots_is_refused_without_the_wall_clock(tmp_path):
-    times = [(5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)]
-    rows = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in times]
-    with refusing(InvalidInput, "line 3", "4,993", "clock"):
-        read_trace([_written(tmp_path, *rows)], UNITS)
-    assert len(read_trace([_written(tmp_path, *rows[:2])], UNITS)) == 2
 
 
 def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
     own = profile_of(bert=backbone_profile(tenants={"root": ("law",), "law": ("a",)}))
     units = units_by_name(own, units_of(own))
-    path = _written(
-        tmp_path,
-        {"clock": 1.0, "wall": 1e9, "backbone": "bert"},
-        *({**REQUEST, "arrived": at, "backbone": "bert", "tenant": name} for at, name in ((1.0, "law"), (2.0, "a"))),
-    )
-    trace = read_trace([path], units)
+    rows = {**CLOCK, "backbone": "bert"}, _asked(1.0, "bert/law"), _asked(2.0, "bert/a")
+    trace = read_trace([_written(tmp_path, *rows)], units)
     assert [trace.names[number] for number in trace.unit] == ["bert/root", "bert/law"]
     recorded = _written(tmp_path, {"arrival": 1, "tokens": 2, "unit": "bert/law"})
     assert read_trace([recorded], units).unit.tolist() == [trace.names.index("bert/law")]
@@ -143,6 +132,7 @@ def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
         ([CLOCK, ASKED, "[" * 10_000], ("line 3", "JSON")),
         ([CLOCK, ASKED, HALF + json.dumps(CLOCK), ASKED], ("line 3", "JSON")),
         ([HALF, EARLY], ("line 1", "JSON")),
+        (TWO_BOOTS, ("line 3", "4,993", "clock")),
         ([[1]], ("line 1",)),
         *(([{**CLOCK, "wall": wall}, ASKED], ()) for wall in ("then", None, float("nan"), 1e300)),
         ([], ("no requests",)),
@@ -158,12 +148,6 @@ def test_a_bad_trace_is_refused_by_its_file_and_line(tmp_path, lines, named):
     path = _written(tmp_path, *lines)
     with refusing(InvalidInput, path.name, *named):
         read_trace([path], UNITS)
-
-
-def test_a_trace_without_deadlines_names_the_way_out(tmp_path):
-    trace = read_trace([_written(tmp_path, EARLY)], UNITS)
-    with refusing(InvalidInput, "--slo-scale", 1):
-        trace.expect_deadlines()
 
 
 def test_parts_of_a_trace():

@@ -1,6 +1,6 @@
 """What a folder and a bucket promise alike: CURRENT is overwritten by who has seen it, and other objects have one content."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -49,11 +49,8 @@ def test_of_many_who_swap_at_once_one_wins_each_time(place):
                 except Conflict:
                     continue
 
-    threads = [threading.Thread(target=count, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(count, stores))
     assert stores[0].current()[0] == b"20"
 
 

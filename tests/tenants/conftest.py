@@ -2,6 +2,12 @@ import pytest
 
 from hplm.tenants.manager import Manager
 from tests.places import make_place
+from tests.tenants.truth import Export
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    return Export(tmp_path_factory.mktemp("export"))
 
 
 @pytest.fixture

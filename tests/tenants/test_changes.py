@@ -1,6 +1,5 @@
 """Changes of a live state beyond what tests/tenants/test_truth.py cuts and compares."""
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.levels.calibration import DIRICHLET, Calibration
-from hplm.registry.folder import RESERVE, Folder
+from hplm.registry.folder import LOCK, RESERVE, Folder
 from hplm.registry.pointer import Source
 from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
 from hplm.tenants.backup import back_up, restore
@@ -59,10 +58,6 @@ def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, ch
     assert not live.current().generation, f"{changed} was served"
 
 
-def full(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
 def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
     secret, key = live.add_key("tenant-0")
     with FaultyStore(live.state.folder, decides="CURRENT").at(1, FaultyStore.fail):
@@ -70,20 +65,31 @@ def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
     assert secret.startswith("hplm_") and late == [] and live.current().find("tenant-0").keys == (key,)
 
 
+class Full(Folder):
+    """A disk that has room for a change only without the reserve, and then none for another reserve."""
+
+    def put(self, name, content):
+        if (self.path / RESERVE).exists():
+            raise OutOfCapacity
+        super().put(name, content)
+
+    def keep_reserve(self, size):
+        super().keep_reserve(-1)  # which no file system gives, so that it has to be removed again
+
+
 @pytest.mark.parametrize("remove", ["revoke", "delete"])
-def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, monkeypatch, remove):
+def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, remove):
     (_, first), (_, second) = live.add_key("tenant-0"), live.add_key("tenant-0")
     reserve, largest = live.state.folder / RESERVE, max(path.stat().st_size for path in live.state.snapshots.iterdir())
     assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size > 2 * largest
-    before = live.current()
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", lambda _: full() if reserve.exists() else None)
-        disk.setattr(os, "posix_fallocate", full)
-        with refusing(OutOfCapacity, live.state.folder, "nothing was changed"):
-            live.add_key("tenant-0")
-        assert reserve.exists() and live.current().tenants == before.tenants
-        live.revoke_key("tenant-0", first.id) if remove == "revoke" else live.delete("tenant-0")
-        assert not reserve.exists(), "the change was made without the reserve"
+    before, store = live.current(), live.registry.store
+    live.registry.store = Full(live.state.folder)
+    with pytest.raises(OutOfCapacity):
+        live.add_key("tenant-0")
+    assert reserve.exists() and live.current().tenants == before.tenants
+    live.revoke_key("tenant-0", first.id) if remove == "revoke" else live.delete("tenant-0")
+    assert not reserve.exists(), "the change was made without the reserve"
+    live.registry.store = store
     left = [tenant.keys for tenant in live.current().tenants if tenant.id == "tenant-0"]
     assert left == ([(second,)] if remove == "revoke" else [])
     live.add_key("tenant-1")
@@ -181,12 +187,14 @@ def test_a_copy_takes_no_changes(live):
         live.limit("tenant-0", rate=5.0)
 
 
-def test_new_files_of_a_backup_keep_their_names_without_power(place, live, tmp_path, monkeypatch):
+def test_a_backup_and_what_is_restored_stay_without_power(place, live, tmp_path):
     """A file system may forget a new name until its folder is synced."""
-    synced = set()
+    store, saved = FaultyStore(tmp_path, decides="CURRENT"), tmp_path / "saved" / "one"
     live.add("new-a", knowledge(place[0], "new-a"))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
-    back_up(live, tmp_path / "saved" / "one")
-    again = Manager.open(place[1], tmp_path / "again")
-    restore(tmp_path / "saved" / "one", again.registry)
-    assert {tmp_path / "saved", tmp_path / "again" / "toy", tmp_path / "again" / "toy" / "records"} <= synced
+    for folder in (saved.parent, tmp_path / "again"):
+        folder.mkdir()
+    with store.at(0, FaultyStore.fail):
+        back_up(live, saved)
+        store.unsynced.clear()  # its own CURRENT decides nothing yet
+        restore(saved, Manager.open(place[1], tmp_path / "again").registry)
+    assert [name for name in store.unsynced if not name.endswith(LOCK)] == []

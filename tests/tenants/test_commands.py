@@ -12,7 +12,7 @@ from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
 from tests.support.message import refusing
-from tests.tenants.truth import Export, expect_same, learned, seen
+from tests.tenants.truth import expect_same, learned, seen
 
 
 def command(name, knowledge):
@@ -33,11 +33,6 @@ def command(name, knowledge):
 
 def sent(tensors):
     return base64.b64encode(save(tensors)).decode()
-
-
-@pytest.fixture(scope="module")
-def export(tmp_path_factory):
-    return Export(tmp_path_factory.mktemp("export"))
 
 
 @pytest.fixture(scope="module")

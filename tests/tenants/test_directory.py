@@ -106,18 +106,20 @@ def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
         served.clock.seconds += 1
         assert _place(directory, "city") == "two"
     assert len([record for record in caplog.records if mentions(record.message, snapshot)]) == 1
-    shutil.rmtree(served.state / "two")
-    begin(Folder(served.state / "two"))
+    registry = served.registry("one")
+    registry.exported = Snapshot(0, registry.exported.branches, [served.acme], "older")
+    registry.change("a test", lambda change: None)
+    for _ in range(2):
+        served.clock.seconds += 1
+        assert _place(directory, "beta") == "one", "a state of another export is served"
+    assert len([record for record in caplog.records if mentions(record.message, served.state / "one")]) == 1
+    with refusing(Broken, served.state / "one"):
+        served.directory()
+    for name in ("one", "two"):
+        shutil.rmtree(served.state / name)
+        begin(Folder(served.state / name))
     for _ in range(2):
         served.publish("two", served.acme)
     served.publish("one")
     served.clock.seconds += 1
     assert _place(directory, "acme") == "two"
-
-
-def test_a_state_of_another_export_is_refused_at_the_start(served):
-    registry = served.registry("one")
-    registry.exported = Snapshot(0, registry.exported.branches, [served.acme], "older")
-    registry.change("a test", lambda change: None)
-    with refusing(Broken, served.state / "one"):
-        served.directory()

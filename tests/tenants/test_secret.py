@@ -14,24 +14,15 @@ def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_pa
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(f".{os.getpid()}")] == []
 
 
-def test_secrets_of_ended_servers_are_removed(tmp_path):
-    with subprocess.Popen(["sleep", "60"]) as process:
-        left_behind = SharedSecret("toy", process.pid, tmp_path).path
-        process.kill()
-    assert left_behind.exists()
-    mine = SharedSecret("toy", os.getpid(), tmp_path).path
-    assert not left_behind.exists() and mine.exists()
-
-
-def test_servers_in_other_process_namespaces_keep_their_secrets(tmp_path):
+def test_secrets_of_ended_servers_are_removed_but_not_those_of_other_process_namespaces(tmp_path):
     """The name of a secret has the number of its namespace."""
     with subprocess.Popen(["sleep", "60"]) as process:
-        theirs = SharedSecret("toy", process.pid, tmp_path).path
+        ended, other = (SharedSecret(model, process.pid, tmp_path).path for model in ("toy", "other"))
         process.kill()
-    theirs = theirs.rename(theirs.with_name(theirs.name.replace(str(os.stat("/proc/self/ns/pid").st_ino), "1")))
+    theirs = other.rename(other.with_name(other.name.replace(str(os.stat("/proc/self/ns/pid").st_ino), "1")))
+    assert ended.exists()
     mine = SharedSecret("toy", os.getpid(), tmp_path).path
-    assert theirs.exists() and mine.exists()
-    assert SharedSecret("toy", os.getpid(), tmp_path).path == mine
+    assert not ended.exists() and theirs.exists() and mine.exists()
 
 
 def test_a_secret_file_that_others_may_read_is_refused(tmp_path):

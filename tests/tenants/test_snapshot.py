@@ -5,15 +5,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from builder.publish.export import write_version
-from builder.store.store import TenantFile
-from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot
-from testing.random_store import random_store
-from testing.toy import CHAT, TENANTS
+from testing.toy import TENANTS
 from tests.support.message import refusing
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
@@ -42,18 +39,6 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
     assert again.ledger.next_uid == len(TENANTS) + 1
 
 
-def test_tenants_that_generate_have_no_head(tmp_path):
-    plain = TenantFile("plain", 1, "root", 1, "generate", [], 0)
-    store = random_store(tmp_path / "store", CHAT, [plain, replace(plain, id="changed", rank=4)], corpus_tokens=100)
-    write_version(store, store.tenants(), tmp_path / "1")
-    snapshot = Snapshot.load(tmp_path / "1/tenants.json")
-    assert snapshot.find("plain").records() == [] and snapshot.layouts == {snapshot.find("changed").adapter.layout}
-    with refusing(InvalidInput, "'plain'"):
-        _ = snapshot.find("plain").weights
-    snapshot.save(tmp_path / "copy.json")
-    assert Snapshot.load(tmp_path / "copy.json").tenants == snapshot.tenants
-
-
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
 WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
 WRONG = [
@@ -76,13 +61,6 @@ def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path,
     path.write_text(json.dumps(stored))
     with refusing(Broken, "does not describe tenants"):
         Snapshot.load(path)
-
-
-@pytest.mark.parametrize("tenant", [None, "", "ACME", "nobody", 7])
-def test_unknown_and_missing_tenants_get_the_same_error(whole, tenant):
-    with pytest.raises(NoTenant) as error:
-        whole.find(tenant)
-    assert error.value.wire().startswith("[no_tenant]")
 
 
 def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):

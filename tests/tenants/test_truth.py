@@ -1,21 +1,11 @@
 """A change of a live state that is cut, meets a full disk, or meets another change at any call: all is whole, nothing lost."""
 
-import multiprocessing
-import os
-import signal
-
 import pytest
 
 from tests.support.faulty_store import FaultyStore
-from tests.support.wait import PATIENCE
-from tests.tenants.truth import Change, Export, World
+from tests.tenants.truth import Change, World
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def export(tmp_path_factory):
-    return Export(tmp_path_factory.mktemp("export"))
 
 
 TWO = Change("add", "two", 1), Change("add key", "two"), Change("update", "two", 2), Change("limit", "two", 3)
@@ -48,13 +38,13 @@ def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, 
     while calls >= call:
         call += 1
         world = World(export, tmp_path / str(call), monkeypatch, like=first)
-        world.read(0)
+        world.read()
         world.change(0, change, call, harm)
         calls = world.store.calls
-        world.read(0)
+        world.read()
         assert world.change(1, Change("limit", "zero", 5))
         world.check_held()
-        world.read(0)
+        world.read()
     assert call > 10
 
 
@@ -73,29 +63,7 @@ def test_a_change_that_meets_another_at_any_call_loses_neither(export, tmp_path,
         world.change(0, change, call, world.meanwhile(other))
         calls = world.store.calls
         met += other.after(world.now, export) is None or world.now.tenants["one"].rate == 7
-        world.read(0)
+        world.read()
         assert world.change(1, Change("limit", "zero", 5))
-        world.read(0)
+        world.read()
     assert met > 10
-
-
-@pytest.mark.parametrize("call", [1, 40, 90])
-def test_after_a_real_kill_no_acknowledged_change_is_undone(export, tmp_path, monkeypatch, call):
-    world, said = World(export, tmp_path / "world", monkeypatch), tmp_path / "said"
-
-    def add_keys():
-        with world.store.at(call, lambda *_: os.kill(os.getpid(), signal.SIGKILL)):
-            for number in range(1, 100):
-                world.managers[0].add_key("zero")
-                said.write_text(str(number))
-
-    process = multiprocessing.get_context("fork").Process(target=add_keys)
-    process.start()
-    process.join(PATIENCE)
-    assert process.exitcode == -signal.SIGKILL
-    added = int(said.read_text()) if said.exists() else 0
-    assert export.read(world.state).view.snapshot.generation >= added >= call // 50
-    decided = world.manager().registry.current().generation
-    assert added <= decided <= added + 1
-    assert len(export.read(world.state).view.snapshot.find("zero").keys) == decided == len(world.manager().registry.audit())
-    world.manager().add_key("zero")

@@ -5,9 +5,8 @@ Only `Change.make`, `World` and `seen` know how a state is changed and read toda
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from hplm.errors import HplmError
 from hplm.levels.calibration import Calibration
 from hplm.registry.folder import LOCK, WRITING, Folder
 from hplm.registry.pointer import KEPT_SNAPSHOTS, begin
+from hplm.registry.store import Found
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
@@ -85,14 +85,13 @@ class Content:
 
 
 class Export:
-    """A served backbone with the tenants `zero` of the root and `one` of a domain, and another export of the same name."""
+    """A served backbone with the tenants `zero` of the root and `one` of a domain."""
 
     def __init__(self, folder: Path) -> None:
         tenants = [TenantFile(name, 1, domain, 1, "classify", LABELS, 4) for name, domain in (("zero", "root"), ("one", "bio"))]
         self.store = random_store(folder / "store", CONFIG, tenants, ("bio",), corpus_tokens=500, spread=0.3)
-        self.repository, self.another = folder / "repository", folder / "another"
-        for repository in (self.repository, self.another):
-            export(self.store, repository, ServingOptions())
+        self.repository = folder / "repository"
+        export(self.store, self.repository, ServingOptions())
         for domain, version, parent in (("bio", 2, ROOT), ("law", 1, ROOT)):
             random_table(self.store, domain, version, parent, 300, seed=7)
         random_tenant(self.store, replace(tenants[1], version=2, domain_version=2), 0.3, seed=9)
@@ -227,12 +226,17 @@ class Change(NamedTuple):
         return new
 
 
+class OfLongAgo(Folder):
+    """All its objects were written long ago."""
+
+    def names(self, folder: str) -> Iterator[Found]:
+        return (found._replace(written=0.0) for found in super().names(folder))
+
+
 class World:
     """A state with managers and readers, in a folder whose calls can be cut."""
 
-    def __init__(
-        self, export: Export, folder: Path, patch: pytest.MonkeyPatch, readers: int = 1, like: World | None = None
-    ) -> None:
+    def __init__(self, export: Export, folder: Path, patch: pytest.MonkeyPatch, like: World | None = None) -> None:
         """`like`: another world, whose state this one begins with."""
         self.export, self.folder, self.state = export, folder, folder / "state"
         self.live = State(self.state / "toy")
@@ -248,11 +252,11 @@ class World:
         self.maybe: Content | None = None  # of a change that is neither acknowledged nor undone
         self.flight: Change | None = None
         self.was_cut = False
-        self.readers = [export.read(self.state, clock=self.clock) for _ in range(readers)]
-        self.held: list[tuple[Backbone, View, Any]] = []  # the views of requests on their way, and what they read there
+        self.reader = export.read(self.state, clock=self.clock)
+        self.held: list[tuple[View, Any]] = []  # the views of requests on their way, and what they read there
 
-    def manager(self, repository: Path | None = None) -> Manager:
-        return Manager.open(repository or self.export.repository, self.state, clock=self.clock)
+    def manager(self) -> Manager:
+        return Manager.open(self.export.repository, self.state, clock=self.clock)
 
     @property
     def latest(self) -> int:
@@ -329,9 +333,9 @@ class World:
     def resolve(self) -> None:
         """The next manager publishes what was decided. What was not acknowledged by then, and not decided, never was."""
         if self.was_cut:
-            with pytest.MonkeyPatch.context() as patch:  # a day later
-                patch.setattr("hplm.tenants.registry.ORPHAN_SECONDS", -math.inf)
-                self.manager().compact()
+            later = self.manager()
+            later.registry.store = OfLongAgo(self.live.folder)
+            later.compact()
             self.was_cut = False
         if self.manager().registry.current().generation == self.latest + 1:
             self._adopt()
@@ -349,19 +353,16 @@ class World:
         expect_same(found, (wanted.tenants, wanted.domains), f"generation {generation}")
         self.published = generation
 
-    def read(self, reader: int) -> None:
-        """A reader takes what is published, and a request begins there."""
-        backbone = self.readers[reader]
-        before = backbone.view.snapshot.generation
-        backbone.refresh()
-        assert backbone.view.snapshot.generation >= before
-        self.check(backbone)
-        self.held.append((backbone, backbone.view, seen(backbone)))
+    def read(self) -> None:
+        """The reader takes what is published, and a request begins there."""
+        self.reader.refresh()
+        self.check(self.reader)
+        self.held.append((self.reader.view, seen(self.reader)))
 
     def check_held(self) -> None:
         """Requests on their way read on what they began with."""
-        for backbone, view, content in self.held:
-            expect_same(seen(backbone, view), content, f"a request of generation {view.snapshot.generation}")
+        for view, content in self.held:
+            expect_same(seen(self.reader, view), content, f"a request of generation {view.snapshot.generation}")
 
     def check_tidy(self) -> None:
         """Nothing of an interrupted change is left after the next one."""
