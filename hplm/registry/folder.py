@@ -67,10 +67,7 @@ class Folder:
 
     def put(self, name: str, content: bytes | Path) -> None:
         path = self.path / name
-        for folder in reversed([folder for folder in path.parents if folder.is_relative_to(self.path)]):
-            if not folder.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                self._changed(folder.parent)
+        self._make(path.parent)
         self._write(path, path.with_name(f"{path.name}.{secrets.token_hex(3)}{WRITING}"), content)  # two may write it at a time
         self._changed(path.parent)
 
@@ -115,7 +112,7 @@ class Folder:
     @contextmanager
     def alone(self) -> Generator[None, None, None]:
         """Excludes everybody else who swaps. A process that ends lets go."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make(self.path)
         lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             until = time.monotonic() + LOCK_SECONDS
@@ -132,6 +129,11 @@ class Folder:
             yield
         finally:
             os.close(lock)
+
+    def _make(self, folder: Path) -> None:
+        for missing in missing_folders(folder):
+            missing.mkdir(exist_ok=True)
+            self._changed(missing.parent)
 
     def _changed(self, folder: Path) -> None:
         with self._changing:
@@ -162,6 +164,11 @@ def _fill(path: Path, content: bytes | Path) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """Returns which of a folder and those above it are missing, the highest first."""
+    return [own for own in (*reversed(folder.parents), folder) if not own.exists()]
 
 
 def sync(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
-from hplm.registry.folder import Folder, sync
+from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, begin
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent
 from hplm.tenants.change import Change
@@ -29,7 +29,7 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     writing = target.with_name(f"{target.name}.writing")
     registry, copy = manager.registry, Folder(writing)
     registry.check_begun()
-    manifest = None
+    manifest, named = None, {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
     for left in reversed(range(TRIES)):
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
@@ -43,7 +43,8 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
     _sync_all(writing)
     writing.rename(target)
-    sync(target.parent)
+    for folder in named:
+        sync(folder)
     return manifest
 
 

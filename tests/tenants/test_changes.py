@@ -189,12 +189,10 @@ def test_a_copy_takes_no_changes(live):
 
 def test_a_backup_and_what_is_restored_stay_without_power(place, live, tmp_path):
     """A file system may forget a new name until its folder is synced."""
-    store, saved = FaultyStore(tmp_path, decides="CURRENT"), tmp_path / "saved" / "one"
+    store, saved = FaultyStore(tmp_path, decides="CURRENT"), tmp_path / "new" / "saved" / "one"
     live.add("new-a", knowledge(place[0], "new-a"))
-    for folder in (saved.parent, tmp_path / "again"):
-        folder.mkdir()
     with store.at(0, FaultyStore.fail):
         back_up(live, saved)
         store.unsynced.clear()  # its own CURRENT decides nothing yet
-        restore(saved, Manager.open(place[1], tmp_path / "again").registry)
+        restore(saved, Manager.open(place[1], tmp_path / "new" / "state").registry)
     assert [name for name in store.unsynced if not name.endswith(LOCK)] == []
