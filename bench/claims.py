@@ -34,13 +34,13 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
 
 
-class Claim(msgspec.Struct):
+class Claim(msgspec.Struct, forbid_unknown_fields=True):
     says: str
     target: str = ""  # `at least 0.9` or `at most 5`, if the JSON of the command has none
     headline: str = ""  # the words for it in the README
 
 
-class Need(msgspec.Struct):
+class Need(msgspec.Struct, forbid_unknown_fields=True):
     """A file or a package that a measurement needs, and the commands that make it."""
 
     commands: list[str]
@@ -52,7 +52,7 @@ class Need(msgspec.Struct):
         return any(distributions(name=self.package)) if self.package else (ROOT / self.path).exists()
 
 
-class Measurement(msgspec.Struct):
+class Measurement(msgspec.Struct, forbid_unknown_fields=True):
     title: str
     command: str
     minutes: int  # on two cores
@@ -64,7 +64,7 @@ class Measurement(msgspec.Struct):
     compared: dict[str, list[str]] = {}  # a figure of each side, by what it says
 
 
-class Claims(msgspec.Struct):
+class Claims(msgspec.Struct, forbid_unknown_fields=True):
     needs: dict[str, Need]
     measurements: list[Measurement]
 
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for one in wanted if given.run else ():
         try:
             results[one.command] = measure(one, claims.needs)
-        except HplmError as error:  # the others take an hour
+        except HplmError as error:  # the others take long
             failed += 1
             print(error, file=sys.stderr, flush=True)
             continue

@@ -159,7 +159,9 @@ class ServedCopy(Running):
 
     def shared_memory(self) -> Callable[[], int]:
         """Returns a function that returns the bytes of the server's files in /dev/shm."""
-        words = process_group.arguments(self.processes()[SERVER])
+        if (server := self.processes().get(SERVER)) is None:
+            raise HplmError(f"the server has ended: {self.said()}")
+        words = process_group.arguments(server)
         (own,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
         return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
 

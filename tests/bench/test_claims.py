@@ -21,6 +21,7 @@ def test_the_command_of_a_claim_takes_its_options_and_what_it_watches_is_there(o
     words = shlex.split(one.command)
     if words[:2] == ["hplm", "bench"]:
         of("hplm bench", "bench", words[2])[1].parse_args(words[3:], exit_on_error=False, print_error=False)
+        assert claims.watched(one)[-1] == f"bench/{words[2]}.py"
     assert all((claims.ROOT / path).exists() for path in one.watches) and one.figures and one.minutes > 0
     assert set(one.needs) <= set(KNOWN.needs)
     assert one.command not in MEASURED or set(MEASURED[one.command]["figures"]) == set(one.figures)

@@ -35,7 +35,7 @@ MAINS = {
     "random": random_repository.main,
 }  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
-    "bench cascade --model bert": "work; random/points_lost; one_client/over_full; served/as_expected",
+    "bench cascade --model bert": "work; random/points_lost; one_client/over_full; served/left_as_expected",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
     "bench generate": "decode_ratio; tenants_100_over_32",
     "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
