@@ -24,7 +24,8 @@ from hplm.tenants.verification import versions
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
 
 SAFE_RELEASE, SAFE_VERSION = (26, 6), (2, 70)  # NVIDIA's name of a release, and the version that `GET /v2` tells
-NEWEST_BULLETIN = "2026-08-18"  # NVIDIA's bulletins until this day are all about releases before
+SAFE = "{}.{:02}".format(*SAFE_RELEASE)
+NEWEST_BULLETIN = "2026-08-18"  # NVIDIA's bulletins until this day are all about releases before this one
 OPEN_FILES = 8192  # two for each connection, and some for tables
 SHARED_MEMORY = 1 << 30
 FREE_SHARED_MEMORY = 1 << 28
@@ -49,14 +50,14 @@ def triton(version: str | None, is_open: bool) -> Finding:
     safe = _is_safe(version) if version else None
     if safe is None:
         seen = f"{version!r} is no version of Triton that is known here" if version else "no version of Triton was found"
-        return Finding("triton", UNKNOWN, seen, "name a running server with --server, or the release with --triton 26.06")
+        return Finding("triton", UNKNOWN, seen, f"name a running server with --server, or the release with --triton {SAFE}")
     if safe:
         return Finding("triton", OK, f"{version} fixes all known CVEs, to {NEWEST_BULLETIN}")
     return Finding(
         "triton",
         PROBLEM if is_open else WARNING,
         f"{version} has known CVEs, of which some are critical",
-        "run release 26.06 or later, behind the front door (docs/security.md)",
+        f"run release {SAFE} or later, behind the front door (docs/security.md)",
     )
 
 

@@ -132,7 +132,7 @@ class Folder:
 
     def _make(self, folder: Path) -> None:
         for missing in missing_folders(folder):
-            missing.mkdir(exist_ok=True)
+            missing.mkdir(parents=True, exist_ok=True)  # somebody may have removed empty ones meanwhile
             self._changed(missing.parent)
 
     def _changed(self, folder: Path) -> None:

@@ -147,6 +147,7 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
     return {
         "succeeded": report.succeeded,
+        "failures": dict(report.failures),
         "p50_ms": round(report.percentile_ms(50), 3) if report.succeeded else None,
         "machine_gflops": round(min(before, gflops()), 1),  # less where the machine had other work
         "private_mb": round(private_bytes(server.pid) / MB, 1),
