@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from triton_fakes import Refusal
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TEXT = 'say "naïve" \\ 文字'
@@ -33,6 +34,10 @@ def test_an_example_prints_the_answer(fake, script, protocol):
     assert done.returncode == 0, done.stderr
     assert TEXT in (json.loads(done.stdout)["outputs"][0]["data"] if script == "curl.sh" else done.stdout)
     assert fake.requests[0].headers["authorization"] == "Bearer K3Y" and fake.requests[0].parameters["tenant"] == "acme"
+    if script in ("curl.sh", "hplm_client_async.py"):  # which say by themselves what was refused
+        fake.script = [Refusal("[no_tenant] no such tenant", 404)] * 2
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert "[no_tenant]" in done.stdout + done.stderr and (done.returncode != 0) == (script == "curl.sh")
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")

@@ -106,9 +106,19 @@ def test_homes_are_among_the_replicas_that_run(replicas, tmp_path):
     tenants = [tenant(name, rate=9.0, homes=2) for name in shared]
     with routing(tmp_path, known, tenants, away=tuple(one.name for one in known[3:])) as router:
 
-        def homes():
-            return [{router.replica_of(name) for _ in range(20)} for name in shared]
+        def used_by(name, way):
+            used = Counter[str]()
+            for _ in range(20):
+                router.until_idle()
+                used[router.ask(name, way=way).replica] += 1
+            return used
 
+        def homes():
+            return [set(used_by(name, "header")) for name in shared]
+
+        for way in ("header", "message"):
+            used = used_by(shared[0], way)
+            assert len(used) == 2 and min(used.values()) > 3, way  # of 20
         assert [len(used) for used in homes()] == [2] * len(shared)
         assert not router.socket.ask("set server all/replica-1 state drain").strip()
         assert homes() == [{"replica-2", "replica-3"}] * len(shared)

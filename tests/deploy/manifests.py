@@ -119,6 +119,10 @@ def faults(objects: list[Object], outside: set[str]) -> Iterator[str]:
         yield from (
             f"{one.name}: there is no {thing}" for thing in _named_by(one) if thing not in {*have, *files, *own, *outside}
         )
+        mounted = {name for own in one.containers for name in at(own, "volumeMounts.*.name")}
+        yield from (
+            f"{one.name}: nothing mounts volume {name}" for name in at(one.pod, "volumes.*.name") if name not in mounted
+        )
         if not all(_selects(selector, one) for selector in at(one.object, "spec.selector")):
             yield f"{one.name}: it does not select its own pods"
     for one, name in zip(objects, have, strict=True):

@@ -43,22 +43,35 @@ FIELDS = {
 }  # fmt: skip
 
 
+# Of each kind the fields that it must have.
+NEEDED = {
+    "PrometheusRule": ("groups[].name", "groups[].rules[].expr"),
+    "PodMonitor": ("selector.matchLabels.", "podMetricsEndpoints[].port"),
+    "ScaledObject": ("scaleTargetRef.name", "triggers[].type", "triggers[].metadata.query", "triggers[].metadata.threshold"),
+    "ServingRuntime": ("supportedModelFormats[].name", "containers[]."),
+    "InferenceService": ("predictor.model.modelFormat.name", "predictor.model.storageUri"),
+}
+
+
 def check(one: dict[str, Any]) -> None:
-    """Fails if an object has a field or a value that it may not have."""
+    """Fails if an object lacks a field, or has a field or a value that it may not have."""
     version, fields = FIELDS[one["kind"]]
     assert one["apiVersion"] == version and one.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    for path, value in _values(one["spec"]):
+    values = list(_values(one["spec"]))
+    for needed in NEEDED[one["kind"]]:
+        assert any(path.startswith(needed) for path, _ in values), f"{one['kind']} lacks {needed}"
+    for path, value in values:
         (allowed,) = [pattern for field, pattern in fields.items() if re.fullmatch(field, path)] or [None]
         assert allowed, f"{one['kind']} has no field {path}"
         assert re.fullmatch(allowed, json.dumps(value)), f"{path} may not be {value!r}"
 
 
 def _values(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values that are neither lists nor objects, each with its path."""
-    if isinstance(of, dict):
+    """Yields the values that have no parts, each with its path."""
+    if isinstance(of, dict) and of:
         for name, one in of.items():
             yield from _values(one, f"{path}.{name}".lstrip("."))
-    elif isinstance(of, list):
+    elif isinstance(of, list) and of:
         for one in of:
             yield from _values(one, f"{path}[]")
     else:

@@ -83,6 +83,7 @@ FAULTS: dict[str, Callable[[list[Object]], object]] = {
     "service of the set": lambda all: spec(all, "StatefulSet", "hplm-all").update(serviceName="nobody"),
     "volume": lambda all: workload(all, "hplm-all").pod["volumes"].pop(),
     "mount": lambda all: container(all, *SERVER)["volumeMounts"].pop(0),
+    "unused volume": lambda all: workload(all, "hplm-all").pod["volumes"].append({"name": "spare", "emptyDir": {}}),
     "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-router")),
     "file of a config map": lambda all: find(all, "ConfigMap", "hplm-router")["data"].clear(),
     "claim": lambda all: workload(all, "hplm-router").pod["volumes"][0].update(persistentVolumeClaim={"claimName": "other"}),

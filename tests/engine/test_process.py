@@ -187,18 +187,31 @@ class Modelled:
         os.close(self._shown)
 
 
-def test_an_error_while_counting_changes_no_heartbeat(toy):
+@pytest.fixture
+def modelled_by(toy, monkeypatch):
+    """Makes engines of a class. They end before `monkeypatch` undoes anything: an engine may end its process."""
+    made = []
+
+    def make(child):
+        made.append(Modelled(toy.folder, child))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_an_error_while_counting_changes_no_heartbeat(modelled_by):
     class Miscounting(Child):
         def _meters(self):
             return [(meter, lambda: 1 / 0) for meter, _ in super()._meters()]
 
-    modelled = Modelled(toy.folder, Miscounting)
+    modelled = modelled_by(Miscounting)
     beat = modelled.channel.receive(PATIENCE)
     assert isinstance(beat, Beat) and [beaten.counts for beaten in beat.backbones] == [{}]
-    modelled.end()
 
 
-def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(toy):
+def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by):
     reading = Hold()
 
     class Slow(Child):
@@ -207,25 +220,23 @@ def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(toy):
                 reading.pass_through()
             super()._submit(number, backbone, wanted, id, form)
 
-    modelled = Modelled(toy.folder, Slow)
+    modelled = modelled_by(Slow)
     with reading:
         modelled.ask(2, generation=1)
         reading.until_reached()
         modelled.ask(1)
         assert modelled.failures(1) == {1: None}
     assert "[draining]" in modelled.failures(1)[2][1]
-    modelled.end()
 
 
-def test_a_form_that_cannot_be_read_fails_only_its_own_request(toy):
-    modelled = Modelled(toy.folder)
+def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
+    modelled = modelled_by(Child)
     modelled.ask(1, 2, 3, cut=(2,))
     failures = modelled.failures(3)
     assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
-    modelled.end()
 
 
-def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(toy, monkeypatch):
+def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by, monkeypatch):
     """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
 
     class Failing(Child):
@@ -238,10 +249,8 @@ def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(toy, monkeypat
 
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    modelled = Modelled(toy.folder, Failing)
-    modelled.ask(1)
+    modelled_by(Failing).ask(1)
     eventually(lambda: codes)
-    modelled.end()
     assert {*codes} == {DEVICE_FAILED}
 
 

@@ -104,7 +104,6 @@ def _asked(at, name):
 
 
 def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
-    """Too many are refused: tests/cli/test_placing.py."""
     own = profile(8.0)
     asked = [(2.0, "b0/new"), (3.0, "b0/a"), (4.0, "b9/a"), (5.0, "b0/new"), (6.0, "b0/b")]
     path = _written(tmp_path, {**CLOCK, "backbone": "b0"}, *(_asked(at, name) for at, name in asked))
@@ -112,6 +111,8 @@ def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
     assert trace.arrival_ns.tolist() == [0, 3 * SECOND]
     assert trace.left_out.figures == {"requests": 3, "tenants": 2, "most": ["b0/new", "b9/a"]}
     assert len(trace.left_out.since(SECOND)) == 2 and len(trace.left_out.since(2 * SECOND)) == 1
+    with refusing(InvalidInput, "60.0%", "b0/new", "b9/a"):
+        trace.expect_known()
 
 
 def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):

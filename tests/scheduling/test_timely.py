@@ -92,18 +92,22 @@ def test_texts_without_deadlines_are_served_in_order_of_arrival():
 
 @settings(deadline=None, max_examples=30)
 @given(
-    ahead=st.lists(st.integers(20, 60), max_size=6), own=st.integers(20, 200), tokens=st.integers(1, 5), is_urgent=st.booleans()
+    ahead=st.lists(st.integers(20, 60), max_size=6),
+    own=st.integers(20, 200),
+    tokens=st.integers(1, 5),
+    is_urgent=st.booleans(),
+    reserve=st.sampled_from([0.05, Timely().reserve]),
 )
-def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens, is_urgent):
+def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens, is_urgent, reserve):
     """Short texts arrive without end, with deadlines or without. The reserve serves the long text, and those before it."""
     passed_over = [_text(length) for length in [*ahead, own]]
     columns = Columns(passed_over)
-    bound = ceil(sum(text.tokens for text in passed_over) / (0.05 * ROOM.tokens)) + 1
+    bound = ceil(sum(text.tokens for text in passed_over) / (reserve * ROOM.tokens)) + 1
 
     def arriving(batch):
         return [_text(tokens, is_urgent * (batch + 3) * FULL)] * (300 - len(columns))
 
-    _serve_until(passed_over[-1], Timely(reserve=0.05), columns, arriving, bound)
+    _serve_until(passed_over[-1], Timely(reserve=reserve), columns, arriving, bound)
 
 
 def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():

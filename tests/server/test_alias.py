@@ -100,14 +100,16 @@ def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, na
 
 
 @pytest.mark.parametrize(
-    ("given", "tenant", "own", "foreign"),
-    [("TEXT", "acme", "LABEL", "text_output"), ("text_input", "plain", "text_output", "LABEL")],
+    ("given", "tenant", "own", "foreign", "backbone"),
+    [("TEXT", "acme", "LABEL", "text_output", "toy"), ("text_input", "plain", "text_output", "LABEL", "chat")],
 )
-def test_only_outputs_of_the_tenants_backbone_are_returned(stock, given, tenant, own, foreign):
+def test_only_outputs_of_the_tenants_backbone_are_returned(stock, given, tenant, own, foreign, backbone):
     wanted, asked = stock.wanted((own, foreign)), tensors(stock, {given: WORDS[0]})
     answer = stock.client.infer(ALIAS, asked, outputs=wanted, parameters={"tenant": tenant})
     assert names_in(answer) == [own]
     usual = names_in(stock.client.infer(ALIAS, asked, parameters={"tenant": tenant}))
+    if backbone == "toy":  # a decoder answers through a stream
+        assert usual == names_in(stock.client.infer(backbone, asked, parameters={"tenant": tenant}))
     assert own in usual and foreign not in usual
     with refused("invalid_input", f"{tenant!r}", own):
         stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})

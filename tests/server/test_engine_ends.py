@@ -85,7 +85,9 @@ def test_one_engine_serves_both_backbones_and_their_new_tenants_and_none_of_anot
                 stock.ask([TEXT], tenant, model=model)
     for backbone in NAMES:
         new = server.tenant(backbone).id
+        counted = published(server, "hplm_batch_texts_total", backbone=backbone)
         expected = server.reference(backbone).forward(TEXT, new).numpy()
         for model in (backbone, "hplm"):
             comparison.add(f"{backbone}/{new}", stock.ask([TEXT], new, model=model)["LOGITS"][0][: len(expected)], expected)
+        eventually(lambda own=backbone, at=counted: published(server, "hplm_batch_texts_total", backbone=own) >= at + 2)
     comparison.assert_equal("fp32")

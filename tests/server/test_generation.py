@@ -113,7 +113,10 @@ def test_a_refusal_is_the_only_response(server, given, word, named):
     text, messages = given["text_input"], {name: own for name, own in given.items() if name == "messages"}
     for stream in (True, False):
         asked = Asked(server, text, given["tenant"], None, timeout=given.get("timeout"), stream=stream, **messages)
-        assert mentions(asked.error(), f"[{word}]", *named)
+        with refused(word, *named):
+            asked.piece()
+        asked.client.stop_stream()
+        assert asked.said.empty()
     status, answer = post(server, "generate", **{name: own for name, own in given.items() if own is not None})
     assert status == 400 and mentions(answer["error"], f"[{word}]", *named)
 

@@ -74,7 +74,12 @@ def test_our_backends_are_found_wherever_the_package_is_installed(monkeypatch):
 
 
 def test_the_stub_finds_this_python_and_its_library_first(tmp_path):
-    inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda", "HOME": "/root"}
+    links, inherited = {"libpython.so": tmp_path / "own.so"}, {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda", "HOME": "/root"}
+    (tmp_path / "backends/python").mkdir(parents=True)
+    (tmp_path / "laid").mkdir()
+    (tmp_path / "backends/python" / STUB).touch()
+    Installation(tmp_path, "", tmp_path / "backends", library_links=links).lay_out(tmp_path / "laid")
+    assert (tmp_path / "laid/lib/libpython.so").readlink() == tmp_path / "own.so"
     environment = Installation(tmp_path, "", tmp_path, library_folders=(tmp_path / "libs",)).environment(tmp_path, inherited)
     assert environment["PATH"] == f"{os.path.dirname(sys.executable)}:/usr/bin"
     assert (environment["LD_LIBRARY_PATH"], environment["HOME"]) == (f"{tmp_path}/lib:{tmp_path}/libs:/cuda", "/root")

@@ -64,9 +64,11 @@ def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, protocol):
     admin = dict([server.server.admin_header])
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, headers=admin)
-        for (name, tenant), model in zip(names.items(), ("toy", "hplm"), strict=True):
-            stock.client.infer(model, [text], request_id=name, parameters={"tenant": tenant})
-        client.update_trace_settings(settings={"trace_level": ["OFF"]}, headers=admin)
+        try:
+            for (name, tenant), model in zip(names.items(), ("toy", "hplm"), strict=True):
+                stock.client.infer(model, [text], request_id=name, parameters={"tenant": tenant})
+        finally:
+            client.update_trace_settings(settings={"trace_level": ["OFF"]}, headers=admin)
     journal = server.folder / "journal.jsonl"
 
     def written():

@@ -54,8 +54,11 @@ def test_a_request_is_not_asked_about_after_its_last_response():
                 assert sender.is_cancelled is False
 
             asking = pool.submit(ask)
-            sender.send("a part", is_last=False)
-            sender.send("the end")
+            try:
+                sender.send("a part", is_last=False)
+                sender.send("the end")
+            finally:
+                request.is_there = False
             asking.result(PATIENCE)
             asked = request.asked
             assert sender.is_cancelled is False and request.asked == asked

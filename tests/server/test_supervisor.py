@@ -168,6 +168,7 @@ def test_hplm_watch_says_whether_all_models_work_and_revives_a_dead_one(watched,
         """Returns the exit code and what was said."""
         monkeypatch.setenv("HPLM_ADMIN", secret)
         code, said = main(["watch", "--url", url, *options]), capsys.readouterr()
+        assert bool(code) == bool(said.err) and said.err.count("\n") <= 1
         return code, said.err or said.out
 
     code, said = watch("--once")

@@ -97,7 +97,7 @@ def test_of_two_tenants_with_one_name_the_key_decides(served):
         _place(directory, "acme", authorization="Bearer neither")
 
 
-def test_if_a_snapshot_cannot_be_read_the_last_one_stays(served, caplog):
+def test_if_a_snapshot_cannot_be_read_or_is_of_another_export_the_last_one_stays(served, caplog):
     directory = served.directory()
     served.publish("two", served.acme)
     (snapshot,) = (served.state / "two/snapshots").iterdir()

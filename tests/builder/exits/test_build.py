@@ -91,7 +91,8 @@ def test_exits_see_what_is_served(store, tmp_path, exit):
     own = seen.logits if exit is None else outputs_of(found.heads[exit], found.layout, seen.exits[exit])
     reference = Reference.open(exported(store, tmp_path / "served") / store.config.name / "1")
     served = torch.cat([reference.forward(text, "pair") for text in texts])
-    assert torch.isclose(served, own, atol=0.02, rtol=0.01).all(dim=1).sum() > 15  # the others are audited
+    same = int(torch.isclose(served, own, atol=0.02, rtol=0.01).all(dim=1).sum())
+    assert same >= len(texts) - (exit is not None)  # one of a hundred that could leave is audited
 
 
 @pytest.mark.parametrize(

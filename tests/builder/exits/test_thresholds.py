@@ -81,7 +81,7 @@ def test_halves_judge_each_other():
     assert np.mean(own) <= 1.0 < np.mean(further) < np.mean(found) + 0.1
 
 
-def test_an_interval_holds_the_truth_in_95_of_100_cases():
+def test_an_interval_is_that_of_1_96_standard_errors():
     assert Estimate.of(np.array([0.0, 1.0, 0.0, 1.0])) == (50.0, round(100 * 1.96 * (1 / 3) ** 0.5 / 2, 2))
     assert Estimate.of(np.array([0.5])) == (50.0, 0.0)
 

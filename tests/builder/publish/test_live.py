@@ -14,7 +14,7 @@ from builder.publish.live import add_domain, add_tenant, update_domain, update_t
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.plot.table import Table
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
@@ -117,7 +117,6 @@ def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(pl
 
 
 def test_another_store_and_another_table_of_a_served_version_are_refused(place, tmp_path):
-    """A state of another export: tests/tenants/test_directory.py."""
     store, repository, state = place
     live = Manager.open(repository, state)
     other = random_store(tmp_path / "other", CONFIG, random_tenants(2, 4, 3), ("bio",), corpus_tokens=500, seed=9)
@@ -137,6 +136,15 @@ def test_another_store_and_another_table_of_a_served_version_are_refused(place, 
     (table,) = [table for table in served(repository, state).view.forest.tables() if table.meta.domain == "bio"]
     exported = repository / "toy/1/plot/bio/1"
     assert rows(table) == rows(store.table("bio", 1)) != rows(Table(exported))
+
+
+def test_a_state_of_another_export_is_refused(place):
+    store, repository, state = place
+    update_domain(Manager.open(repository, state), store, "bio")
+    export(store, repository, ServingOptions(), replace=True)
+    for opened in (served, lambda *places: update_domain(Manager.open(*places), store, "bio")):
+        with pytest.raises(Broken, match=mentioning(state / "toy")):
+            opened(repository, state)
 
 
 def test_a_tenant_is_added_and_updated_as_an_export_has_it_and_others_are_refused(tmp_path):

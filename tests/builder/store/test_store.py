@@ -216,6 +216,7 @@ def test_a_damaged_file_is_named_and_leaves_nothing_behind(origin, file, tmp_pat
     at = whole.index((origin.folder / "upper.safetensors").read_bytes()) + 5000
     damaged = [
         (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], "upper.safetensors"),
+        (whole[: len(whole) * 2 // 3], ""),
         (whole[: whole.index(b"upper.safetensors", 4096) // 512 * 512], "upper.safetensors"),
         (b"no archive", ""),
     ]

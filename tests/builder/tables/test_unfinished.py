@@ -43,21 +43,20 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     assert list((store.folder / "building").iterdir()) == []
 
 
-class Contested(type(Path())):
-    """A folder that another process removes as soon as it is made for the first time."""
-
-    removals = 1
-
-    def mkdir(self, *given, **options):
-        super().mkdir(*given, **options)
-        for _ in range(Contested.removals):
-            Contested.removals = 0
-            self.rmdir()
-
-
 def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(tmp_path):
+    removals = [1]
+
+    class Contested(type(Path())):
+        """A folder that another process removes as soon as it is made for the first time."""
+
+        def mkdir(self, *given, **options):
+            super().mkdir(*given, **options)
+            while removals:
+                removals.clear()
+                self.rmdir()
+
     with held(Contested(tmp_path / "work"), "it"):
-        assert (tmp_path / "work").is_dir() and not Contested.removals
+        assert (tmp_path / "work").is_dir() and not removals
 
 
 def test_a_page_that_an_interruption_has_left_out_is_made_by_the_same_command(tmp_path):
