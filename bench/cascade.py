@@ -133,7 +133,7 @@ def built(folder: Path, model: str, count: int, texts: int, minutes: float) -> t
 
 
 class Way(NamedTuple):
-    """What leaving does to test texts."""
+    """Holds what leaving does to test texts."""
 
     work: float  # the share of the layers' work that is left
     lost: Estimate

@@ -43,7 +43,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-# Of each kind the fields that it must have.
+# The fields that an object must have, by its kind.
 NEEDED = {
     "PrometheusRule": ("groups[].name", "groups[].rules[].expr"),
     "PodMonitor": ("selector.matchLabels.", "podMetricsEndpoints[].port"),

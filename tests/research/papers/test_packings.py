@@ -100,7 +100,7 @@ def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen, monkey
     length=whole(1, 64), slot=whole(1, 64), handed=st.booleans(),
 )  # fmt: skip
 def test_rows_and_slots_keep_their_limits_and_those_of_a_policy(texts, rows, length, slot, handed):
-    """What a policy has put into a row or slot lies there, unless it is too much for one."""
+    """A text lies in the row or slot that a policy has chosen, unless it is too much for one."""
     lengths, places = np.array(texts).T
     kinds = (Concat(rows, length), length, places // 2), (Slotted(rows, length, slot), min(slot, length), places)
     for packing, box, number in kinds:
