@@ -89,10 +89,12 @@ class Reference:
         return self.backbone.upper()
 
     @torch.no_grad()
-    def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
+    def forward(
+        self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False, students: int | None = None
+    ) -> Tensor:
         """Returns fp32 logits with a row for each answer row, or for `span`, for the first token and each of the passage.
 
-        A word without a token gets zeros.
+        A word without a token gets zeros. `students`: how many answer; None: the largest team.
         """
         tenant = self.backbone.view.snapshot.find(tenant_id)
         if tenant.task == "span":
@@ -105,7 +107,7 @@ class Reference:
         if tenant.students is None:
             logits = self._computed(encoded.tokens, encoded.segments, tenant, leaves_at)
         else:
-            team, depth = tenant.student_weights[: tenant.students.teams[0].members], tenant.students.depth
+            team, depth = tenant.student_weights[: students or tenant.students.teams[0].members], tenant.students.depth
             logits = torch.stack(
                 [self._computed(encoded.tokens, encoded.segments, tenant, student=one, depth=depth) for one in team]
             ).sum(0)

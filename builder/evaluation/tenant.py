@@ -12,6 +12,7 @@ from torch import Tensor
 
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
+from builder.students.team import ServedTeam
 from builder.tasks.examples import Labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
@@ -63,7 +64,9 @@ def evaluate_tenant(
     tenant = find_tenant(store, tenant_id)
     labelled = training_task(tenant.task).read(file)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits)
+    students = store.knowledge(tenant).students
+    model = ServedTeam(students).to(device) if students is not None else None
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits, model)
 
 
 def evaluate_weights(
@@ -74,11 +77,12 @@ def evaluate_weights(
     device: torch.device,
     show_progress: bool = True,
     eight_bits: bool = False,
+    students: ServedTeam | None = None,
 ) -> Evaluation:
-    """Evaluates a tenant that need not be stored yet."""
+    """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
     precision = Precision(torch.float32, eight_bits)
     body, model, data = opened(store, tenant, weights, labelled, device, precision, show_progress)
-    answers, _ = answers_to(body, model, data, data.dev)
+    answers, _ = answers_to(body, students or model, data, data.dev)
     scores = data.task.score(tenant.labels, labelled.examples, answers)
     return Evaluation(tenant, labelled, data.dev, answers, scores)
 

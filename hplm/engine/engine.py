@@ -199,7 +199,8 @@ class Engine:
             if len(asked := sheet.asked(at)):
                 parts, leaves = self._at_exit(sheet, at, asked, x, number)
                 if leaves.any():
-                    indexes = [sheet.indexes[own] for own in asked[leaves].tolist()]
+                    leaving: list[int] = asked[leaves].tolist()
+                    indexes = [sheet.indexes[own] for own in leaving]
                     yield Computed(indexes, list(compress(parts, leaves)), at, is_end=False)
                     x = x.index_select(0, sent(sheet.leave(asked[leaves]), stage.device))
             if not sheet.texts:
@@ -217,7 +218,8 @@ class Engine:
         """Reads the answers of texts that pass no more layers."""
         reading, rows_of, heads = sheet.at_depth(done)
         rows = x.index_select(0, sent(reading, x.device)).float().to(self.stages[-1].device)
-        return Computed([sheet.indexes[own] for own in done.tolist()], split(read(rows, heads), rows_of), is_end=False)
+        numbers: list[int] = done.tolist()
+        return Computed([sheet.indexes[own] for own in numbers], split(read(rows, heads), rows_of), is_end=False)
 
     def _at_exit(self, sheet: Sheet, exit: int, asked: Array, x: Tensor, stage: int) -> tuple[list[Array], Array]:
         """Returns the logits of the texts that may leave at an exit, and which of them do."""

@@ -137,17 +137,18 @@ class Sheet:
     def at_depth(self, done: Array) -> tuple[Array, Array, list[Part]]:
         """Returns what heads read of these texts: the token of each row, how many rows each has, and the heads."""
         rows_of = self.rows_of[done]
-        reading = np.concatenate([self.texts[number].reading for number in done.tolist()])
-        heads = self._parts(HEAD, rows_of, self._settings.devices[-1], done)
-        return reading + np.repeat(self._arrangement.starts[done], rows_of), rows_of, heads
+        return self._reading(done), rows_of, self._parts(HEAD, rows_of, self._settings.devices[-1], done)
+
+    def _reading(self, numbers: Array) -> Array:
+        """Returns the token that each answer row of these texts reads."""
+        texts: list[int] = numbers.tolist()
+        own: Array = np.concatenate([self.texts[number].reading for number in texts])
+        return own + np.repeat(self._arrangement.starts[numbers], self.rows_of[numbers])
 
     def at_exit(self, asked: Array, stage: int) -> tuple[Array, Array, Array, list[Part]]:
         """Returns what an exit reads of some texts: the token of each row, where the texts lie, and the heads."""
-        starts, rows_of = self._arrangement.starts[asked], self.rows_of[asked]
-        texts: list[int] = asked.tolist()
-        reading = np.concatenate([self.texts[number].reading for number in texts]) + np.repeat(starts, rows_of)
-        heads = self._parts(EXITS, rows_of, self._settings.devices[stage], asked)
-        return reading, starts, self._arrangement.lengths[asked], heads
+        heads = self._parts(EXITS, self.rows_of[asked], self._settings.devices[stage], asked)
+        return self._reading(asked), self._arrangement.starts[asked], self._arrangement.lengths[asked], heads
 
     def leave(self, numbers: Array) -> Array:
         """Takes texts out. Returns the rows of the others, which lie end to end from now on, without padding."""

@@ -95,7 +95,7 @@ class Knowledge:
             own = [shrunk(whole, outputs) for whole in heads]
             exits = ExitKnowledge(Exits.read(tenant["exits"]), replace(layout, size=outputs), own)
         if (stored := tenant.get("students")) is not None:
-            members = []
+            members: list[tuple[Adapter, Head]] = []
             for number in range(Students.read(stored).teams[0].members):
                 layout, (whole,) = found[_of_student(number, "head")]
                 own = replace(layout, size=len(labels)), shrunk(whole, len(labels))
