@@ -37,6 +37,7 @@ class StudentOptions:
     rank: int = 16
     epochs: int = 3  # of each member, and of all together
     learning_rate: float = 1e-3
+    stacking: float = 1.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
     batch_texts: int = 16
     seed: int = 0
 
@@ -72,13 +73,13 @@ def boosted(
 
     It ends early when one more member leaves no less of the teacher's rows on texts that it has not learned.
     """
-    left = [[rows.clone() for rows in seen.rows] for seen in teacher]  # what is still missing, of train and dev
+    left = [seen.rows for seen in teacher]  # what is still missing, of train and dev
     whole = float(torch.cat(left[0]).square().mean())
     told: list[dict[str, Any]] = []
     for number in range(options.students):
         team.add()
         missing = float(torch.cat(left[1]).square().mean())
-        _learn(body, team, data, left, whole, number, options, folder, show_progress)
+        _learn(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
         with torch.no_grad():
             own = [_rows(body, team, data, texts, number) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
@@ -133,13 +134,18 @@ def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[l
 
 
 def _learn(
-    body: PlotBody, team: StudentTeam, data: Data, left: Sequence[list[Tensor]], whole: float, number: int,
+    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], whole: float, number: int,
     options: StudentOptions, folder: Path, show_progress: bool,
 ) -> None:  # fmt: skip
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
         wanted = torch.cat([left[0][i] for i in chosen]).to(data.device)
-        return (team.rows(body, pack, number) - wanted).square().mean() / whole, len(chosen)
+        if not number or options.depth == 1 or not options.stacking:
+            return (team.rows(body, pack, number) - wanted).square().mean() / whole, len(chosen)
+        before = teacher.of(chosen.tolist(), data.device)[0] - wanted  # what all members before it say together
+        rows, half = team.rows_and_half(body, pack, number)
+        apart = (rows - wanted).square().mean() + options.stacking * (half - before).square().mean()
+        return apart / whole, len(chosen)
 
     @torch.no_grad()
     def examined() -> Exam:

@@ -64,6 +64,12 @@ class StudentTeam(nn.Module):
         """Returns what a member's head says of the rows that are read."""
         return rows_of(body, pack, self.members[number], self.depth)
 
+    def rows_and_half(self, body: PlotBody, pack: Pack, number: int) -> tuple[Tensor, Tensor]:
+        """Returns the same, and the states of these rows in the middle of the member's layers."""
+        member = self.members[number]
+        states = member.states(body, pack, self.depth)
+        return member.read(states[-1][pack.reading]), states[-(-self.depth // 2)][pack.reading]
+
     def prefixes(self, body: PlotBody, pack: Pack) -> list[Tensor]:
         """Returns the logits of the first member, of the first two, and so on."""
         sums = torch.stack([self.rows(body, pack, number) for number in range(len(self.members))]).cumsum(0)

@@ -56,10 +56,10 @@ class TenantModel(nn.Module):
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
         return body(pack, self.adapts(every, read) or None)
 
-    def states(self, body: Body, pack: Pack) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
+    def states(self, body: Body, pack: Pack, layers: int | None = None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), pack.tokens.device)
-        return body.states(pack, self.adapts(every, every) or None)
+        return body.states(pack, self.adapts(every, every) or None, layers)
 
     def read(self, hidden: Tensor) -> Tensor:
         """Returns the head's logits of hidden rows."""

@@ -33,7 +33,7 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
 
 def test_students_are_better_than_no_training_and_the_same_call_changes_nothing(trained_store):
     report, is_new = build_students(trained_store, "cut", OPTIONS, CPU, show_progress=False)
-    assert is_new and report["scores"][report["kept"] - 1] > 0.9 * report["teacher_score"] > 0
+    assert is_new and report["scores"][report["kept"] - 1] > 0.8 * report["teacher_score"] > 0
     again, is_new = build_students(trained_store, "cut", OPTIONS, CPU, show_progress=False)
     assert again == report and not is_new and trained_store.tenant("cut").version == report["version"]
 
