@@ -58,14 +58,19 @@ def evaluate_tenant(
     device: torch.device | None = None,
     show_progress: bool = True,
     eight_bits: bool = False,
+    members: int | None = None,
 ) -> Evaluation:
-    """`eight_bits`: computes the shared products in 8 bits, on the CPU."""
+    """`eight_bits`: computes the shared products in 8 bits, on the CPU.
+
+    `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
+    """
     device = device or resolve_device("auto")
     tenant = find_tenant(store, tenant_id)
     labelled = training_task(tenant.task).read(file)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
     students = store.knowledge(tenant).students
-    model = ServedTeam(students).to(device) if students is not None else None
+    numbers = range(members) if members is not None else None
+    model = ServedTeam(students, numbers).to(device) if students is not None and members != 0 else None
     return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits, model)
 
 

@@ -12,30 +12,24 @@ from hplm.errors import InvalidInput
 from tests.support.message import refusing
 
 CPU = torch.device("cpu")
-OPTIONS = StudentOptions(depth=2, students=3, rank=4, epochs=2, learning_rate=3e-3)
-TENANTS = ("bio", "cut", "multilabel", "regress")  # of all tasks that students can answer
+OPTIONS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3)
 
 
-@pytest.mark.parametrize("tenant", TENANTS)
+@pytest.mark.parametrize("tenant", ["bio", "regress", "cut"])
 def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_is_stored(trained, trained_store, tenant):
     _, folder = trained
-    report, _ = build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False)
-    missing = [own["residual"] for own in report["boosting"]]
-    assert missing == sorted(missing, reverse=True) and missing[0] < 1 and all(own["alpha"] > 0 for own in report["boosting"])
-    scores, kept = report["scores"], report["kept"]
-    assert len(scores) == len(missing) and scores[kept - 1] == max(scores)
+    report, is_new = build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False)
+    missing, scores, kept = [own["residual"] for own in report["boosting"]], report["scores"], report["kept"]
+    assert is_new and missing == sorted(missing, reverse=True) and missing[0] < 1
+    assert len(scores) == len(missing) and scores[kept - 1] == max(scores) > 0.7 * report["teacher_score"] > 0
     found = trained_store.knowledge(trained_store.tenant(tenant)).students
     assert [team.members for team in found.students.teams] == [*range(kept, 0, -1)] and found.students.depth == 2
     assert len(found.members) == kept
-    served = evaluate_tenant(trained_store, tenant, folder / f"{tenant}-dev.jsonl", CPU, show_progress=False)
-    assert served.scores.main == pytest.approx(scores[kept - 1], abs=1e-5)
-
-
-def test_students_are_better_than_no_training_and_the_same_call_changes_nothing(trained_store):
-    report, is_new = build_students(trained_store, "cut", OPTIONS, CPU, show_progress=False)
-    assert is_new and report["scores"][report["kept"] - 1] > 0.8 * report["teacher_score"] > 0
-    again, is_new = build_students(trained_store, "cut", OPTIONS, CPU, show_progress=False)
-    assert again == report and not is_new and trained_store.tenant("cut").version == report["version"]
+    for members, score in {None: scores[kept - 1], 0: report["teacher_score"], 1: scores[0]}.items():
+        judged = evaluate_tenant(trained_store, tenant, folder / f"{tenant}-dev.jsonl", CPU, False, members=members)
+        assert judged.scores.main == pytest.approx(score, abs=1e-5)
+    assert build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False) == (report, False)
+    assert trained_store.tenant(tenant).version == report["version"]
 
 
 def test_what_students_cannot_do_is_refused(trained, trained_store):
