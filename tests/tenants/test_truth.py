@@ -1,5 +1,7 @@
 """A change of a live state that is cut, meets a full disk, or meets another change at any call: all is whole, nothing lost."""
 
+from itertools import count
+
 import pytest
 
 from tests.support.faulty_store import FaultyStore
@@ -33,18 +35,13 @@ def named(given):
 def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, tmp_path, monkeypatch, change, before, harm):
     """The next change works, and removes what was left. Takes some seconds: each call of each change is cut once."""
     first = World(export, tmp_path / "first", monkeypatch)
-    assert all(first.change(0, one) for one in before)
-    calls, call = 0, 0
-    while calls >= call:
-        call += 1
+    for one in before:
+        first.change(one)
+    for call in count(1):
         world = World(export, tmp_path / str(call), monkeypatch, like=first)
-        world.read()
-        world.change(0, change, call, harm)
-        calls = world.store.calls
-        world.read()
-        assert world.change(1, Change("limit", "zero", 5))
-        world.check_held()
-        world.read()
+        if not world.interrupt(change, call, harm):
+            break
+        world.change(Change("limit", "zero", 5))
     assert call > 10
 
 
@@ -56,14 +53,10 @@ def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, 
 def test_a_change_that_meets_another_at_any_call_loses_neither(export, tmp_path, monkeypatch, change, other):
     """A domain's files are copied before its change, so that other managers go on. Takes some seconds, as above."""
     first, met = World(export, tmp_path / "first", monkeypatch), 0
-    calls, call = 0, 0
-    while calls >= call:
-        call += 1
+    for call in count(1):
         world = World(export, tmp_path / str(call), monkeypatch, like=first)
-        world.change(0, change, call, world.meanwhile(other))
-        calls = world.store.calls
-        met += other.after(world.now, export) is None or world.now.tenants["one"].rate == 7
-        world.read()
-        assert world.change(1, Change("limit", "zero", 5))
-        world.read()
+        if not world.meet(change, call, other):
+            break
+        met += other in world.made
+        world.change(Change("limit", "zero", 5))
     assert met > 10
