@@ -126,7 +126,7 @@ class Knowledge:
                 f"tenant {tenant_id!r} has {size} labels and a calibration of another number: calibrate it again"
             )
         branch = (self.domain, self.domain_version)
-        if branch not in {(branch.domain, branch.version) for branch in branches}:
+        if branch not in {branch.place for branch in branches}:
             raise InvalidInput(
                 f"tenant {tenant_id!r} needs version {branch[1]} of domain {branch[0]!r}, which is not served: "
                 "add it with `hplm domain add` or `hplm domain update`"

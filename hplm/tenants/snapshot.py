@@ -90,6 +90,11 @@ class Tenant:
         return tuple(plan.cost for plan in self.exits.plans) if self.exits is not None else (1.0,)
 
     @property
+    def place(self) -> tuple[str, int]:
+        """The table that it reads first: its domain and version."""
+        return self.domain, self.domain_version
+
+    @property
     def has_quotas(self) -> bool:
         return any(getattr(self, quota) for quota in QUOTAS)
 

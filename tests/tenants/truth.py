@@ -135,13 +135,13 @@ def seen(backbone: Backbone, view: View | None = None) -> Seen:
     for tenant in view.snapshot.tenants:
         assert tenant.head is not None and tenant.adapter is not None
         (head,), adapter = (backbone.records.weights(record) for record in (tenant.head, tenant.adapter))
-        branch, exits, heads = (tenant.domain, tenant.domain_version), tenant.exits, ()
+        exits, heads = tenant.exits, ()
         if exits is not None and exits.record is not None:
             exits, heads = replace(exits, record=None), backbone.records.weights(exits.record)
-        assert view.forest.chain(*branch).links
+        assert view.forest.chain(*tenant.place).links
         more = {"calibration": tenant.calibration, "exits": exits, "keys": tenant.keys, "rate": tenant.rate}
-        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), branch, **more)
-    return tenants, {(branch.domain, branch.version) for branch in view.snapshot.branches}
+        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), tenant.place, **more)
+    return tenants, {branch.place for branch in view.snapshot.branches}
 
 
 def expect_same(found: Seen, wanted: Seen, where: str) -> None:
