@@ -67,27 +67,22 @@ class Store(Protocol):
 
     def current(self, seen: Any = None) -> tuple[bytes, Any] | None:
         """Returns what CURRENT says and its tag. None: it has not changed since the tag `seen`."""
-        ...
 
     def swap(self, content: bytes, seen: Any) -> None:
         """Overwrites CURRENT if it still has the tag `seen`; None: if there is none. All that was put is on disk before."""
-        ...
 
     def get(self, name: str) -> bytes: ...
 
     def fetch(self, name: str, to: Path) -> None:
         """Copies an object of any size into a file."""
-        ...
 
     def put(self, name: str, content: bytes | Path) -> None: ...
 
     def expect_room(self, size: int, what: str) -> None:
         """Raises if there is no room for so many bytes."""
-        ...
 
     def keep_reserve(self, size: int) -> None:
         """Keeps so many bytes of the disk for removals."""
-        ...
 
     def give_up_reserve(self) -> bool:
         """Frees these bytes. Returns whether there were any."""
@@ -99,7 +94,6 @@ class Store(Protocol):
 
     def delete(self, names: Iterable[str]) -> None:
         """Does not mind names that do not exist."""
-        ...
 
 
 def place_of(text: str) -> Place:
