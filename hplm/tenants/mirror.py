@@ -295,9 +295,8 @@ class _Tables:
                 self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
                 log.error("table %s cannot be brought: %s", branch.folder, error)
                 with self._change:
-                    self._wanted = [*self._wanted[1:], *self._wanted[:1]]
-                    if not self._ended:  # else nobody would wake it
-                        self._change.wait(LATER)
+                    later = self._wanted = [*self._wanted[1:], *self._wanted[:1]]
+                    self._change.wait_for(lambda later=later: self._ended or self._wanted is not later, LATER)
 
     def _bring(self, branch: Branch) -> None:
         whole, arriving = self._state.tables / branch.folder, self._state.folder / "arriving" / branch.folder

@@ -5,7 +5,6 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import TIMEOUT_MAX, Thread
 
 import pytest
 
@@ -188,27 +187,6 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
     far.catch_up()
     far.assert_same()
     assert len(asked) == len(set(asked)) + 1  # one was asked for twice
-
-
-def test_a_copy_that_is_closed_while_a_table_fails_tries_it_no_more(far, monkeypatch):
-    """Its thread must see the end before it waits, or the server ends only when it would have tried again."""
-    monkeypatch.setattr("hplm.tenants.mirror.LATER", TIMEOUT_MAX)
-    closing = Thread(target=far.mirror.close)
-    far.mirror.begin()
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
-
-    def fails(name):
-        if name.startswith("plot"):
-            closing.start()
-            eventually(lambda: far.mirror._tables._ended)
-            raise Away("the network is slow")
-
-    far.store.fault = fails
-    far.mirror.look()
-    eventually(lambda: far.mirror._tables._ended)
-    closing.join(60)
-    assert not closing.is_alive(), "the copy still waits to try its table again"
-    far.mirror = far.started()
 
 
 class Boot:
