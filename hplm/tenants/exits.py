@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -59,10 +59,6 @@ class Exits:
         """
         kind = INTERVAL if is_number else TEMPERATURE
         return all(calibration.kind == kind and calibration.suits(labels) for calibration in self.calibrations)
-
-    def described(self) -> dict[str, Any]:
-        """Returns what `read` takes."""
-        return asdict(self)
 
     def check(self) -> None:
         """Raises TypeError if its parts do not belong together."""

@@ -58,7 +58,7 @@ class Knowledge:
             size = size_for(layout.size)
             parts[name] = replace(layout, size=size), [grown(layer, size) for layer in layers]
         calibration = asdict(self.calibration) if self.calibration is not None else None
-        exits = self.exits.exits.described() if self.exits is not None else None
+        exits = asdict(self.exits.exits) if self.exits is not None else None
         tenant = {
             "domain": self.domain, "domain_version": self.domain_version, "task": self.task, "labels": self.labels,
             "calibration": calibration, "exits": exits,

@@ -27,7 +27,7 @@ def command(name, knowledge):
         "command": "tenant.add", "id": name, "domain": knowledge.domain, "domain_version": knowledge.domain_version,
         "task": knowledge.task, "labels": list(knowledge.labels), "calibration": asdict(knowledge.calibration),
         "adapter": {"kind": layout.kind, "rank": layout.size, "places": list(layout.places)},
-        "exits": knowledge.exits.exits.described(), "tensors": sent(tensors),
+        "exits": asdict(knowledge.exits.exits), "tensors": sent(tensors),
     }, tensors  # fmt: skip
 
 
