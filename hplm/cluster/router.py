@@ -65,7 +65,7 @@ def router_files(
         others=_choice_by_model(cluster, probes),
         read_bytes=READ_BYTES,
         stats=parts.STATS.substitute(bind=f"{listening.stats_address}:{listening.stats_port}") if listening.stats_port else "",
-        resolvers=parts.RESOLVERS if _has_names(cluster) else "",
+        resolvers=parts.RESOLVERS if any(map(_is_name, cluster.pools)) else "",
     )
     return {CONFIG: config + pools, SCRIPT: parts.LUA, **map_files(routes)}
 
@@ -173,10 +173,6 @@ def _tracking_one(pool: Pool, replica: Replica, protocol: str) -> str:
 
 def _quoted(body: bytes) -> str:
     return "'" + json.dumps(json.loads(body), separators=(",", ":")).replace("'", "\\u0027") + "'"
-
-
-def _has_names(cluster: ClusterDescription) -> bool:
-    return any(map(_is_name, cluster.pools))
 
 
 def _is_name(pool: Pool) -> bool:
