@@ -117,7 +117,7 @@ def texts_of(most):
     return st.lists(st.sampled_from(ODD) | st.text(max_size=3), min_size=1, max_size=most).map("".join)
 
 
-TEXTS = texts_of(150)
+TEXTS = texts_of(60)
 
 
 def made(normalizer=None, added=(), **flags) -> str:

@@ -78,14 +78,10 @@ def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
 
 
 NONE, BELOW = (f'{{"generation": {number}, "lineage": "a"}}'.encode() for number in (1, -1))
+NOTHING = [(content, Broken, "restore the state") for content in (b"", b"null", b"{}", NONE, BELOW)]
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"{}", NONE, BELOW])
-def test_a_current_that_says_nothing_is_broken(content):
-    with refusing(Broken, "here", "restore the state"):
+@pytest.mark.parametrize("content, error, way_out", [*NOTHING, (b"12\n", InvalidInput, "hplm begin --from")])
+def test_a_current_that_says_nothing_or_is_of_the_release_before_is_refused(content, error, way_out):
+    with refusing(error, "here", way_out):
         Pointer.read(content, "here")
-
-
-def test_a_current_of_the_release_before_is_refused_with_the_way_out():
-    with refusing(InvalidInput, "here", "hplm begin --from"):
-        Pointer.read(b"12\n", "here")
