@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, QueueFull
 
 CURRENT = "CURRENT"
@@ -79,14 +81,14 @@ class Store(Protocol):
     def put(self, name: str, content: bytes | Path) -> None: ...
 
     def expect_room(self, size: int, what: str) -> None:
-        """Raises if there is no room for so many bytes."""
+        """Raises if there is no room for so many bytes, where there is an end."""
 
     def keep_reserve(self, size: int) -> None:
         """Keeps so many bytes of the disk for removals."""
 
     def give_up_reserve(self) -> bool:
         """Frees these bytes. Returns whether there were any."""
-        ...
+        return False
 
     def names(self, folder: str) -> Iterator[Found]:
         """Yields all objects whose names begin with `folder/`."""
@@ -106,11 +108,11 @@ def place_of(text: str) -> Place:
     return Remote(text)
 
 
-def opened(place: Place) -> Store:
+def opened(place: Place, clock: Clock = time) -> Store:
     if isinstance(place, Path):
         from hplm.registry.folder import Folder
 
-        return Folder(place)
+        return Folder(place, clock)
     try:
         from hplm.registry.bucket import Bucket
     except ImportError:

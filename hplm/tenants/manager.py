@@ -55,7 +55,7 @@ class Manager:
         self.exported = Snapshot.load(folder / EXPORTED_TENANTS)
         place = state / folder.parent.name
         self.state = State(place, clock) if isinstance(place, Path) else None  # there servers say what they have taken
-        self.registry = Registry(opened(place), self.exported, clock)
+        self.registry = Registry(opened(place, clock), self.exported, clock)
         self.tables = Tables(folder, self.registry.store)
 
     @classmethod

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import ANY
 
-import pytest
 import torch
 
 from builder.publish.export import export
@@ -236,11 +235,10 @@ class OfLongAgo(Folder):
 class World:
     """A state with managers and a reader, in a folder whose calls can be cut."""
 
-    def __init__(self, export: Export, folder: Path, patch: pytest.MonkeyPatch, like: World | None = None) -> None:
+    def __init__(self, export: Export, folder: Path, like: World | None = None) -> None:
         """`like`: another world, whose state this one begins with."""
         self.export, self.state, self.live = export, folder / "state", State(folder / "state/toy")
         self.store, self.clock = FaultyStore(folder, decides="CURRENT"), Clock(1e9)
-        patch.setattr("hplm.registry.folder.time", self.clock)  # which waits for other managers
         if like is not None:
             shutil.copytree(like.state, self.state)
         begin(Folder(self.live.folder))
