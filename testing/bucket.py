@@ -17,6 +17,7 @@ from werkzeug.serving import make_server
 
 RIGHTS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
 HOST = "127.0.0.1"
+POLL_SECONDS = 0.02  # until a server sees that it is to stop
 
 
 def one_at_a_time(application: Callable[..., Any]) -> Callable[..., list[bytes]]:
@@ -81,7 +82,7 @@ class S3:
     def go_on(self) -> None:
         self._server = make_server(self.host, self.port, self._answer, threaded=True, request_handler=MotoRequestHandler)
         self.port = self._server.port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True).start()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
         def edit(change: Change) -> DomainChange:
             _check_new(change, name)
             _bring(manager, store, change, name, version, put)
-            return manager.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+            return manager.close(change, DomainChange(change.generation, name, version))
 
         return manager.registry.change("domain add", edit)
 
@@ -66,7 +66,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         _bring(manager, store, change, name, version, put)
         mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
         ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
-        on_it = sum((tenant.domain, tenant.domain_version) == (name, version) for tenant in change.tenants.values())
+        on_it = sum(tenant.place == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
             manager.put(change, tenant.id, store.knowledge(tuned[tenant.id]))
@@ -78,7 +78,6 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
             moved=sorted(gone),
             waiting=sorted(tenant.id for tenant in ready if tenant.id not in gone),
             behind=sorted(tenant.id for tenant in mine if tenant.id not in tuned),
-            removed=[],
         )
         if version == here and done.waiting and not going:
             raise InvalidInput(
@@ -108,7 +107,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
 
 def _check_same(manager: Manager, store: Store, branches: Sequence[Branch], domain: str, version: int) -> None:
     """Refuses if the served table of this version is not the store's: the tenant was trained on another table."""
-    served = next((branch for branch in branches if (branch.domain, branch.version) == (domain, version)), None)
+    served = next((branch for branch in branches if branch.place == (domain, version)), None)
     if served is not None and not manager.tables.is_same(served, store.table(domain, version)):
         raise InvalidInput(
             f"version {version} of domain {domain!r} is served and {store.folder} has another table of that number: "
@@ -136,7 +135,7 @@ def _bring(manager: Manager, store: Store, change: Change, name: str, version: i
 
 def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
     """Yields the table and those it falls back to, unless they are served."""
-    here = {(branch.domain, branch.version) for branch in served.branches}
+    here = {branch.place for branch in served.branches}
     for step in store.chain(name, version):
         if step in here:
             _check_same(manager, store, served.branches, *step)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 
 
-class Mark(Protocol):
-    """A point in the order of copies."""
+class Mark:
+    """A point in the order of copies. Without an event, all copies before it are done."""
+
+    def __init__(self, event: torch.cuda.Event | torch.Event | None = None, device: torch.device | None = None) -> None:
+        self._event = event
+        self._device = device
 
     def wait(self) -> None:
         """Makes the device wait for the mark before it runs the calling thread's next work."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def synchronize(self) -> None:
         """Blocks the calling thread until the mark is reached."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
-AT_ONCE = nullcontext()
+AT_ONCE, REACHED = nullcontext(), Mark()
 
 
 class Copies:
@@ -35,27 +42,4 @@ class Copies:
         return AT_ONCE if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> Mark:
-        return REACHED if self._stream is None else _Pending(self._stream.record_event(), self._device)
-
-
-class _Reached:
-    def wait(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-REACHED = _Reached()
-
-
-class _Pending:
-    def __init__(self, event: torch.cuda.Event | torch.Event, device: torch.device) -> None:
-        self._event = event
-        self._device = device
-
-    def wait(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
-
-    def synchronize(self) -> None:
-        self._event.synchronize()
+        return REACHED if self._stream is None else Mark(self._stream.record_event(), self._device)

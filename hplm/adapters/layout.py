@@ -341,10 +341,8 @@ class TwoLayerHead(Kind):
         return groups.collect(groups.linear(inner, weights["weight"], weights["bias"]))
 
 
-class ExitHead(Kind):
-    """W . relu(D . x), of rows with a token and the mean of its text's tokens. Layer k of a record is the head of exit k."""
-
-    drawn = ("dense", "weight")
+class ExitHead(TwoLayerHead):
+    """Reads rows with a token and the mean of its text's tokens. Layer k of a record is the head of exit k."""
 
     def shapes(self, layout: Layout) -> Shapes:
         return {
@@ -353,10 +351,6 @@ class ExitHead(Kind):
             "weight": (layout.size, layout.intermediate),
             "bias": (layout.size,),
         }
-
-    def read(self, layout: Layout, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
-        inner = groups.linear(groups.spread(x), weights["dense"], weights["dense_bias"]).relu_()
-        return groups.collect(groups.linear(inner, weights["weight"], weights["bias"]))
 
 
 KINDS: dict[str, Kind] = {

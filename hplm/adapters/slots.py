@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -25,12 +24,7 @@ class SlotsTaken(OutOfCapacity):
     """Every slot is pinned by a batch in flight: the batches have more different records than there are slots."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """Host memory for one record, whole and by layer."""
-
-    flat: Tensor
-    layers: list[dict[str, Tensor]]
+Arrival = tuple[Tensor, list[dict[str, Tensor]]]  # host memory for one record, whole and by layer
 
 
 class Slots:
@@ -89,7 +83,7 @@ class Slots:
         slot = self._slot_of.get(record)
         if slot is None:
             arrival = self._arrival()
-            records.read(record, arrival.flat)
+            records.read(record, arrival[0])
             slot = self._free_slot()
             self._promised.append((slot, arrival))
             self._slot_of[record] = slot
@@ -109,8 +103,8 @@ class Slots:
         for device, numbers in groupby(range(len(self.layers)), self._devices.__getitem__):
             with self._copies[device].under_way():
                 for number in numbers:
-                    for slot, arrival in self._promised:
-                        for name, tensor in arrival.layers[number].items():
+                    for slot, (_, layers) in self._promised:
+                        for name, tensor in layers[number].items():
                             own = self.layers[number][name][slot][tuple(map(slice, tensor.shape))]  # the rest stays zero
                             # Copied first and converted on the device. Otherwise the host would convert, and wait.
                             own.copy_(tensor.to(device, non_blocking=True))
@@ -129,7 +123,7 @@ class Slots:
         self._last = []
         if len(self._promised) == len(self._arrivals):
             flat = self.layout.empty(pin=self._devices[0].type == "cuda")
-            self._arrivals.append(Arrival(flat, self.layout.unpack(flat)))
+            self._arrivals.append((flat, self.layout.unpack(flat)))
         return self._arrivals[len(self._promised)]
 
     def _free_slot(self) -> int:

@@ -50,10 +50,6 @@ class Tiles(Groups):
         self._take = sent(take, device)
         self._back = sent(back, device)
 
-    @property
-    def gathered(self) -> bool:
-        return self._take is not None
-
     def spread(self, x: Tensor) -> Tensor:
         """Turns rows x d into tiles x rows of a tile x d."""
         if self._take is not None:
@@ -75,7 +71,7 @@ class Tiles(Groups):
         return torch.bmm(spread, weight) if bias is None else torch.baddbmm(self.pick(bias).unsqueeze(1), spread, weight)
 
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        if self.gathered:
+        if self._take is not None:
             base.add_(self.collect(self.linear(spread, weight, bias)))
             return
         own = self.spread(base)

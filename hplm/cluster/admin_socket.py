@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
 
 SECONDS = 5.0
 COMMANDS = 50  # in a message: HAProxy reads one of 64 KB at most
+LONGEST_PATH = 107  # bytes of a socket's path that Linux takes
 
 
 class NotRunning(HplmError):
@@ -55,6 +57,12 @@ class AdminSocket:
             answer = self.ask("; ".join(commands[first : first + COMMANDS])).strip()
             if answer:
                 raise HplmError(f"HAProxy at {self._path} does not change its map {file} ({answer}): restart it")
+
+
+def check_socket_path(path: Path, option: str, longest: int = LONGEST_PATH) -> None:
+    """Refuses a path that is too long. `option`: it names the folder of the socket."""
+    if len(os.fsencode(path)) > longest:
+        raise InvalidInput(f"{path} is too long for a socket ({longest} bytes at most): give {option} a shorter path")
 
 
 def _changes(file: Path, known: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hplm.cluster.socket_path import check_socket_path
+from hplm.cluster.admin_socket import check_socket_path
 from hplm.errors import HplmError
 
 SOCKET = "control.sock"

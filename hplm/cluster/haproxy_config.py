@@ -33,55 +33,29 @@ _BALANCE = """\
     balance hash var(txn.tenant)  # in turns where a request names none
     hash-type consistent djb2 avalanche
 """
+_AWAY = "[draining] no replica has taken the request; retry after 1 s"
+OVERFLOW = """\
+    hash-balance-factor 125  # a busy tenant's requests overflow to the next replica on the ring
+"""
 
 # An inference, because Triton calls a model ready whose process is dead. While a replica drains, the answer is 503.
-MAIN = Template(
-    """\
-backend $name
-"""
-    + _BALANCE
-    + """\
-    hash-balance-factor 125  # a busy tenant's requests overflow to the next replica on the ring
+CHECKED = Template("""\
     option httpchk
 $checks    timeout check 5s
     default-server check inter 1s fastinter 100ms fall $fall rise 1 observe layer4 error-limit 1 on-error fastinter
-    default-server weight 100 maxconn $at_once pool-purge-delay 1s$resolved
-$servers"""
-)
+""")
 
-MAIN_GRPC = Template(
-    """\
-backend $name:grpc
-"""
-    + _BALANCE
-    + """\
-    hash-balance-factor 125
-    http-error status 503 hdr grpc-status 14 hdr grpc-message "[draining] no replica has taken the request; retry after 1 s"
-    default-server proto h2 weight 100 pool-purge-delay 1s$resolved
-$servers"""
-)
-
-# A backend for the homes of all replicas, so that `maxconn` is the bound of a replica whatever is away.
-HOMES = Template(
-    """\
+# The homes of all replicas are in one backend, so that `maxconn` is the bound of a replica whatever is away.
+HTTP = Template(f"""\
 backend $name
-"""
-    + _BALANCE
-    + """\
-$chosen    default-server weight 100 maxconn $at_once pool-purge-delay 1s$resolved
-$servers"""
-)
+{_BALANCE}$rules    default-server weight 100 maxconn $at_once pool-purge-delay 1s$resolved
+$servers""")
 
-HOMES_GRPC = Template(
-    """\
+GRPC = Template(f"""\
 backend $name:grpc
-"""
-    + _BALANCE
-    + """\
-    http-error status 503 hdr grpc-status 14 hdr grpc-message "[draining] no replica has taken the request; retry after 1 s"
-$chosen    default-server proto h2 weight 100 pool-purge-delay 1s$resolved
-$servers"""
-)
+{_BALANCE}$rules    http-error status 503 hdr grpc-status 14 hdr grpc-message "{_AWAY}"
+    default-server proto h2 weight 100 pool-purge-delay 1s$resolved
+$servers""")
 
 # Gets no requests. Its `nbsrv` says whether the home takes any, which no other sample says of a server that drains.
 HOME = Template("""\

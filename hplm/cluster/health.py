@@ -23,8 +23,5 @@ def probes_of(repository: Path) -> dict[str, Probe]:
     if not backbones:
         raise InvalidInput(f"{repository} contains no backbone: export one with `hplm export`")
     public = backbones + [ALIAS] * (ALIAS in models)
-    return {model: probe_of(_DECODER if _is_decoupled(repository / model) else _ENCODER) for model in public}
-
-
-def _is_decoupled(model: Path) -> bool:
-    return "decoupled: true" in (model / "config.pbtxt").read_text("utf-8")
+    configs = {model: (repository / model / "config.pbtxt").read_text("utf-8") for model in public}
+    return {model: probe_of(_DECODER if "decoupled: true" in config else _ENCODER) for model, config in configs.items()}

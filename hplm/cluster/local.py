@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from hplm.cluster.pools import PlannedReplica
+from hplm.cluster.pools import LocalPool, PlannedReplica
 from hplm.registry.store import Place
 from hplm.server.ports import LOOPBACK, Ports
 from hplm.server.process import Process
@@ -20,59 +19,26 @@ SERVER_SECONDS = 25.0  # `hplm serve` gives its models ten to drain
 _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
-class LocalReplica:
-    def __init__(
-        self, replica: PlannedReplica, folder: Path, state: Place, ports: Ports, variables: Mapping[str, str] | None = None
-    ) -> None:
-        """`variables`: of its environment, besides ours."""
-        self.name, self.cores, self.repository = replica.name, replica.cores, replica.repository
-        self.id = replica.id
-        self.ports = ports
+class LocalReplica(Process):
+    def __init__(self, pool: LocalPool, replica: PlannedReplica, folder: Path, state: Place, ports: Ports) -> None:
+        self.pool, self.id, self.cores, self.repository = pool, replica.id, replica.cores, replica.repository
         logs = folder / "logs"
-        environment = {**(variables or {}), READER: self.name}
-        serve = ["env", *map("=".join, environment.items()), *HPLM, "serve"]
+        serve = ["env", f"{READER}={replica.name}", *HPLM, "serve"]
         serve += ["--repository", str(self.repository), "--state", str(state)]
-        serve += ["--state-must-exist", "--log-file", str(logs / f"{self.name}-triton.log")]
-        for flag, port in self.ports.items():
+        serve += ["--state-must-exist", "--log-file", str(logs / f"{replica.name}-triton.log")]
+        for flag, port in ports.items():
             serve += [flag, str(port)]
-        self.server = Process(self.name, serve, logs / f"{self.name}.log", self.cores)
-
-    @property
-    def http(self) -> str:
-        return f"{LOOPBACK}:{self.ports.http}"
-
-    @property
-    def grpc(self) -> str:
-        return f"{LOOPBACK}:{self.ports.grpc}"
-
-    @property
-    def metrics(self) -> str:
-        return f"{LOOPBACK}:{self.ports.metrics}"
-
-    def start(self) -> None:
-        """Call `wait` then."""
-        self.server.start()
+        super().__init__(replica.name, serve, logs / f"{replica.name}.log", self.cores)
+        self.http, self.grpc, self.metrics = (f"{LOOPBACK}:{port}" for _, port in ports.items())
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Returns when the server is ready."""
-        self.server.wait_until(self.is_ready, START_SECONDS, meanwhile)
-
-    def is_ready(self) -> bool:
-        return self.server.pid is not None and _READY.search(self.server.said()) is not None
-
-    def look(self, say: Callable[[str], None]) -> None:
-        self.server.look(say)
+        """Returns when the server, which was started, is ready."""
+        self.wait_until(lambda: self.pid is not None and _READY.search(self.said()), START_SECONDS, meanwhile)
 
     def replace(self, meanwhile: Callable[[], None]) -> None:
         """Stops the server, and starts it again."""
-        self.server.ask_to_end()
-        self.server.wait_for_end(SERVER_SECONDS, meanwhile)
-        self.server.stop(0)
-        self.server.start()
+        self.ask_to_end()
+        self.wait_for_end(SERVER_SECONDS, meanwhile)
+        self.stop(0)
+        self.start()
         self.wait(meanwhile)
-
-    def ask_to_end(self) -> None:
-        self.server.ask_to_end(signal.SIGTERM)
-
-    def stop(self) -> None:
-        self.server.stop(SERVER_SECONDS)

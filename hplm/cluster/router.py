@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.cluster import haproxy_config as parts
+from hplm.cluster.admin_socket import check_socket_path
 from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, Replica, is_address
 from hplm.cluster.routes import Routes
-from hplm.cluster.socket_path import check_socket_path
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe
 from hplm.server.process import program
@@ -65,7 +65,7 @@ def router_files(
         others=_choice_by_model(cluster, probes),
         read_bytes=READ_BYTES,
         stats=parts.STATS.substitute(bind=f"{listening.stats_address}:{listening.stats_port}") if listening.stats_port else "",
-        resolvers=parts.RESOLVERS if _has_names(cluster) else "",
+        resolvers=parts.RESOLVERS if any(map(_is_name, cluster.pools)) else "",
     )
     return {CONFIG: config + pools, SCRIPT: parts.LUA, **map_files(routes)}
 
@@ -142,12 +142,15 @@ def _backends(pool: Pool, probes: Mapping[str, Probe], routers: int) -> str:
     resolved = parts.RESOLVED if _is_name(pool) else ""
     # The only server: one slow answer to a check must not close the door.
     fall = 2 if len(pool.replicas) > 1 else 3
-    main = {"name": name, "checks": checks, "fall": fall, "at_once": AT_ONCE // routers}
-    backends = [parts.MAIN.substitute(main, resolved=resolved, servers=servers)]
-    backends.append(parts.MAIN_GRPC.substitute(name=name, resolved=resolved, servers=_tracking(pool, "grpc")))
-    own = {"name": f"{name}:homes", "chosen": _chosen(pool), "resolved": resolved}
-    backends.append(parts.HOMES.substitute(own, at_once=LIMITED_AT_ONCE // routers, servers=_tracking(pool, "http")))
-    backends.append(parts.HOMES_GRPC.substitute(own, servers=_tracking(pool, "grpc")))
+    checked = parts.OVERFLOW + parts.CHECKED.substitute(checks=checks, fall=fall)
+    main = {"name": name, "at_once": AT_ONCE // routers, "resolved": resolved}
+    homes = {"name": f"{name}:homes", "at_once": LIMITED_AT_ONCE // routers, "resolved": resolved, "rules": _chosen(pool)}
+    backends = [
+        parts.HTTP.substitute(main, rules=checked, servers=servers),
+        parts.GRPC.substitute(main, rules=parts.OVERFLOW, servers=_tracking(pool, "grpc")),
+        parts.HTTP.substitute(homes, servers=_tracking(pool, "http")),
+        parts.GRPC.substitute(homes, servers=_tracking(pool, "grpc")),
+    ]
     for one in pool.replicas:
         home = _tracking_one(pool, one, "http")
         backends.append(parts.HOME.substitute(name=f"{name}:home:{one.id}", server=home, resolved=resolved))
@@ -170,10 +173,6 @@ def _tracking_one(pool: Pool, replica: Replica, protocol: str) -> str:
 
 def _quoted(body: bytes) -> str:
     return "'" + json.dumps(json.loads(body), separators=(",", ":")).replace("'", "\\u0027") + "'"
-
-
-def _has_names(cluster: ClusterDescription) -> bool:
-    return any(map(_is_name, cluster.pools))
 
 
 def _is_name(pool: Pool) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
-from hplm.cluster.local import HPLM, LocalReplica
+from hplm.cluster.local import HPLM, SERVER_SECONDS, LocalReplica
 from hplm.cluster.pools import LocalPool
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
@@ -127,12 +127,12 @@ class Cluster:
                     self._say(f"{'state':<13} {registry.store} is new: nothing was changed since the export")
             for replica in pool.replicas:
                 ports = Ports(*itertools.islice(self._free, PORTS))
-                self._replicas.append(LocalReplica(replica, self._folder, self._state, ports))
+                self._replicas.append(LocalReplica(pool, replica, self._folder, self._state, ports))
         for replica in self._replicas:
             replica.start()
         for replica in self._replicas:
             cores = f"cores {','.join(map(str, replica.cores))}, " if replica.cores else ""
-            self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.server.log_file}: loading")
+            self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.log_file}: loading")
         for replica in self._replicas:
             replica.wait(self._look)
         self._start_router()
@@ -156,20 +156,20 @@ class Cluster:
         self._say(f"{'router':<13} {self.address} (HAProxy), for HTTP and gRPC")
 
     def _described(self, pool: LocalPool) -> dict[str, Any]:
-        own = {replica.name for replica in pool.replicas}
         return {
             "name": pool.name,
             "repository": str(pool.repository.resolve()),
             "replicas": [
                 {"id": replica.id, "name": replica.name, "http": replica.http, "grpc": replica.grpc}
                 for replica in self._replicas
-                if replica.name in own
+                if replica.pool is pool
             ],
         }
 
     def _replace(self, replica: LocalReplica, say: Say) -> None:
-        for other in self._beside(replica):
-            self._until_up(other)
+        for other in self._replicas:
+            if other.pool is replica.pool and other is not replica:
+                self._until_up(other)
         self._replacing = replica
         try:
             say(f"{replica.name:<13} gets no new requests")
@@ -183,15 +183,6 @@ class Cluster:
                 self._traffic.give_back(replica.name)
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
-
-    def _pool_of(self, replica: LocalReplica) -> LocalPool:
-        return next(pool for pool in self._pools if replica.id in (one.id for one in pool.replicas))
-
-    def _beside(self, replica: LocalReplica) -> list[LocalReplica]:
-        """Returns the other replicas of its pool."""
-        pool = self._pool_of(replica)
-        ids = {one.id for one in pool.replicas} - {replica.id}
-        return [other for other in self._replicas if other.id in ids]
 
     def _until_up(self, replica: LocalReplica) -> None:
         if not self._until(lambda: self._traffic.share(replica.name).is_up, UP_SECONDS):
@@ -217,10 +208,8 @@ class Cluster:
 
     def _look(self) -> None:
         """Starts again what has ended by itself."""
-        for process in self._others:
+        for process in (*self._others, *self._replicas):
             process.look(self._say)
-        for replica in self._replicas:
-            replica.look(self._say)
 
     def _stop(self) -> None:
         """Ends the router first, which answers the requests that it has; then the servers, and then what they followed."""
@@ -231,7 +220,7 @@ class Cluster:
         for replica in self._replicas:
             replica.ask_to_end()
         for replica in self._replicas:
-            replica.stop()
+            replica.stop(SERVER_SECONDS)
         for process in reversed(self._others):
             process.stop(END_SECONDS)
 

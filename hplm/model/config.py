@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import MISFITS, InvalidInput
+import msgspec
+
+from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
 
 LAYER_NORM, RMS = "layer", "rms"  # kinds of norms
@@ -89,27 +91,9 @@ class BackboneConfig:
                 f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
                 "export the repository again with this version and --replace, or install the version that wrote it"
             )
-        known = {field.name: field.type for field in fields(cls)}
-        values: dict[str, Any] = {key: value for key, value in stored.items() if key in known}
-        values["format"] = FORMAT
-        nothing = type(None)
-        kinds: dict[str, tuple[type, ...]] = {
-            "int": (int,),
-            "int | None": (int, nothing),
-            "float": (int, float),
-            "float | None": (int, float, nothing),
-            "str": (str,),
-            "str | None": (str, nothing),
-            "bool": (bool,),
-        }
         try:
-            for name, kind in known.items():
-                if name in values and not isinstance(values[name], kinds.get(str(kind), (object,))):
-                    raise TypeError(f"{name!r} is {values[name]!r}")
-            values["window"] = Window(**stored["window"])
-            values["end_ids"] = tuple(values.get("end_ids", ()))
-            return cls(**values)
-        except MISFITS as error:
+            return msgspec.convert({**stored, "format": FORMAT}, cls)
+        except (msgspec.ValidationError, InvalidInput) as error:  # InvalidInput: of a window
             raise InvalidInput(
                 f"{path} does not describe a backbone ({error}): export the repository again with --replace"
             ) from None

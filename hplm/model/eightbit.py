@@ -58,22 +58,7 @@ class EightBit(nn.Module):
         """Returns the product in units of each row's scale, and the scales."""
         numbers = torch.empty(rounded_up(len(x)), self._inputs, dtype=torch.uint8)
         scales = self._round(x, numbers[: len(x)])
-        y: Tensor = onednn.qlinear_pointwise(
-            numbers,
-            1.0,
-            0,
-            self._packed,
-            self._scales,
-            self._zeros,
-            self._unsigned,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
-        return y[: len(x)], scales
+        return _product(numbers, self._packed, self._scales, self._zeros, self._unsigned)[: len(x)], scales
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
@@ -106,6 +91,9 @@ def weight_levels() -> int:
     inputs = 64
     numbers = torch.full((TRIED_ROWS, inputs), UNSIGNED + LEVELS, dtype=torch.uint8)
     packed = onednn.qlinear_prepack(torch.full((inputs, inputs), LEVELS, dtype=torch.int8), None)
-    ones, zeros = torch.ones(inputs), torch.zeros(inputs, dtype=torch.int64)
-    y: Tensor = onednn.qlinear_pointwise(numbers, 1.0, 0, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    y = _product(numbers, packed, torch.ones(inputs), torch.zeros(inputs, dtype=torch.int64), None)
     return LEVELS if bool((y == inputs * LEVELS * (UNSIGNED + LEVELS)).all()) else EXACT_LEVELS
+
+
+def _product(numbers: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None) -> Tensor:
+    return onednn.qlinear_pointwise(numbers, 1.0, 0, packed, scales, zeros, bias, 1.0, 0, torch.float32, "none", [], "")

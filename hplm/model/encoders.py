@@ -64,7 +64,7 @@ ENCODERS = {
 
 
 def load_encoder(model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any) -> Checkpoint:
-    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised, refuse_incomplete
+    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
 
     family, skipbert = ENCODERS[source.model_type], source.model_type == BERT and is_skipbert(source)
     _check(model, source)
@@ -78,14 +78,12 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
         tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
-    if skipbert:
-        refuse_incomplete(model, report["missing_keys"])
-    else:
+    if not skipbert:
         refuse_disguised(model, report["unexpected_keys"])
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    if missing := sorted(report["missing_keys"]):
+        kind = "SkipBERT" if skipbert else source.model_type
         raise InvalidInput(
-            f"{model!r} lacks {len(missing)} tensors of a {source.model_type}, such as {missing[0]}: take a complete checkpoint"
+            f"{model!r} lacks {len(missing)} tensors of a {kind}, such as {', '.join(missing[:2])}: take a complete checkpoint"
         )
     weights = _weights(family, source, dict(loaded.state_dict()), tokenizer)
     cls_id, sep_id, unk_id, mask_id = _special_ids(model, tokenizer)

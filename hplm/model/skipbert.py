@@ -69,13 +69,6 @@ def own_split(model: str, source: Any, lower: int | None, upper: int | None, win
     return split
 
 
-def refuse_incomplete(model: str, missing: set[str]) -> None:
-    if missing:
-        raise InvalidInput(
-            f"{model!r} is a SkipBERT without {', '.join(sorted(missing))}: take a complete checkpoint, as published"
-        )
-
-
 def refuse_disguised(model: str, unexpected: set[str]) -> None:
     """Refuses a SkipBERT that its config.json describes as a plain BERT. It would load, with a wrong lower half."""
     if any(OWN_TENSOR in name for name in unexpected):

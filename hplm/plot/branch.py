@@ -15,6 +15,10 @@ class Branch:
     unique: str = ""  # a part of its folder's name: no name is used twice; an export has none
 
     @property
+    def place(self) -> tuple[str, int]:
+        return self.domain, self.version
+
+    @property
     def folder(self) -> str:
         """Its folder under `plot/`."""
         return f"{self.domain}/{self.version}{self.unique}"

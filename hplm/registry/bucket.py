@@ -14,7 +14,7 @@ from obstore import exceptions
 from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
-from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Remote
+from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Remote, Store
 
 TIMEOUT = timedelta(seconds=20)
 LOOKING = timedelta(seconds=3)  # for CURRENT: a later look sees more than one that hangs
@@ -23,7 +23,9 @@ RETRYING = timedelta(seconds=5)  # longer waits are for who asks: a server looks
 RETRIES = 2
 
 
-class Bucket:
+class Bucket(Store):
+    """Has no end, and so keeps no reserve."""
+
     def __init__(self, place: Remote) -> None:
         self._place = place
         self._store, self._looked_at = self._opened(TIMEOUT), self._opened(LOOKING)
@@ -73,15 +75,6 @@ class Bucket:
     def put(self, name: str, content: bytes | Path) -> None:
         with self._asking(name):
             obstore.put(self._store, name, content)
-
-    def expect_room(self, size: int, what: str) -> None:
-        """A bucket has no end."""
-
-    def keep_reserve(self, size: int) -> None:
-        """A bucket has no end."""
-
-    def give_up_reserve(self) -> bool:
-        return False
 
     def names(self, folder: str) -> Iterator[Found]:
         with self._asking(f"{folder}/"):

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hplm.clock import Clock
 from hplm.errors import OutOfCapacity
 from hplm.plot.room import check_room
 from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Found
@@ -23,8 +24,9 @@ LOCK_SECONDS = 60.0  # that somebody waits for others
 
 
 class Folder:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock = time) -> None:
         self.path = path
+        self._time = clock
         self._unsynced: set[Path] = set()  # folders with new names
         self._changing = threading.Lock()  # of that set
 
@@ -115,17 +117,17 @@ class Folder:
         self._make(self.path)
         lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            until = time.monotonic() + LOCK_SECONDS
+            until = self._time.monotonic() + LOCK_SECONDS
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() >= until:
+                    if self._time.monotonic() >= until:
                         raise Busy(
                             f"another manager has been changing {self.path} for {LOCK_SECONDS:.0f} s: try again"
                         ) from None
-                    time.sleep(0.01)
+                    self._time.sleep(0.01)
             yield
         finally:
             os.close(lock)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -59,15 +61,16 @@ class Pointer(msgspec.Struct, frozen=True):
         return found
 
 
+def read_current(store: Store, seen: Any = None) -> tuple[Pointer, Any] | None:
+    """Returns what CURRENT says and its tag. None: it has not changed since the tag `seen`. Raises Absent if there is none."""
+    found = store.current(seen)
+    return (Pointer.read(found[0], f"{store}/{CURRENT}"), found[1]) if found is not None else None
+
+
 def is_begun(store: Store, anew: bool = False) -> bool:
     """Whether there is a registry. Raises where one has lost its CURRENT, unless it may be made `anew`."""
-    try:
-        found = store.current()
-        assert found is not None  # no tag was given
-        Pointer.read(found[0], f"{store}/{CURRENT}")
-        return True
-    except Absent:
-        pass
+    with suppress(Absent):
+        return read_current(store) is not None
     if not anew and next(iter(store.names(SNAPSHOTS)), None) is not None:
         raise InvalidInput(f"{store} has lost its {CURRENT}: restore its backup, or move it away to begin without it")
     return False

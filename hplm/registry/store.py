@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, QueueFull
 
 CURRENT = "CURRENT"
@@ -67,31 +69,26 @@ class Store(Protocol):
 
     def current(self, seen: Any = None) -> tuple[bytes, Any] | None:
         """Returns what CURRENT says and its tag. None: it has not changed since the tag `seen`."""
-        ...
 
     def swap(self, content: bytes, seen: Any) -> None:
         """Overwrites CURRENT if it still has the tag `seen`; None: if there is none. All that was put is on disk before."""
-        ...
 
     def get(self, name: str) -> bytes: ...
 
     def fetch(self, name: str, to: Path) -> None:
         """Copies an object of any size into a file."""
-        ...
 
     def put(self, name: str, content: bytes | Path) -> None: ...
 
     def expect_room(self, size: int, what: str) -> None:
-        """Raises if there is no room for so many bytes."""
-        ...
+        """Raises if there is no room for so many bytes, where there is an end."""
 
     def keep_reserve(self, size: int) -> None:
         """Keeps so many bytes of the disk for removals."""
-        ...
 
     def give_up_reserve(self) -> bool:
         """Frees these bytes. Returns whether there were any."""
-        ...
+        return False
 
     def names(self, folder: str) -> Iterator[Found]:
         """Yields all objects whose names begin with `folder/`."""
@@ -99,7 +96,6 @@ class Store(Protocol):
 
     def delete(self, names: Iterable[str]) -> None:
         """Does not mind names that do not exist."""
-        ...
 
 
 def place_of(text: str) -> Place:
@@ -112,11 +108,11 @@ def place_of(text: str) -> Place:
     return Remote(text)
 
 
-def opened(place: Place) -> Store:
+def opened(place: Place, clock: Clock = time) -> Store:
     if isinstance(place, Path):
         from hplm.registry.folder import Folder
 
-        return Folder(place)
+        return Folder(place, clock)
     try:
         from hplm.registry.bucket import Bucket
     except ImportError:

@@ -26,9 +26,11 @@ def find_installation(in_containers: Path = IN_CONTAINERS) -> Installation:
         return _installed(in_containers, "installed")
     installation = embedded()
     if installation is None:
+        why_not = obstacle(platform.machine(), *platform.libc_ver())
+        more = f"; {why_not}" if why_not else f", or install the embedded one with `{INSTALL}`"
         raise HplmError(
             f"no tritonserver on PATH or in {in_containers.parent}, and nvidia-pytriton is not installed: "
-            f"run in NVIDIA's container (deploy/README.md){_or_embedded()}"
+            f"run in NVIDIA's container (deploy/README.md){more}"
         )
     return installation
 
@@ -50,11 +52,6 @@ def _folder_of(package: str) -> Path | None:
         return None
     folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
     return next((folder for folder in folders if any(folder.glob("*/model.py"))), None)
-
-
-def _or_embedded() -> str:
-    why_not = obstacle(platform.machine(), *platform.libc_ver())
-    return f"; {why_not}" if why_not else f", or install the embedded one with `{INSTALL}`"
 
 
 def _installed(binary: Path, description: str) -> Installation:

@@ -54,7 +54,8 @@ def complaints(text: str) -> list[str]:
             said.append(match["said"].replace("\\n", "\n").strip())
     # The backend, the lifecycle and the server each report a failing model. Only the fullest report is kept.
     fullest = [one for one in dict.fromkeys(said) if not any(_within(one, other) for other in said)]
-    return _lines(fullest) or tail(text)
+    lines = [line for one in fullest for line in one.splitlines() if line.strip()]
+    return lines[-_MOST_LINES:] or tail(text)
 
 
 def tail(text: str, count: int = 15) -> list[str]:
@@ -64,8 +65,3 @@ def tail(text: str, count: int = 15) -> list[str]:
 
 def _within(one: str, other: str) -> bool:
     return one != other and one.removeprefix("ERROR: Failed to create instance: ") in other
-
-
-def _lines(messages: list[str]) -> list[str]:
-    lines = [line for message in messages for line in message.splitlines() if line.strip()]
-    return lines[-_MOST_LINES:]

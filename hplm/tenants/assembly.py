@@ -23,8 +23,8 @@ def assemble(
     `here`: whether a table is here. `parent`: the table that one falls back to. `has`: whether a tenant's records are here.
     """
     branches = [branch for branch in wanted.branches if here(branch)]
-    new = {_place(branch): branch for branch in branches}
-    old = {_place(branch): new.get(_place(branch), branch) for branch in local.branches if here(branch)}
+    new = {branch.place: branch for branch in branches}
+    old = {branch.place: new.get(branch.place, branch) for branch in local.branches if here(branch)}
     kept: dict[Branch, None] = {}  # the older tables that tenants still need
     tenants: list[Tenant] = []
     before = {tenant.id: tenant for tenant in local.tenants}
@@ -44,7 +44,7 @@ def assemble(
 def _chain(tenant: Tenant, known: dict[Place, Branch], parent: Callable[[Branch], Place | None]) -> Collection[Branch] | None:
     """Returns the tables that a tenant reads, its domain's first. None: one of them is not here."""
     chain: dict[Branch, None] = {}
-    step: Place | None = (tenant.domain, tenant.domain_version)
+    step: Place | None = tenant.place
     while step is not None:
         branch = known.get(step)
         if branch is None or branch in chain:
@@ -52,7 +52,3 @@ def _chain(tenant: Tenant, known: dict[Place, Branch], parent: Callable[[Branch]
         chain[branch] = None
         step = parent(branch)
     return chain
-
-
-def _place(branch: Branch) -> Place:
-    return branch.domain, branch.version

@@ -41,7 +41,8 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
                 raise
     assert manifest is not None
     (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
-    _sync_all(writing)
+    for path in (*writing.rglob("*"), writing):
+        sync(path)
     writing.rename(target)
     for folder in named:
         sync(folder)
@@ -111,8 +112,3 @@ def _restored(change: Change, snapshot: Snapshot) -> int:
     change.last_versions = {name: version for name, version in last.items() if version > change.tenants[name].version}
     change.details = {"from_generation": snapshot.generation}
     return change.generation
-
-
-def _sync_all(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        sync(path)

@@ -80,10 +80,6 @@ class Change:
         self.tenants[tenant.id] = tenant
         self.last_versions.pop(tenant.id, None)
 
-    def replace(self, tenant: Tenant) -> None:
-        """Replaces a tenant's settings, within the same version."""
-        self.tenants[tenant.id] = tenant
-
     def roll_back(self, tenant_id: str) -> Tenant:
         """Returns a tenant to its version before, with the current keys and limits."""
         self.last_versions[tenant_id] = self.next_version(tenant_id) - 1
@@ -95,10 +91,6 @@ class Change:
     def remove(self, tenant_id: str) -> None:
         del self.tenants[tenant_id]
         self.last_versions.pop(tenant_id, None)
-        self.forget(tenant_id)
-
-    def forget(self, tenant_id: str) -> None:
-        """Forgets a tenant's version before, so that it cannot be rolled back."""
         self.before.pop(tenant_id, None)
 
     def new_uid(self) -> int:

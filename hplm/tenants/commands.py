@@ -13,8 +13,10 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeGuard, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
+from msgspec import UNSET, Meta
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -26,83 +28,134 @@ from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
 from hplm.tenants.exits import Exits
-from hplm.tenants.knowledge import Adapter, ExitKnowledge, Head, Knowledge
+from hplm.tenants.knowledge import ExitKnowledge, Knowledge
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS, NAME
 
 log = logging.getLogger(__name__)
 LARGEST = 256 << 20  # bytes of a tenant's tensors
-Default = TypeVar("Default")
+Word = Annotated[str, Meta(min_length=1)]
+Name = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
+Positive = Annotated[int, Meta(ge=1)]
+Form = TypeVar("Form")
+Stored = TypeVar("Stored", Calibration, Exits)
+
+
+class _Nothing(msgspec.Struct):
+    """The fields of a command that needs none. Each command ignores those that it does not know."""
+
+
+class _OfTenant(msgspec.Struct):
+    id: Name
+
+
+class _NewKey(_OfTenant):
+    days: Any = 0
+
+
+class _OfKey(_OfTenant):
+    key: Word
+
+
+class _OfDomain(msgspec.Struct):
+    name: Word
+
+
+class _NewDomain(_OfDomain):
+    version: Positive = 1
+
+
+_Limits = msgspec.defstruct("_Limits", [(name, Any, UNSET) for name in (*LIMITS, "homes")], bases=(_OfTenant,))
+
+
+class _Adapter(msgspec.Struct):
+    rank: Positive
+    kind: Word = "bottleneck"
+    places: Annotated[tuple[Word, ...], Meta(min_length=1)] | None = None
+    function: Word = "relu"
+
+
+class _Version(_OfTenant):
+    domain: Word
+    task: Word
+    domain_version: Positive = 1
+    labels: tuple[Word, ...] = ()  # in the order of the logits; a tenant that generates has none
+    tensors: Annotated[str, Meta(max_length=LARGEST * 4 // 3)] = ""
+    adapter: _Adapter | None = None
+    head_function: Word | None = None
+    calibration: dict[str, Any] | None = None
+    exits: dict[str, Any] | None = None
 
 
 class Commands:
     def __init__(self, manager: Manager, config: BackboneConfig) -> None:
         self._manager = manager
         self._config = config
-        self._known: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "tenant.list": self._list,
-            "tenant.show": self._show,
-            "tenant.add": lambda given: self._changed(manager.add(_name(given), self._knowledge(given))),
-            "tenant.update": lambda given: self._changed(manager.update(_name(given), self._knowledge(given))),
-            "tenant.rollback": lambda given: self._changed(manager.roll_back(_name(given))),
-            "tenant.delete": lambda given: self._changed(manager.delete(_name(given))),
-            "tenant.compact": lambda given: {"bytes": manager.compact()},
-            "tenant.limit": self._limit,
-            "tenant.key.add": self._add_key,
-            "tenant.key.revoke": self._revoke_key,
-            "domain.list": self._domains,
-            "domain.add": self._add_domain,
-            "domain.rollback": lambda given: self._changed(manager.roll_back_domain(_text(given, "name"))),
-            "domain.delete": lambda given: self._changed(manager.delete_domain(_text(given, "name"))),
-            "log": lambda given: {"changes": manager.registry.audit()},
+        self._known: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]]]] = {
+            "tenant.list": (_Nothing, lambda _: self._list()),
+            "tenant.show": (_OfTenant, self._show),
+            "tenant.add": (_Version, lambda given: self._changed(manager.add(given.id, self._knowledge(given)))),
+            "tenant.update": (_Version, lambda given: self._changed(manager.update(given.id, self._knowledge(given)))),
+            "tenant.rollback": (_OfTenant, lambda given: self._changed(manager.roll_back(given.id))),
+            "tenant.delete": (_OfTenant, lambda given: self._changed(manager.delete(given.id))),
+            "tenant.compact": (_Nothing, lambda _: {"bytes": manager.compact()}),
+            "tenant.limit": (_Limits, self._limit),
+            "tenant.key.add": (_NewKey, self._add_key),
+            "tenant.key.revoke": (_OfKey, self._revoke_key),
+            "domain.list": (_Nothing, lambda _: self._domains()),
+            "domain.add": (_NewDomain, self._add_domain),
+            "domain.rollback": (_OfDomain, lambda given: self._changed(manager.roll_back_domain(given.name))),
+            "domain.delete": (_OfDomain, lambda given: self._changed(manager.delete_domain(given.name))),
+            "log": (_Nothing, lambda _: {"changes": manager.registry.audit()}),
         }
 
     def run(self, command: str) -> str:
         try:
-            given = json.loads(command)
+            given = _read("a command", dict[str, Any], json.loads(command))
         except (ValueError, RecursionError) as error:  # deep ones
             raise InvalidInput(f'the command is not JSON ({error}): send JSON such as {{"command": "tenant.list"}}') from None
-        if not _is_object(given) or str(given.get("command")) not in self._known:
+        name = given.get("command")
+        if not isinstance(name, str) or name not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
         self._manager.registry.check_begun()
-        return json.dumps(self._known[given["command"]](given))
+        form, run = self._known[name]
+        return json.dumps(run(_read(name, form, given)))
 
-    def _list(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _list(self) -> dict[str, Any]:
         return {"tenants": [{"id": tenant.id, "version": tenant.version} for tenant in self._manager.current().tenants]}
 
-    def _show(self, given: dict[str, Any]) -> dict[str, Any]:
-        name = _name(given)
-        tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == name), None)
+    def _domains(self) -> dict[str, Any]:
+        return {"domains": [{"name": branch.domain, "version": branch.version} for branch in self._manager.current().branches]}
+
+    def _show(self, given: _OfTenant) -> dict[str, Any]:
+        tenant = next((tenant for tenant in self._manager.current().tenants if tenant.id == given.id), None)
         if tenant is None:
-            raise InvalidInput(f"tenant {name!r} is not served: `tenant.list` lists all tenants")
+            raise InvalidInput(f"tenant {given.id!r} is not served: `tenant.list` lists all tenants")
         return described(tenant)
 
     def _changed(self, change: Any) -> dict[str, Any]:
         """Waits until every reader has taken the change, and returns the answer."""
         return {**asdict(change), "late": self._manager.settle(change.generation)}
 
-    def _limit(self, given: dict[str, Any]) -> dict[str, Any]:
-        limits = {name: given[name] for name in (*LIMITS, "homes") if name in given}
-        self._manager.limit(_name(given), **limits)
-        return {"tenant": given["id"], **limits, "late": self._manager.settle_now()}
+    def _limit(self, given: Any) -> dict[str, Any]:
+        limits = {name: value for name in (*LIMITS, "homes") if (value := getattr(given, name)) is not UNSET}
+        self._manager.limit(given.id, **limits)
+        return {"tenant": given.id, **limits, "late": self._manager.settle_now()}
 
-    def _add_key(self, given: dict[str, Any]) -> dict[str, Any]:
-        secret, key = self._manager.add_key(_name(given), given.get("days", 0))
+    def _add_key(self, given: _NewKey) -> dict[str, Any]:
+        secret, key = self._manager.add_key(given.id, given.days)
         late = self._manager.settle_now()
-        return {"tenant": given["id"], "key": key.id, "secret": secret, "expires": key.expires, "late": late}
+        return {"tenant": given.id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
-    def _revoke_key(self, given: dict[str, Any]) -> dict[str, Any]:
-        dead = self._manager.revoke_key(_name(given), _text(given, "key"))
+    def _revoke_key(self, given: _OfKey) -> dict[str, Any]:
+        dead = self._manager.revoke_key(given.id, given.key)
         late = self._manager.settle_now()
-        return {"tenant": given["id"], "revoked": given["key"], "late": late, "dead_at": round(dead, 3)}
+        return {"tenant": given.id, "revoked": given.key, "late": late, "dead_at": round(dead, 3)}
 
-    def _domains(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {"domains": [{"name": branch.domain, "version": branch.version} for branch in self._manager.current().branches]}
-
-    def _add_domain(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _add_domain(self, given: _NewDomain) -> dict[str, Any]:
         """Adds a domain. A table is too large for a request, so it must already be in the state's `inbox/<name>/<version>`."""
-        name, version = _text(given, "name"), _whole_number(given, "version", 1)
+        name, version = given.name, given.version
         if self._manager.state is None:
             raise InvalidInput("a state in a bucket has no inbox: run `hplm domain add` where the store is")
         source = self._manager.state.folder / "inbox" / name / str(version)
@@ -116,59 +169,47 @@ class Commands:
             log.warning("the domain is served, but its copy in %s cannot be removed: %s", source, error)
         return self._changed(change)
 
-    def _knowledge(self, given: dict[str, Any]) -> Knowledge:
-        task = _text(given, "task")
-        check_backbone(task, self._config)
-        generates = find_task(task).generates
-        labels = [] if generates else _names(given, "labels")
-        tensors = {} if generates and _adapter(given) is None else _tensors(given)
+    def _knowledge(self, given: _Version) -> Knowledge:
+        check_backbone(given.task, self._config)
+        task = find_task(given.task)
+        labels = () if task.generates else given.labels
+        if not labels and not task.generates:
+            raise InvalidInput("'labels' is missing: send a list of names, in the order of the logits")
+        tensors = {} if task.generates and given.adapter is None else _tensors(given.tensors)
+        head = adapter = exits = None
+        if not task.generates:
+            layout = head_layout(self._config, len(labels), given.head_function)
+            head = layout, _layers(tensors, layout, ["head."])[0]
+        if (own := given.adapter) is not None:
+            layout = adapter_layout(self._config, own.kind, own.rank, own.places, own.function)
+            assert layout is not None  # its rank is positive
+            adapter = layout, _layers(tensors, layout, [f"adapter.{number}." for number in range(layout.layers)])
+        if given.exits is not None:
+            found, layout = _stored("exits", Exits.read, given.exits), exit_layout(self._config, task.exit_outputs(labels))
+            heads = _layers(tensors, layout, [f"exits.{number}." for number in range(layout.layers)])
+            exits = ExitKnowledge(found, layout, heads)
+        calibration = _stored("calibration", Calibration.read, given.calibration) if given.calibration is not None else None
         return Knowledge(
-            domain=_text(given, "domain"),
-            domain_version=_whole_number(given, "domain_version", 1),
-            task=task,
-            labels=tuple(labels),
-            head=None if generates else _given_head(given, self._config, tensors, len(labels)),
-            adapter=_given_adapter(given, self._config, tensors),
-            calibration=_calibration(given),
-            exits=_given_exits(given, self._config, task, labels),
+            given.domain, given.domain_version, given.task, labels, head, adapter, calibration=calibration, exits=exits
         )
 
 
-def _given_head(given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor], labels: int) -> Head:
-    layout = head_layout(config, labels, _word(given, "head_function", None))
-    return layout, _layers(tensors, layout, ["head."])[0]
-
-
-def _given_adapter(given: dict[str, Any], config: BackboneConfig, tensors: dict[str, Tensor]) -> Adapter | None:
-    adapter = _adapter(given)
-    if adapter is None:
-        return None
-    places = tuple(_names(adapter, "places")) if adapter.get("places") is not None else None
-    kind, function = _word(adapter, "kind", "bottleneck"), _word(adapter, "function", "relu")
-    layout = adapter_layout(config, kind, _whole_number(adapter, "rank"), places, function)
-    assert layout is not None  # its rank is positive
-    return layout, _layers(tensors, layout, [f"adapter.{number}." for number in range(layout.layers)])
-
-
-def _calibration(given: dict[str, Any]) -> Calibration | None:
-    if (stored := given.get("calibration")) is None:
-        return None
+def _read(command: str, form: type[Form], given: Any) -> Form:
+    """Returns the fields of a command. Raises InvalidInput that names the first field which is missing or wrong."""
     try:
-        return Calibration.read(stored)
-    except MISFITS as error:
-        raise InvalidInput(f"'calibration' is not that of a record ({error})") from None
+        return msgspec.convert(given, form)
+    except msgspec.ValidationError as error:
+        why, _, place = str(error).replace("`", "'").partition(" - at '$.")
+        named = f"{place[:-1]!r} is wrong: {why}" if place else why
+        raise InvalidInput(f"{command}: {named}. docs/operating.md lists the fields") from None
 
 
-def _given_exits(given: dict[str, Any], config: BackboneConfig, task: str, labels: Sequence[str]) -> ExitKnowledge | None:
-    if (stored := given.get("exits")) is None:
-        return None
+def _stored(field: str, read: Callable[[dict[str, Any]], Stored], given: dict[str, Any]) -> Stored:
+    """Reads what the header of a record file holds."""
     try:
-        exits = Exits.read(stored)
+        return read(given)
     except MISFITS as error:
-        raise InvalidInput(f"'exits' is not that of a record ({error})") from None
-    layout = exit_layout(config, find_task(task).exit_outputs(labels))
-    heads = _layers(_tensors(given), layout, [f"exits.{number}." for number in range(layout.layers)])
-    return ExitKnowledge(exits, layout, heads)
+        raise InvalidInput(f"{field!r} is not that of a record ({error})") from None
 
 
 def _layers(tensors: dict[str, Tensor], layout: Layout, begins: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -191,64 +232,8 @@ def _layers(tensors: dict[str, Tensor], layout: Layout, begins: Sequence[str]) -
     return layers
 
 
-def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
-    text = _text(given, "tensors")
-    if len(text) > LARGEST * 4 // 3:
-        raise InvalidInput(f"'tensors' has {len(text):,} characters: send at most {LARGEST:,} bytes of tensors for a tenant")
+def _tensors(text: str) -> dict[str, Tensor]:
     try:
         return load(base64.b64decode(text, validate=True))
     except (ValueError, KeyError, SafetensorError) as error:  # KeyError: a type that torch does not have
         raise InvalidInput(f"'tensors' is not a safetensors file in base64: {error}") from None
-
-
-def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
-
-
-def _name(given: dict[str, Any]) -> str:
-    name = _text(given, "id")
-    if not NAME.fullmatch(name):
-        raise InvalidInput(
-            f"tenant id {name!r} is invalid: use 1-64 lower-case letters, digits, '.', '_' and '-', and begin with a letter "
-            "or digit"
-        )
-    return name
-
-
-def _text(given: dict[str, Any], field: str) -> str:
-    value = given.get(field)
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"{given['command']} needs {field!r}: send a string that is not empty")
-    return value
-
-
-def _word(given: dict[str, Any], field: str, otherwise: Default) -> str | Default:
-    value = given.get(field)
-    if value is not None and not isinstance(value, str):
-        raise InvalidInput(f"{field!r} is {value!r}: send a name")
-    return otherwise if value is None else value
-
-
-def _adapter(given: dict[str, Any]) -> dict[str, Any] | None:
-    value: Any = given.get("adapter")
-    if value is not None and not _is_object(value):
-        raise InvalidInput('\'adapter\' is not an object: send one such as {"kind": "bottleneck", "rank": 32}')
-    return value
-
-
-def _names(given: dict[str, Any], field: str) -> list[str]:
-    value: Any = given.get(field)
-    if not _is_list(value) or not value or not all(isinstance(name, str) and name for name in value):
-        raise InvalidInput(f"{field!r} must be a list of names" + (", in the order of the logits" if field == "labels" else ""))
-    return value
-
-
-def _whole_number(given: dict[str, Any], field: str, otherwise: int | None = None) -> int:
-    value = given.get(field, otherwise)
-    if type(value) is not int or value < 1:  # not isinstance: in Python, True is an int too
-        raise InvalidInput(f"{field!r} is {value!r}: send a positive whole number")
-    return value

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
+from hplm.errors import HplmError, InvalidInput, NoTenant
 from hplm.registry.folder import Folder
-from hplm.registry.pointer import Pointer
-from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Place, Remote, Store, local, not_begun, opened
+from hplm.registry.pointer import read_current
+from hplm.registry.store import Absent, Place, Remote, Store, local, not_begun, opened
 from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror
-from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
 
 log = logging.getLogger(__name__)
@@ -96,8 +96,8 @@ class _Newest:
     """The newest snapshot of one backbone."""
 
     def __init__(self, exported: Path, store: Store | None) -> None:
-        self.snapshot = filtered(Snapshot.load(exported), exported.parent)
-        self._folder = exported.parent
+        self._exported, self._folder = Snapshot.load(exported), exported.parent
+        self.snapshot = filtered(self._exported, self._folder)
         self._store = store
         self._tag: object = None  # of the CURRENT that was read last
         self.refresh()
@@ -106,18 +106,13 @@ class _Newest:
         if self._store is None:
             return
         try:
-            found = self._store.current(self._tag)
+            found = read_current(self._store, self._tag)
         except Absent:
             raise not_begun(self._store) from None
         if found is None:
             return
-        pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
-        if pointer.generation != self.snapshot.generation:
-            name = f"{SNAPSHOTS}/{pointer.snapshot}"
-            newest = Snapshot.read(self._store.get(name), f"{self._store}/{name}", "restore the state")
-            if newest.export != self.snapshot.export:
-                raise Broken(f"{self._store} belongs to another export: serve it with the repository that it was made for")
-            self.snapshot = filtered(newest, self._folder)
+        if found[0].generation != self.snapshot.generation:
+            self.snapshot = filtered(newest_of(self._store, found[0], self._exported), self._folder)
         self._tag = found[1]
 
 

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from hplm.adapters.record import Record
 from hplm.levels.calibration import INTERVAL, TEMPERATURE, Calibration
 
 MOST_PLANS = 16  # each request looks at all of them
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
 class Plan:
     """When texts leave, and what was found where that was chosen."""
 
-    exit: int | None  # where they may leave; None: nowhere
-    threshold: float  # how sure an answer must be
-    leaves: float  # the share of all texts that leaves
-    agrees: float  # the share of these that have the full stack's answer
-    cost: float  # the share of the layers' work that is left
-
-    def check(self, exits: int) -> None:
-        """Raises TypeError if it is not a plan for so many exits."""
-        shares = self.threshold, self.leaves, self.agrees, self.cost
-        is_exit = self.exit is None or (type(self.exit) is int and 0 <= self.exit < exits)
-        if not is_exit or not all(_is_number(share) and 0 <= share <= 1 for share in shares) or not self.cost:
-            raise TypeError(f"{self} is not a plan for {exits} exits")
+    exit: Annotated[int, Meta(ge=0)] | None  # where they may leave; None: nowhere
+    threshold: Share  # how sure an answer must be
+    leaves: Share  # the share of all texts that leaves
+    agrees: Share  # the share of these that have the full stack's answer
+    cost: Annotated[float, Meta(gt=0, le=1)]  # the share of the layers' work that is left
 
 
 @dataclass(frozen=True)
@@ -38,17 +34,13 @@ class Exits:
 
     record: Record | None  # its layer k has the head of exit k; None where the weights are not yet in a record file
     calibrations: tuple[Calibration, ...]  # of each exit's logits
-    plans: tuple[Plan, ...]  # the dearest first; cheaper ones are for load
+    plans: Annotated[tuple[Plan, ...], Meta(min_length=1, max_length=MOST_PLANS)]  # the dearest first; cheaper: for load
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Exits:
         """Reads what `asdict` has written. Raises TypeError, KeyError or ValueError if something is missing or wrong."""
-        record = stored["record"]
-        exits = cls(
-            record=Record(**record) if record is not None else None,
-            calibrations=tuple(Calibration.read(one) for one in stored["calibrations"]),
-            plans=tuple(Plan(**one) for one in stored["plans"]),
-        )
+        calibrations = tuple(Calibration.read(one) for one in stored["calibrations"])
+        exits = replace(msgspec.convert(stored, cls), calibrations=calibrations)
         exits.check()
         return exits
 
@@ -60,19 +52,9 @@ class Exits:
         kind = INTERVAL if is_number else TEMPERATURE
         return all(calibration.kind == kind and calibration.suits(labels) for calibration in self.calibrations)
 
-    def described(self) -> dict[str, Any]:
-        """Returns what `read` takes."""
-        return asdict(self)
-
     def check(self) -> None:
         """Raises TypeError if its parts do not belong together."""
-        if not 1 <= len(self.plans) <= MOST_PLANS:
-            raise TypeError(f"exits have {len(self.plans)} plans, not 1 to {MOST_PLANS}")
-        for plan in self.plans:
-            plan.check(len(self.calibrations))
+        if any(plan.exit is not None and plan.exit >= len(self.calibrations) for plan in self.plans):
+            raise TypeError(f"a plan has an exit beyond the {len(self.calibrations)} that there are")
         if not all(before.cost >= after.cost for before, after in pairwise(self.plans)):
             raise TypeError("the plans of exits do not get cheaper")
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]

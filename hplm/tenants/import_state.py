@@ -180,7 +180,7 @@ class _Import:
 
     def _branches(self, change: Change, tables: list[dict[str, Any]]) -> Iterator[Branch]:
         """Yields the tables that were served: those of the export, and those that get into the registry now."""
-        exported = {(branch.domain, branch.version): branch for branch in self._manager.exported.branches}
+        exported = {branch.place: branch for branch in self._manager.exported.branches}
         for entry in tables:
             place = entry["domain"], entry["version"]
             where = Path(EXPORTED_TABLES, place[0], str(place[1]))

@@ -72,7 +72,7 @@ class Knowledge:
             size = size_for(layout.size)
             parts[name] = replace(layout, size=size), [grown(layer, size) for layer in layers]
         calibration = asdict(self.calibration) if self.calibration is not None else None
-        exits = self.exits.exits.described() if self.exits is not None else None
+        exits = asdict(self.exits.exits) if self.exits is not None else None
         tenant = {
             "domain": self.domain, "domain_version": self.domain_version, "task": self.task, "labels": self.labels,
             "calibration": calibration, "exits": exits,
@@ -157,7 +157,7 @@ class Knowledge:
                 f"tenant {tenant_id!r} has {size} labels and a calibration of another number: calibrate it again"
             )
         branch = (self.domain, self.domain_version)
-        if branch not in {(branch.domain, branch.version) for branch in branches}:
+        if branch not in {branch.place for branch in branches}:
             raise InvalidInput(
                 f"tenant {tenant_id!r} needs version {branch[1]} of domain {branch[0]!r}, which is not served: "
                 "add it with `hplm domain add` or `hplm domain update`"

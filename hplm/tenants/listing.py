@@ -71,12 +71,12 @@ def served_branches(repository: Path, state: Place | None = None, backbone: str 
     folder = exported_folder(repository, backbone)
     manager = Manager(folder, state) if state is not None else None
     snapshot = manager.current() if manager is not None else Snapshot.load(folder / EXPORTED_TENANTS)
-    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in snapshot.tenants)
+    tenants = Counter(tenant.place for tenant in snapshot.tenants)
     rows: list[dict[str, Any]] = []
-    for branch in sorted(snapshot.branches, key=lambda one: (one.domain, one.version)):
+    for branch in sorted(snapshot.branches, key=lambda one: one.place):
         exported = folder / EXPORTED_TABLES / branch.folder / "meta.json"
         meta = manager.tables.meta(branch) if manager is not None else TableMeta.load(exported)
-        rows.append(branch_row(meta, tenants[branch.domain, branch.version]))
+        rows.append(branch_row(meta, tenants[branch.place]))
     return rows
 
 

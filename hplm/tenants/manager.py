@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,10 +41,10 @@ class DomainChange:
     generation: int
     domain: str
     version: int
-    moved: list[str]
-    waiting: list[str]  # tenants that were tuned again, but are held back by the canary share
-    behind: list[str]  # tenants on an older version that were not tuned again
-    removed: list[str]  # tables that no tenant needs any more
+    moved: Sequence[str] = ()
+    waiting: Sequence[str] = ()  # tenants that were tuned again, but are held back by the canary share
+    behind: Sequence[str] = ()  # tenants on an older version that were not tuned again
+    removed: Sequence[str] = ()  # tables that no tenant needs any more
 
 
 class Manager:
@@ -54,7 +55,7 @@ class Manager:
         self.exported = Snapshot.load(folder / EXPORTED_TENANTS)
         place = state / folder.parent.name
         self.state = State(place, clock) if isinstance(place, Path) else None  # there servers say what they have taken
-        self.registry = Registry(opened(place), self.exported, clock)
+        self.registry = Registry(opened(place, clock), self.exported, clock)
         self.tables = Tables(folder, self.registry.store)
 
     @classmethod
@@ -130,7 +131,7 @@ class Manager:
 
         def edit(change: Change) -> None:
             tenant = _known(change, tenant_id)
-            change.replace(replace(tenant, keys=(*tenant.keys, key)))
+            change.tenants[tenant_id] = replace(tenant, keys=(*tenant.keys, key))
             change.details = {"tenant": tenant_id, "key": key.id}
 
         self.registry.change("tenant key add", edit)
@@ -141,7 +142,7 @@ class Manager:
 
         def edit(change: Change) -> None:
             tenant = _known(change, tenant_id)
-            change.replace(replace(tenant, keys=without(tenant.keys, key_id, tenant_id)))
+            change.tenants[tenant_id] = replace(tenant, keys=without(tenant.keys, key_id, tenant_id))
             change.details = {"tenant": tenant_id, "key": key_id}
 
         try:
@@ -165,10 +166,9 @@ class Manager:
                     f"tenant {tenant_id!r} has the task {tenant.task}, and its answers have no tokens: {promises[0]!r} is only "
                     "for tenants that generate text; give 'deadline_us' for whole answers"
                 )
-            tenant = replace(tenant, **limits)
-            change.replace(tenant)
+            change.tenants[tenant_id] = replace(tenant, **limits)
             change.details = {"tenant": tenant_id, **limits}
-            return tenant
+            return change.tenants[tenant_id]
 
         return self.registry.change("tenant limit", edit)
 
@@ -185,7 +185,7 @@ class Manager:
             def edit(change: Change) -> DomainChange:
                 self.tables.check_arrival(name, version, source, change.branches)
                 change.add_branch(name, version, put[name, version], table.size)
-                return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+                return self.close(change, DomainChange(change.generation, name, version))
 
             return self.registry.change("domain add", edit)
 
@@ -200,12 +200,12 @@ class Manager:
                 if before.domain == name
                 and before.domain_version < version
                 and (tenant := change.tenants.get(tenant_id)) is not None
-                and (tenant.domain, tenant.domain_version) == (name, version)
+                and tenant.place == (name, version)
             ]
             if not back:
                 raise InvalidInput(f"domain {name!r} cannot be rolled back: none of its tenants has an older version")
             to = {change.roll_back(tenant_id).domain_version for tenant_id in back}
-            return self.close(change, DomainChange(change.generation, name, max(to), sorted(back), [], [], []))
+            return self.close(change, DomainChange(change.generation, name, max(to), sorted(back)))
 
         return self.registry.change("domain rollback", edit)
 
@@ -222,9 +222,8 @@ class Manager:
                 more = f" and {len(users) - 5} more" if len(users) > 5 else ""
                 raise InvalidInput(f"domain {name!r} is in use by {', '.join(sorted(users)[:5])}{more}: delete those first")
             change.branches = [branch for branch in change.branches if branch.domain != name]
-            for tenant_id in [tenant_id for tenant_id, before in change.before.items() if before.domain == name]:
-                change.forget(tenant_id)
-            return self.close(change, DomainChange(change.generation, name, version, [], [], [], []))
+            change.before = {tenant_id: before for tenant_id, before in change.before.items() if before.domain != name}
+            return self.close(change, DomainChange(change.generation, name, version))
 
         return self.registry.change("domain delete", edit)
 

@@ -27,10 +27,10 @@ from hplm.plot.room import check_room
 from hplm.plot.table import TableMeta
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
-from hplm.registry.pointer import Pointer, Source
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Away, Store
+from hplm.registry.pointer import Pointer, Source, read_current
+from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Store
 from hplm.tenants.assembly import Place, assemble
-from hplm.tenants.snapshot import NAME, Snapshot, files_of
+from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
 
 log = logging.getLogger(__name__)
@@ -93,10 +93,9 @@ class Mirror:
         if not self._is_mine():
             return
         asked = lease.boot_time()
-        found = self._store.current(self._tag)
+        found = read_current(self._store, self._tag)
         if found is not None:
-            pointer = Pointer.read(found[0], f"{self._store}/{CURRENT}")
-            self._wanted, self._tag = (pointer, self._read(pointer)), found[1]
+            self._wanted, self._tag = (found[0], self._read(found[0])), found[1]
             self.is_whole = False
             self._broken.clear()
         assert self._wanted is not None  # without it there was no tag
@@ -135,15 +134,11 @@ class Mirror:
         local = self._state.pointer()
         if local is not None:
             self._check_same(pointer, local)
-        if not pointer.generation:
-            return self._exported
-        name = f"{SNAPSHOTS}/{pointer.snapshot}"
-        place = f"{self._store}/{name}"
-        snapshot = Snapshot.read(self._store.get(name), place, "use one version of hplm everywhere")
-        if snapshot.export != self._exported.export:
-            raise InvalidInput(f"{place} belongs to another export than the repository here: serve that one")
+        snapshot = newest_of(self._store, pointer, self._exported)
         if snapshot.generation != pointer.generation or not all(NAME.fullmatch(branch.domain) for branch in snapshot.branches):
-            raise Broken(f"{place} is not the snapshot of generation {pointer.generation}: restore the registry")
+            raise Broken(
+                f"{self._store} has another snapshot than that of generation {pointer.generation}: restore the registry"
+            )
         return snapshot
 
     def _check_same(self, pointer: Pointer, local: Pointer) -> None:
@@ -295,9 +290,8 @@ class _Tables:
                 self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
                 log.error("table %s cannot be brought: %s", branch.folder, error)
                 with self._change:
-                    self._wanted = [*self._wanted[1:], *self._wanted[:1]]
-                    if not self._ended:  # else nobody would wake it
-                        self._change.wait(LATER)
+                    later = self._wanted = [*self._wanted[1:], *self._wanted[:1]]
+                    self._change.wait_for(lambda later=later: self._ended or self._wanted is not later, LATER)
 
     def _bring(self, branch: Branch) -> None:
         whole, arriving = self._state.tables / branch.folder, self._state.folder / "arriving" / branch.folder

@@ -25,9 +25,8 @@ from hplm.clock import Clock
 from hplm.errors import MISFITS, Broken, HplmError, InvalidInput, OutOfCapacity
 from hplm.options import LEASE_SECONDS
 from hplm.registry.folder import WRITING
-from hplm.registry.pointer import Pointer, begin, is_begun
+from hplm.registry.pointer import Pointer, begin, is_begun, read_current
 from hplm.registry.store import (
-    CURRENT,
     RECORDS,
     SNAPSHOTS,
     TABLES,
@@ -41,7 +40,7 @@ from hplm.registry.store import (
     opened,
 )
 from hplm.tenants.change import Change, Kept, begun
-from hplm.tenants.snapshot import Ledger, Snapshot, files_of
+from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS
 
 log = logging.getLogger(__name__)
@@ -176,21 +175,12 @@ class Registry:
         return sum(found.size for found in gone)
 
     def at(self, pointer: Pointer) -> Snapshot:
-        if not pointer.generation:
-            return self.exported
-        name = f"{SNAPSHOTS}/{pointer.snapshot}"
-        try:
-            snapshot = Snapshot.read(self.store.get(name), f"{self.store}/{name}", "restore the state")
-        except Absent as error:
-            raise Broken(f"{error}: restore the state") from None
-        if snapshot.export != self.exported.export:
-            raise Broken(f"{self.store} belongs to another export: name its own repository, or an empty --state")
-        return snapshot
+        return newest_of(self.store, pointer, self.exported)
 
     def _seen(self) -> tuple[Pointer, Any]:
-        found = self.store.current()
+        found = read_current(self.store)
         assert found is not None  # only a tag that was seen may still be the newest
-        return Pointer.read(found[0], f"{self.store}/{CURRENT}"), found[1]
+        return found
 
     def _publish(self, pointer: Pointer, tag: Any, after: Snapshot) -> bool:
         """Returns whether this is the newest generation now. Another manager may have been faster."""

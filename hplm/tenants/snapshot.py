@@ -21,6 +21,8 @@ from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import KINDS, Calibration
 from hplm.plot.branch import Branch
+from hplm.registry.pointer import Pointer
+from hplm.registry.store import SNAPSHOTS, Absent, Store
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
@@ -98,6 +100,11 @@ class Tenant:
         if self.students is not None:
             return tuple(team.cost for team in self.students.teams)
         return tuple(plan.cost for plan in self.exits.plans) if self.exits is not None else (1.0,)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The table that it reads first: its domain and version."""
+        return self.domain, self.domain_version
 
     @property
     def has_quotas(self) -> bool:
@@ -219,6 +226,20 @@ class Snapshot:
         except (msgspec.ValidationError, TypeError, UnicodeDecodeError) as error:
             raise Broken(f"{place} does not describe tenants and tables ({error}): {way_out}") from None
         return cls(stored.generation, stored.tables, tenants, stored.export, ledger)
+
+
+def newest_of(store: Store, pointer: Pointer, exported: Snapshot) -> Snapshot:
+    """Returns the snapshot that CURRENT names, of the registry of an export."""
+    if not pointer.generation:
+        return exported
+    name = f"{SNAPSHOTS}/{pointer.snapshot}"
+    try:
+        snapshot = Snapshot.read(store.get(name), f"{store}/{name}", "restore the state, or use one version of hplm")
+    except Absent as error:
+        raise Broken(f"{error}: restore the state") from None
+    if snapshot.export != exported.export:
+        raise InvalidInput(f"{store} belongs to another export: name the repository that it was made for, or an empty --state")
+    return snapshot
 
 
 def files_of(tenants: Iterable[Tenant]) -> set[str]:

@@ -13,11 +13,10 @@ from hplm.plot.branch import Branch
 from hplm.plot.room import bytes_in
 from hplm.plot.table import Table, TableMeta
 from hplm.registry.store import TABLES, Absent, Busy, Store
+from hplm.tenants.assembly import Place
 from hplm.tenants.change import Change
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TABLES
-
-Place = tuple[str, int]  # a domain and its version
 
 
 class Tables:
@@ -39,7 +38,7 @@ class Tables:
     def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
         """Raises if a folder does not contain this table, or if the table does not fit the served tables."""
         meta = Table(source).meta
-        here = {(branch.domain, branch.version) for branch in branches}
+        here = {branch.place for branch in branches}
         if (name, version) in here or (meta.domain, meta.version) != (name, version):
             raise InvalidInput(
                 f"{source} is version {meta.version} of domain {meta.domain!r}, which is served already or was not requested: "
@@ -92,8 +91,8 @@ class Tables:
 
         No tenant needs them, now or after a rollback, and no needed table falls back to them.
         """
-        known = {(branch.domain, branch.version): branch for branch in change.branches}
-        needed = {(tenant.domain, tenant.domain_version) for tenant in (*change.tenants.values(), *change.before.values())}
+        known = {branch.place: branch for branch in change.branches}
+        needed = {tenant.place for tenant in (*change.tenants.values(), *change.before.values())}
         newest: dict[str, int] = defaultdict(int)
         for branch in change.branches:
             newest[branch.domain] = max(newest[branch.domain], branch.version)
@@ -103,7 +102,7 @@ class Tables:
             while step is not None:
                 needed.add(step)
                 step = self.meta(known[step]).parent_branch
-        return [branch for branch in change.branches if (branch.domain, branch.version) not in needed]
+        return [branch for branch in change.branches if branch.place not in needed]
 
     def _read(self, branch: Branch, file: str) -> bytes:
         if (path := self._exported / branch.folder / file).is_file():

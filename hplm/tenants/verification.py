@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hplm.adapters.layout import Layout
@@ -58,7 +59,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
             )
     parts: list[Part] = []
     states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
-    if state is not None and not any(_is_begun(live) for live in states.values()):
+    if state is not None and not any(live.current_file.exists() for live in states.values()):
         places = ", ".join(str(live.folder) for live in states.values()) or state
         raise InvalidInput(
             f"{state} contains no live state: CURRENT is in none of {places}. Name the folder of "
@@ -72,20 +73,16 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
         files = [folder / name for name in (EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER)]
         parts += [Part("file", file, check_file) for file in files]
         snapshots = [folder / EXPORTED_TENANTS]
-        if live is not None and _is_begun(live):
-            parts.append(Part("file", live.current_file, _check_pointer(live)))
+        if live is not None and live.current_file.exists():
+            parts.append(Part("file", live.current_file, partial(_check_pointer, live)))
             try:
                 pointer = live.pointer()
             except HplmError:  # its own check reports it
                 pointer = None
             if pointer is not None and pointer.generation:  # older snapshots may name files that were removed
                 snapshots.append(live.snapshots / pointer.snapshots[pointer.generation])
-        parts += [Part("snapshot", snapshot, _check_snapshot(folder, live)) for snapshot in snapshots]
+        parts += [Part("snapshot", snapshot, partial(_check_snapshot, folder, live)) for snapshot in snapshots]
     return parts
-
-
-def _is_begun(live: State) -> bool:
-    return live.current_file.exists()
 
 
 def versions(folder: Path) -> list[Path]:
@@ -134,38 +131,31 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         yield f"cannot read file {path}: {error}"
 
 
-def _check_pointer(live: State) -> Callable[[Path, Progress], Iterator[str]]:
-    def check(path: Path, progress: Progress) -> Iterator[str]:
-        try:
-            live.pointer()
-        except HplmError as error:
-            yield f"file {error}"
-
-    return check
+def _check_pointer(live: State, path: Path, progress: Progress) -> Iterator[str]:
+    try:
+        live.pointer()
+    except HplmError as error:
+        yield f"file {error}"
 
 
-def _check_snapshot(folder: Path, live: State | None) -> Callable[[Path, Progress], Iterator[str]]:
+def _check_snapshot(folder: Path, live: State | None, path: Path, progress: Progress) -> Iterator[str]:
     """Checks that the tables of a snapshot exist, and that all records of its tenants are as it says."""
-
-    def check(path: Path, progress: Progress) -> Iterator[str]:
-        try:
-            snapshot = Snapshot.load(path)
-        except (HplmError, OSError) as error:
-            yield f"snapshot {path}: {error}"
-            return
-        roots = [folder / EXPORTED_TABLES] + ([live.tables] if live else [])
-        for branch in snapshot.branches:
-            if not any((root / branch.folder / "meta.json").exists() for root in roots):
-                yield f"snapshot {path}: table {branch.folder} is missing in {', '.join(map(str, roots))}"
-        records = Records(*(place / RECORDS for place in (folder, *([live.folder] if live else []))))
-        for tenant in (*snapshot.tenants, *snapshot.ledger.before):
-            for record in tenant.records():
-                try:
-                    records.read(record, Layout.of(record.layout).empty())
-                except HplmError as error:
-                    yield f"tenant {tenant.id}: {error}"
-
-    return check
+    try:
+        snapshot = Snapshot.load(path)
+    except (HplmError, OSError) as error:
+        yield f"snapshot {path}: {error}"
+        return
+    places = [folder, *([live.folder] if live is not None else [])]
+    for branch in snapshot.branches:
+        if not any((place / EXPORTED_TABLES / branch.folder / "meta.json").exists() for place in places):
+            yield f"snapshot {path}: table {branch.folder} is missing in {' and '.join(map(str, places))}"
+    records = Records(*(place / RECORDS for place in places))
+    for tenant in (*snapshot.tenants, *snapshot.ledger.before):
+        for record in tenant.records():
+            try:
+                records.read(record, Layout.of(record.layout).empty())
+            except HplmError as error:
+                yield f"tenant {tenant.id}: {error}"
 
 
 def _named(kind: str, numbers: list[int]) -> str:

@@ -60,16 +60,6 @@ def test_adapters_equal_a_loop_over_rows(layout):
     assert touched == {at for at in WIDTHS if at in layout.maps}
 
 
-def test_an_adapter_can_be_trained_and_does_not_change_its_input():
-    layout, groups = Layout("bottleneck", 3, 8, 1, ("attention_out", "ffn_out"), 12), Tiles(np.zeros(5), torch.device("cpu"))
-    weights = {name: tensor[:1].clone().requires_grad_() for name, tensor in drawn(layout).items()}
-    after = torch.randn(5, 8)
-    kept = after.clone()
-    layout.adapt(ATTENTION_OUT, torch.randn(5, 8), after, groups, weights).sum().backward()
-    assert torch.equal(after, kept)
-    assert all((tensor.grad is not None) == name.startswith("attention_out/") for name, tensor in weights.items())
-
-
 class Late:
     """The mark of weights that are NaN until somebody waits for it."""
 

@@ -112,27 +112,22 @@ def permuted(weight, heads):
 def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors=lambda name: True, **more):
     config, state = model.config, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(POSITIONS)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model(kind)
-    writer.add_tokenizer_pre(pre)
+    sizes = {
+        "context_length": POSITIONS, "embedding_length": config.hidden_size, "block_count": LAYERS,
+        "feed_forward_length": config.intermediate_size, "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads, "key_length": config.head_dim, "rope_dimension_count": config.head_dim,
+        "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
+        "tokenizer_model": kind, "tokenizer_pre": pre, "bos_token_id": START, "eos_token_id": END,
+        "chat_template": "{{ messages }}",
+    }  # fmt: skip
+    for name, value in sizes.items():
+        getattr(writer, f"add_{name}")(value)
     known = json.loads(byte_tokenizer_json(VOCABULARY))
     letters = sorted(known["model"]["vocab"], key=known["model"]["vocab"].get)
     special = [token["content"] for token in known["added_tokens"]][:-1]
     writer.add_token_list([*letters, *special, "he"])
     writer.add_token_types([1] * len(letters) + [3] * len(special) + [1])
     writer.add_token_merges(["h e"])
-    writer.add_bos_token_id(START)
-    writer.add_eos_token_id(END)
-    writer.add_chat_template("{{ messages }}")
     for name, value in more.items():
         writer.add_string(name.replace("__", "."), value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)

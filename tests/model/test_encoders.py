@@ -9,6 +9,7 @@ import torch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
+from hplm.model.stacks import through
 from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
 from hplm.tasks import find_task
 from tests.support.families import FAMILIES, LENGTH, bytes_of_words, save_family, unigram
@@ -30,13 +31,8 @@ def states(checkpoint, encoded):
     sums = sums + weights["embeddings.position_embeddings.weight"][: len(sums)]
     sums = sums + weights["embeddings.token_type_embeddings.weight"][encoded.segments.astype(int)]
     norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
-    x, attend = (
-        torch.nn.functional.layer_norm(sums, sums.shape[1:], *norm, checkpoint.config.norm_eps),
-        PackedAttention([len(sums)], 3),
-    )
-    for layer in layers:
-        x = layer(x, attend)
-    return x
+    x = torch.nn.functional.layer_norm(sums, sums.shape[1:], *norm, checkpoint.config.norm_eps)
+    return through(layers, x, PackedAttention([len(sums)], 3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,6 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import TIMEOUT_MAX, Thread
 
 import pytest
 
@@ -18,7 +17,7 @@ from hplm.tenants.authorize import admit
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.directory import Directory
 from hplm.tenants.manager import Manager
-from hplm.tenants.mirror import BEGINNING_SECONDS, Mirror
+from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import files_of
 from hplm.tenants.state import State
 from testing.bucket import bucket
@@ -190,42 +189,12 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
     assert len(asked) == len(set(asked)) + 1  # one was asked for twice
 
 
-def test_a_copy_that_is_closed_while_a_table_fails_tries_it_no_more(far, monkeypatch):
-    """Its thread must see the end before it waits, or the server ends only when it would have tried again."""
-    monkeypatch.setattr("hplm.tenants.mirror.LATER", TIMEOUT_MAX)
-    closing = Thread(target=far.mirror.close)
-    far.mirror.begin()
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
-
-    def fails(name):
-        if name.startswith("plot"):
-            closing.start()
-            eventually(lambda: far.mirror._tables._ended)
-            raise Away("the network is slow")
-
-    far.store.fault = fails
-    far.mirror.look()
-    eventually(lambda: far.mirror._tables._ended)
-    closing.join(60)
-    assert not closing.is_alive(), "the copy still waits to try its table again"
-    far.mirror = far.started()
-
-
-class Boot:
-    """The time since the machine was started. It moves when a test says so, and by `step` whenever somebody looks at it."""
-
-    def __init__(self, monkeypatch):
-        self.now, self.step = lease.boot_time(), 0.0
-        monkeypatch.setattr(lease, "boot_time", self)
-
-    def __call__(self):
-        self.now += self.step
-        return self.now
-
-
 @pytest.fixture
 def boot(monkeypatch):
-    return Boot(monkeypatch)
+    """The time since the machine was started, which only a test moves."""
+    clock = Clock(lease.boot_time())
+    monkeypatch.setattr(lease, "boot_time", clock.monotonic)
+    return clock
 
 
 def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_when_it_ends(far, boot):
@@ -234,18 +203,16 @@ def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_wh
     far.mirror.begin()
     far.assert_same()
     far.manager.limit("two", rate=1.0)
-    boot.now += 1
+    boot.seconds += 1
     other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"))
     with ThreadPoolExecutor(1) as pool:
         beginning = pool.submit(other.begin)
         assert wait([beginning], timeout=0.2).not_done  # it would serve an old copy
-        boot.now += 1
+        boot.seconds += 1
         far.mirror.look()
         beginning.result(60)
     far.assert_same()
-    boot.step = BEGINNING_SECONDS
-    other.begin()  # where the registry is away
-    boot.step = 0.0
+    Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"), boot).begin()  # where the registry is away
     far.manager.delete("two")
     other.look()
     assert far.backbone().view.snapshot.find("two")
@@ -309,7 +276,7 @@ def test_after_the_lease_keyed_tenants_are_refused_and_others_served(export, tmp
         assert Directory(export.repository, place).snapshots()[0].find("zero").keys
         server.stop()
         for passed, refused in ((39.0, False), (2.0, True)):
-            boot.now += passed
+            boot.seconds += passed
             with pytest.raises(Away):
                 look()
             assert backbone.age > 38 and asked(backbone, "one") == "one"
@@ -335,13 +302,13 @@ def test_a_key_is_dead_everywhere_when_revoke_says(export, tmp_path, boot):
     backbone, began = export.read(tmp_path), time.time()
     dead = manager.revoke_key("zero", key.id)
     assert began + 40 <= dead <= time.time() + 40
-    boot.now += 39.999
+    boot.seconds += 39.999
     assert asked(backbone, "zero", secret) == "zero"
     current = tmp_path / "toy/CURRENT"
     current.rename(tmp_path / "away")
     with pytest.raises(InvalidInput):
         backbone.refresh()
-    boot.now += dead - began - 39.998
+    boot.seconds += dead - began - 39.998
     with pytest.raises(Draining):
         asked(backbone, "zero", secret)
     (tmp_path / "away").rename(current)

@@ -1,12 +1,10 @@
 """What a folder and a bucket promise alike: CURRENT is overwritten by who has seen it, and other objects have one content."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from hplm.errors import Broken, InvalidInput
 from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
+from hplm.registry.store import Absent, Conflict, Remote, local, opened, place_of
 from testing.bucket import bucket
 from tests.support.message import refusing
 
@@ -33,25 +31,6 @@ def test_only_who_has_seen_current_overwrites_it(place):
     with pytest.raises(Conflict):
         one.swap(b"3", seen)
     assert one.current(seen)[0] == b"2"
-
-
-def test_of_many_who_swap_at_once_one_wins_each_time(place):
-    stores = [opened(place) for _ in range(4)]
-    stores[0].swap(b"0", None)
-
-    def count(store):
-        for _ in range(5):
-            while True:
-                content, seen = store.current()
-                try:
-                    store.swap(str(int(content) + 1).encode(), seen)
-                    break
-                except Conflict:
-                    continue
-
-    with ThreadPoolExecutor(len(stores)) as threads:
-        list(threads.map(count, stores))
-    assert stores[0].current()[0] == b"20"
 
 
 def test_objects_are_put_listed_copied_and_deleted(place, tmp_path):
@@ -82,17 +61,9 @@ def test_a_registry_is_begun_once_and_not_where_one_is_lost(place):
     assert begin(store, anew=True)
 
 
-def test_a_bucket_that_is_away_and_one_that_does_not_exist():
-    with bucket() as server:
-        store = opened(place_of("s3://bucket/toy"))
-        begin(store)
-        server.stop()
-        with refusing(Away, "s3://bucket/toy/CURRENT"):
-            store.current()
-        server.go_on()
-        assert store.current()
-        with refusing(Absent, "s3://none/toy/CURRENT"):
-            opened(place_of("s3://none/toy")).current()
+def test_a_bucket_that_does_not_exist_is_named():
+    with bucket(), refusing(Absent, "s3://none/toy/CURRENT"):
+        opened(place_of("s3://none/toy")).current()
 
 
 def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
@@ -107,14 +78,10 @@ def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
 
 
 NONE, BELOW = (f'{{"generation": {number}, "lineage": "a"}}'.encode() for number in (1, -1))
+NOTHING = [(content, Broken, "restore the state") for content in (b"", b"null", b"{}", NONE, BELOW)]
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"{}", NONE, BELOW])
-def test_a_current_that_says_nothing_is_broken(content):
-    with refusing(Broken, "here", "restore the state"):
+@pytest.mark.parametrize("content, error, way_out", [*NOTHING, (b"12\n", InvalidInput, "hplm begin --from")])
+def test_a_current_that_says_nothing_or_is_of_the_release_before_is_refused(content, error, way_out):
+    with refusing(error, "here", way_out):
         Pointer.read(content, "here")
-
-
-def test_a_current_of_the_release_before_is_refused_with_the_way_out():
-    with refusing(InvalidInput, "here", "hplm begin --from"):
-        Pointer.read(b"12\n", "here")

@@ -27,7 +27,7 @@ def command(name, knowledge):
         "command": "tenant.add", "id": name, "domain": knowledge.domain, "domain_version": knowledge.domain_version,
         "task": knowledge.task, "labels": list(knowledge.labels), "calibration": asdict(knowledge.calibration),
         "adapter": {"kind": layout.kind, "rank": layout.size, "places": list(layout.places)},
-        "exits": knowledge.exits.exits.described(), "tensors": sent(tensors),
+        "exits": asdict(knowledge.exits.exits), "tensors": sent(tensors),
     }, tensors  # fmt: skip
 
 
@@ -61,17 +61,17 @@ LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exi
     [
         *(({"calibration": given}, ["'calibration'"]) for given in (3, {"kind": "temperature"}, {"temperature": -1})),
         *(({"tensors": given}, ["'tensors'"]) for given in ("\u00e9", "\ud800", strange_type(), [1])),
-        *(({"domain_version": given}, ["'domain_version'", repr(given)]) for given in (1.0, True, [1], 0)),
+        *(({"domain_version": given}, ["'domain_version'"]) for given in (1.0, True, [1], 0)),
         *(({"exits": given}, ["exits"]) for given in (3, {}, ONE_LESS)),
         ({"tensors": LACKING}, ["exits.1.bias"]),
         ({"labels": ["\ud800", "y", "z"]}, ["'acme'", "UTF-8"]),
         ({"labels": ["x", "x", "z"]}, ["'acme'", "'x'"]),
-        ({"labels": [1, 2, 3]}, ["'labels'"]),
+        ({"labels": [1, 2, 3]}, ["labels"]),
         ({"task": "generate"}, ["'generate'", "'toy'"]),
-        ({"adapter": {"kind": "bottleneck", "rank": True}}, ["'rank'", True]),
+        ({"adapter": {"kind": "bottleneck", "rank": True}}, ["'adapter.rank'"]),
         *(({"adapter": {"rank": 4, **part}}, []) for part in ({"kind": 1}, {"places": 3}, {"places": [4]}, {"function": {}})),
         *(({"command": ["tenant.add"]}, []), ({"id": 7}, []), ({"task": ["classify"]}, []), ({"head_function": 3}, [])),
-        ({"command": "domain.add", "name": "bio", "version": 1.0}, ["'version'", 1.0]),
+        ({"command": "domain.add", "name": "bio", "version": 1.0}, ["'version'"]),
         ({"command": "domain.add", "name": "\ud800"}, []),
         *(({"command": command, "id": None}, []) for command in ("tenant.show", "tenant.delete", "tenant.limit")),
     ],

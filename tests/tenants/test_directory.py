@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hplm.errors import Broken, InvalidInput, NoTenant
+from hplm.errors import InvalidInput, NoTenant
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.tenants.directory import Directory
@@ -113,7 +113,7 @@ def test_if_a_snapshot_cannot_be_read_or_is_of_another_export_the_last_one_stays
         served.clock.seconds += 1
         assert _place(directory, "beta") == "one", "a state of another export is served"
     assert len([record for record in caplog.records if mentions(record.message, served.state / "one")]) == 1
-    with refusing(Broken, served.state / "one"):
+    with refusing(InvalidInput, served.state / "one"):
         served.directory()
     for name in ("one", "two"):
         shutil.rmtree(served.state / name)

@@ -1,5 +1,7 @@
 """A change of a live state that is cut, meets a full disk, or meets another change at any call: all is whole, nothing lost."""
 
+from itertools import count
+
 import pytest
 
 from tests.support.faulty_store import FaultyStore
@@ -30,21 +32,16 @@ def named(given):
     [*((*given, FaultyStore.cut) for given in EACH), *((*given, FaultyStore.fail) for given in FULL)],
     ids=named,
 )
-def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, tmp_path, monkeypatch, change, before, harm):
+def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, tmp_path, change, before, harm):
     """The next change works, and removes what was left. Takes some seconds: each call of each change is cut once."""
-    first = World(export, tmp_path / "first", monkeypatch)
-    assert all(first.change(0, one) for one in before)
-    calls, call = 0, 0
-    while calls >= call:
-        call += 1
-        world = World(export, tmp_path / str(call), monkeypatch, like=first)
-        world.read()
-        world.change(0, change, call, harm)
-        calls = world.store.calls
-        world.read()
-        assert world.change(1, Change("limit", "zero", 5))
-        world.check_held()
-        world.read()
+    first = World(export, tmp_path / "first")
+    for one in before:
+        first.change(one)
+    for call in count(1):
+        world = World(export, tmp_path / str(call), like=first)
+        if not world.interrupt(change, call, harm):
+            break
+        world.change(Change("limit", "zero", 5))
     assert call > 10
 
 
@@ -53,17 +50,13 @@ def test_a_change_that_is_interrupted_at_any_call_is_complete_or_undone(export, 
     [(Change(kind), other) for kind in ("copy domain", "update domain") for other in (Change("limit", "one", 7), Change(kind))],
     ids=named,
 )
-def test_a_change_that_meets_another_at_any_call_loses_neither(export, tmp_path, monkeypatch, change, other):
+def test_a_change_that_meets_another_at_any_call_loses_neither(export, tmp_path, change, other):
     """A domain's files are copied before its change, so that other managers go on. Takes some seconds, as above."""
-    first, met = World(export, tmp_path / "first", monkeypatch), 0
-    calls, call = 0, 0
-    while calls >= call:
-        call += 1
-        world = World(export, tmp_path / str(call), monkeypatch, like=first)
-        world.change(0, change, call, world.meanwhile(other))
-        calls = world.store.calls
-        met += other.after(world.now, export) is None or world.now.tenants["one"].rate == 7
-        world.read()
-        assert world.change(1, Change("limit", "zero", 5))
-        world.read()
+    first, met = World(export, tmp_path / "first"), 0
+    for call in count(1):
+        world = World(export, tmp_path / str(call), like=first)
+        if not world.meet(change, call, other):
+            break
+        met += other in world.made
+        world.change(Change("limit", "zero", 5))
     assert met > 10

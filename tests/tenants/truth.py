@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import ANY
 
-import pytest
 import torch
 
 from builder.publish.export import export
@@ -135,13 +134,13 @@ def seen(backbone: Backbone, view: View | None = None) -> Seen:
     for tenant in view.snapshot.tenants:
         assert tenant.head is not None and tenant.adapter is not None
         (head,), adapter = (backbone.records.weights(record) for record in (tenant.head, tenant.adapter))
-        branch, exits, heads = (tenant.domain, tenant.domain_version), tenant.exits, ()
+        exits, heads = tenant.exits, ()
         if exits is not None and exits.record is not None:
             exits, heads = replace(exits, record=None), backbone.records.weights(exits.record)
-        assert view.forest.chain(*branch).links
+        assert view.forest.chain(*tenant.place).links
         more = {"calibration": tenant.calibration, "exits": exits, "keys": tenant.keys, "rate": tenant.rate}
-        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), branch, **more)
-    return tenants, {(branch.domain, branch.version) for branch in view.snapshot.branches}
+        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), tenant.place, **more)
+    return tenants, {branch.place for branch in view.snapshot.branches}
 
 
 def expect_same(found: Seen, wanted: Seen, where: str) -> None:
@@ -234,145 +233,87 @@ class OfLongAgo(Folder):
 
 
 class World:
-    """A state with managers and readers, in a folder whose calls can be cut."""
+    """A state with managers and a reader, in a folder whose calls can be cut."""
 
-    def __init__(self, export: Export, folder: Path, patch: pytest.MonkeyPatch, like: World | None = None) -> None:
+    def __init__(self, export: Export, folder: Path, like: World | None = None) -> None:
         """`like`: another world, whose state this one begins with."""
-        self.export, self.folder, self.state = export, folder, folder / "state"
-        self.live = State(self.state / "toy")
-        self.store = FaultyStore(folder, decides="CURRENT")
-        self.clock = Clock(1e9)
-        patch.setattr("hplm.registry.folder.time", self.clock)  # which waits for other managers
+        self.export, self.state, self.live = export, folder / "state", State(folder / "state/toy")
+        self.store, self.clock = FaultyStore(folder, decides="CURRENT"), Clock(1e9)
         if like is not None:
             shutil.copytree(like.state, self.state)
         begin(Folder(self.live.folder))
-        self.managers = [self.manager(), self.manager()]
-        self.history = {0: export.content} if like is None else dict(like.history)
-        self.published = self.latest  # what readers see at least
-        self.maybe: Content | None = None  # of a change that is neither acknowledged nor undone
-        self.flight: Change | None = None
-        self.was_cut = False
+        self.now = export.content if like is None else like.now
         self.reader = export.read(self.state, clock=self.clock)
-        self.held: list[tuple[View, Any]] = []  # the views of requests on their way, and what they read there
+        self.held = self.reader.view, seen(self.reader)  # of a request on its way
+        self.made: list[Change] = []  # of those that have met
 
     def manager(self) -> Manager:
         return Manager.open(self.export.repository, self.state, clock=self.clock)
 
-    @property
-    def latest(self) -> int:
-        return max(self.history)
-
-    @property
-    def now(self) -> Content:
-        return self.history[self.latest]
-
-    def change(self, who: int, change: Change, call: int = 0, happens: Callable[..., None] | None = None) -> bool:
-        """Makes a change, and lets something happen before a call. Returns whether it was acknowledged."""
-        self.resolve()
-        self.flight, self.maybe = change, change.after(self.now, self.export)
-        harms = happens in (FaultyStore.cut, FaultyStore.fail)
-        try:
-            with self.store.at(call, happens or FaultyStore.fail):
-                key = change.make(self.managers[who], self.export)
-        except Cut:
-            self.managers[who], self.was_cut = self.manager(), True
-            return False
-        except (HplmError, OSError):
-            self.was_cut |= harms
-            decided = self.manager().registry.current().generation
-            assert decided <= self.latest, f"{change} was made and its result is lost"
-            if not (harms and self.store.calls >= call > 0):
-                assert change.after(self.now, self.export) is None, f"{change} was refused"
-                self.flight = self.maybe = None
-            return False
-        unsynced = [name for name in self.store.unsynced if not name.endswith(LOCK)]  # it is empty
-        assert not unsynced, f"a power cut would take {unsynced}"
-        self._acknowledge(change, self.managers[who].registry.decided, key)
-        if not (harms and self.store.calls >= call > 0):
-            self.published = self.latest
-            self.check_tidy()
-        else:
-            self.was_cut = True
-        self.flight = self.maybe = None
-        return True
-
-    def meanwhile(self, change: Change) -> Callable[..., None]:
-        """Another manager makes a change during the one of `change`, unless it has to wait for that one."""
-
-        def happens(*_: object) -> None:
-            possible = [content for content in (self.now, self.maybe) if content is not None]
-            manager = self.manager()
-            try:
-                key = change.make(manager, self.export)
-            except Busy:
-                return
-            except HplmError:
-                assert any(change.after(content, self.export) is None for content in possible), f"{change} was refused"
-                return
-            self._acknowledge(change, manager.registry.decided, key)
-
-        return happens
-
-    def _acknowledge(self, change: Change, generation: int, key: Any) -> None:
-        if generation == self.latest + 2:  # the one that is on its way was decided before
-            self._adopt()
-        if generation <= self.latest:  # seen before it was acknowledged
-            assert change == self.flight and self.maybe is None, f"{change} was made, but {generation} is another change"
-            return
-        assert generation == self.latest + 1, f"{change} is generation {generation} after {self.latest}"
-        content = change.after(self.now, self.export, key)
-        assert content is not None, f"{change} was not refused"
-        self.history[generation] = content
-        if self.flight is not None and self.flight != change:
-            self.maybe = self.flight.after(content, self.export)
-
-    def _adopt(self) -> None:
-        assert self.maybe is not None
-        self.history[self.latest + 1], self.maybe = self.maybe, None
-
-    def resolve(self) -> None:
-        """The next manager publishes what was decided. What was not acknowledged by then, and not decided, never was."""
-        if self.was_cut:
-            later = self.manager()
-            later.registry.store = OfLongAgo(self.live.folder)
-            later.compact()
-            self.was_cut = False
-        if self.manager().registry.current().generation == self.latest + 1:
-            self._adopt()
-        self.flight = self.maybe = None
-        self.published = self.latest
-        self.check(self.export.read(self.state))
-
-    def check(self, backbone: Backbone) -> None:
-        """A reader sees what is allowed."""
-        found, generation = seen(backbone), backbone.view.snapshot.generation
-        if generation == self.latest + 1:
-            self._adopt()
-        assert self.published <= generation <= self.latest, f"{generation} is not among {self.published} to {self.latest}"
-        wanted = self.history[generation]
-        expect_same(found, (wanted.tenants, wanted.domains), f"generation {generation}")
-        self.published = generation
-
-    def read(self) -> None:
-        """The reader takes what is published, and a request begins there."""
-        self.reader.refresh()
-        self.check(self.reader)
-        self.held.append((self.reader.view, seen(self.reader)))
-
-    def check_held(self) -> None:
-        """Requests on their way read on what they began with."""
-        for view, content in self.held:
-            expect_same(seen(self.reader, view), content, f"a request of generation {view.snapshot.generation}")
-
-    def check_tidy(self) -> None:
-        """Nothing of an interrupted change is left after the next one."""
+    def change(self, change: Change) -> None:
+        """Makes a change, which must succeed, be on disk, and leave nothing else behind."""
+        with self.store.at(0, FaultyStore.fail):
+            key = change.make(self.manager(), self.export)
+        self.check_synced(change)
+        self.check(change.after(self.now, self.export, key))
         names = {str(path.relative_to(self.live.folder)) for path in self.live.folder.rglob("*")}
         left = [name for name in names if name.endswith(WRITING) or name.startswith(".clock")]
-        assert not left, left
         snapshot = self.manager().current()
         needed = needed_by(snapshot) | {name for name, _ in snapshot.ledger.resting}
-        here = {f"plot/{path.parent.name}/{path.name}/" for path in self.live.tables.glob("*/*") if any(path.iterdir())} | {
-            f"records/{path.name}" for path in self.live.records.glob("*")
-        }
-        assert here <= needed, f"nobody needs {here - needed}"
+        here = {f"plot/{path.parent.name}/{path.name}/" for path in self.live.tables.glob("*/*") if any(path.iterdir())}
+        left += here.union(f"records/{path.name}" for path in self.live.records.glob("*")) - needed
+        assert not left, f"nobody needs {left}"
         assert len(list(self.live.snapshots.glob("*"))) <= KEPT_SNAPSHOTS
+
+    def interrupt(self, change: Change, call: int, harm: Callable[..., None]) -> bool:
+        """Makes a change that is harmed at a call. It is complete or undone. Returns whether it has so many calls."""
+        before, after, manager = self.now, change.after(self.now, self.export), self.manager()
+        try:
+            with self.store.at(call, harm):
+                change.make(manager, self.export)
+            allowed = [after]
+            self.check_synced(change)
+        except Cut:
+            allowed = [before, after]
+        except (HplmError, OSError):
+            allowed = [before]  # else its result, such as a key, is lost
+        self.check(*allowed)
+        later = self.manager()
+        later.registry.store = OfLongAgo(self.live.folder)
+        later.compact()  # what was left is removed as soon as it can be of no change on its way
+        return self.store.calls >= call
+
+    def meet(self, change: Change, call: int, other: Change) -> bool:
+        """Makes a change, and another one at a call of it. Returns whether it has so many calls."""
+        refused: list[tuple[Change, HplmError]] = []
+
+        def attempt(one: Change) -> None:
+            try:
+                one.make(self.manager(), self.export)
+                self.made.append(one)
+            except HplmError as error:
+                refused.append((one, error))
+
+        with self.store.at(call, lambda *_: attempt(other)):
+            attempt(change)
+        content = self.now
+        for one in self.made:
+            content = one.after(content, self.export)
+            assert content is not None, f"{one} was not refused"
+        for one, error in refused:
+            assert isinstance(error, Busy) or one.after(content, self.export) is None, f"{one} was refused: {error}"
+        self.check(content)
+        return self.store.calls >= call
+
+    def check_synced(self, change: Change) -> None:
+        unsynced = [name for name in self.store.unsynced if not name.endswith(LOCK)]  # it is empty
+        assert not unsynced, f"after {change} a power cut would take {unsynced}"
+
+    def check(self, *allowed: Content | None) -> None:
+        """A new reader and one that goes on see one of these, and a request on its way what it began with."""
+        self.reader.refresh()
+        found = seen(self.reader)
+        self.now = next((one for one in allowed if one is not None and (one.tenants, one.domains) == found), self.now)
+        for backbone in (self.reader, self.export.read(self.state)):
+            expect_same(seen(backbone), (self.now.tenants, self.now.domains), "a reader")
+        expect_same(seen(self.reader, self.held[0]), self.held[1], "a request on its way")

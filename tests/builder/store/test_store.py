@@ -113,7 +113,7 @@ def as_before(store, tenant):
     for file, layers in (("adapter", adapter), ("exits", found.exits.heads)):
         weights = {f"{i}.{key}": one for i, layer in enumerate(layers) for key, one in layer.items()}
         save_weights(weights, folder / f"{file}.safetensors")
-    described = {"exits": {"exits": found.exits.exits.described()}, "calibration": {"calibration": asdict(found.calibration)}}
+    described = {"exits": {"exits": asdict(found.exits.exits)}, "calibration": {"calibration": asdict(found.calibration)}}
     for file, own in {"tenant": asdict(tenant), **described}.items():
         (folder / f"{file}.json").write_text(json.dumps(own))
     stored = json.loads((store.folder / "store.json").read_text())
