@@ -37,7 +37,7 @@ class StudentOptions:
     rank: int = 16
     epochs: int = 3  # of each member, and of all together
     learning_rate: float = 1e-3
-    stacking: float = 1.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
+    stacking: float = 0.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
     batch_texts: int = 16
     seed: int = 0
 

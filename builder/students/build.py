@@ -80,6 +80,8 @@ def _check(store: Store, tenant: TenantFile, options: StudentOptions, teacher: s
     for name in ("rank", "epochs"):
         if getattr(options, name) < 1:
             raise InvalidInput(f"--{name} {getattr(options, name)}: give 1 or more")
+    if not options.stacking >= 0:
+        raise InvalidInput(f"--stacking {options.stacking:g}: give 0 or more")
     if not options.learning_rate > 0:
         raise InvalidInput(f"--learning-rate {options.learning_rate:g}: give a number above 0")
     if teacher not in (OWN, DEDICATED):

@@ -12,7 +12,7 @@ from hplm.errors import InvalidInput
 from tests.support.message import refusing
 
 CPU = torch.device("cpu")
-OPTIONS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3)
+OPTIONS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
 
 
 @pytest.mark.parametrize("tenant", ["bio", "regress", "cut"])
@@ -39,6 +39,7 @@ def test_what_students_cannot_do_is_refused(trained, trained_store):
         ("cut", StudentOptions(depth=1, students=17), ["--students 17"]),
         ("cut", StudentOptions(depth=1, rank=0), ["--rank 0"]),
         ("cut", StudentOptions(depth=1, learning_rate=0), ["--learning-rate 0"]),
+        ("cut", StudentOptions(depth=1, stacking=-1), ["--stacking -1"]),
     ):
         with refusing(InvalidInput, *named):
             build_students(trained_store, tenant, options, CPU, show_progress=False)
