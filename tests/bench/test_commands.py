@@ -25,8 +25,8 @@ from research.papers import __main__ as papers
 from research.papers import tabi
 from testing import random_repository
 from testing.random_store import SIZES
+from tests.builder.checkpoints import save_bert
 from tests.deploy.door import require_haproxy
-from tests.research.schemes.checkpoints import save_bert
 from tests.support.lent import LentCopy, loading
 from tests.support.message import mentions
 
