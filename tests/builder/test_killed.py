@@ -1,6 +1,6 @@
 """Builds that are killed at a change of the disk, and trainings that are interrupted while they save, go on and end the same.
 
-Each case takes seconds, because each kill forks, and each training runs four times.
+Each case takes seconds, because each kill forks, and each training runs three times or more.
 """
 
 import os
@@ -218,7 +218,7 @@ def matched(store, file, saved):
 
 @pytest.mark.parametrize("train", [distilled, guessed, tuned, matched], ids=lambda train: train.__name__)
 def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
-    """It is interrupted at its begin, in its middle and at its end, each time before a savepoint gets its name."""
+    """It is interrupted in its middle, before a savepoint gets its name; the first one also at its begin and at its end."""
     saves, deaths, replace = 0, (), os.replace
 
     def dying(source, target):
@@ -232,7 +232,7 @@ def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, 
     monkeypatch.setattr(os, "replace", dying)
     undisturbed, report = train(*original, tmp_path / "whole.pt")
     count, saves = saves, 0
-    deaths = 2, count // 2 + 1, count - 1
+    deaths = (2, count // 2 + 1, count - 1) if train is distilled else (count // 2 + 1,)
     for _ in deaths:
         with pytest.raises(KeyboardInterrupt):
             train(*original, tmp_path / "learning.pt")
