@@ -82,7 +82,7 @@ TASKS = {  # task, texts, metric, the least score of a tenant that has learned f
 }
 MAKERS = {  # of the examples of a task, or of an entry of TASKS
     "classify": classified, "tag": entities, "span": asked, "bio": entities, "multilabel": many, "regress": valued,
-    "span-or-none": perhaps_asked, "cut": classified,
+    "span-or-none": perhaps_asked, "cut": classified, "pair": paired,
 }  # fmt: skip
 STILL = 1e-12  # a learning rate that changes no stored weight
 
