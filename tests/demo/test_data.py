@@ -55,7 +55,7 @@ def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(found: 
 
 
 def test_no_corpus_and_no_other_split_has_half_of_a_test_text(found: DemoData) -> None:
-    """Neither training data nor corpora, and no document of a corpus has half of its own text in one."""
+    """Neither training data nor corpora."""
     corpora = [domain.corpus.read_text(encoding="utf-8").splitlines() for domain in found.domains]
     assert [len(corpus) for corpus in corpora] == [domain.documents for domain in found.domains]
     assert len(set(corpora[0]) & set(corpora[1])) > len(corpora[0]) / 2  # corpora may contain training texts
@@ -67,8 +67,7 @@ def test_no_corpus_and_no_other_split_has_half_of_a_test_text(found: DemoData) -
             held = [shingles(row.get("text") or " ".join(row["tokens"])) for row in rows]
             assert not any(2 * len(own & earlier) >= len(own) for own in held), path
             if path != tenant.train:
-                shared = ((own, line, len(own & line)) for own in held for line in read)
-                assert not any(2 * count >= min(len(own), len(line)) for own, line, count in shared), path
+                assert not any(2 * len(own & line) >= len(own) for own in held for line in read), path
             earlier.update(*held)
 
 

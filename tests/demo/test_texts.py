@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from demo.docstrings import Definition, Source, read_definitions
-from demo.documents import SPLITS, Document, read_document, split_documents
+from demo.documents import SPLITS, Asked, Document, read_document, readable, split_documents
 from demo.tasks import Classified, Names, area, code_names, kind, parameters, returns
 from hplm.errors import HplmError
 from tests.support.message import mentioning
@@ -85,7 +85,12 @@ def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
     assert shares == {split: {"0": size, "1": size} for split, size in (("train", 30), ("dev", 10), ("test", 10))}
 
 
-def test_copies_of_a_template_are_in_one_split() -> None:
+def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_split() -> None:
+    asked = Asked([sentence(1), " ".join(sentence(number) for number in range(10, 14))])
+    extended = document(f"{sentence(1)} {sentence(2)} {sentence(3)}")  # a short test text, and other sentences
+    extract = document(sentence(12))  # a small part of a long test text, and nothing else
+    mention, fresh = document(f"{sentence(12)} {sentence(4)} {sentence(5)}"), document(sentence(99))
+    assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
     template = "Construct a {} tokenizer, backed by the library that splits words into smaller pieces. Calls {}."
     copies = [document(template.format(f"{name}Model", f"{name}_base"), f"{name}.py") for name in ("Bert", "Gpt", "T5x")]
     other = document("Opens the till and counts the coins that lie within it today.", "till.py")
