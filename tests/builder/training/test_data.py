@@ -74,8 +74,10 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
         ("classify", None, "data.jsonl"),
     ],
 )
-def test_wrong_lines_and_missing_files_are_named(tmp_path, task, content, named):
+def test_wrong_lines_missing_files_and_folders_are_named(tmp_path, task, content, named):
     path = tmp_path / "data.jsonl" if content is None else raw(tmp_path, content)
+    if content is None and task == "corpus":
+        path.mkdir()
     with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))):
         list(read_corpus([path])) if task == "corpus" else training_task(task).read(path)
 
