@@ -44,12 +44,12 @@ def save_base(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def save_bert(folder: Path, with_head: bool = False) -> Path:
+def save_bert(folder: Path, with_head: bool = False, vocabulary: int = VOCABULARY, positions: int = 40) -> Path:
     """Saves a tiny BERT whose neighbours matter, with its tokenizer, as Hugging Face does."""
-    config = BertConfig(**SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 40, "initializer_range": 0.15})
+    sizes = SIZES | {"vocab_size": vocabulary, "max_position_embeddings": positions, "initializer_range": 0.15}
     torch.manual_seed(0)
-    (BertForMaskedLM if with_head else BertModel)(config).save_pretrained(folder)
-    save_tokenizer(folder, VOCABULARY)
+    (BertForMaskedLM if with_head else BertModel)(BertConfig(**sizes)).save_pretrained(folder)
+    save_tokenizer(folder, vocabulary)
     return folder
 
 

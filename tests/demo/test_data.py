@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builder.tasks.tasks import training_task
-from demo.data import MANIFEST, stored, write_demo_data
+from demo.data import MANIFEST, DemoData, stored, write_demo_data
 from demo.docstrings import STANDARD_LIBRARY, Source
 from demo.documents import shingles
 from demo.domains import DOMAINS, Domain
@@ -25,17 +25,26 @@ SMALL_TASKS = [replace(task, domain="small") for task in TASKS]
 SIZES = {"train": 60, "dev": 10, "test": 20}
 
 
-def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(tmp_path: Path) -> None:
-    def written(folder: Path):
-        folder.mkdir()
-        return write_demo_data(folder, [SMALL], SMALL_TASKS, SIZES, show_progress=False)
+def written(folder: Path) -> DemoData:
+    folder.mkdir()
+    kin = tuple(source for sources in AREAS.values() for source in sources)
+    reader = Domain("reader", {"json": (Source(STANDARD_LIBRARY, ("json",)),)}, kin)
+    return write_demo_data(folder, [SMALL, reader], SMALL_TASKS, SIZES, show_progress=False, further=True)
 
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> DemoData:
+    """Data of two domains, of which one reads the sources of the other domain's test texts."""
+    return written(tmp_path_factory.mktemp("demo") / "first")
+
+
+def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(found: DemoData, tmp_path: Path) -> None:
     def files(folder: Path) -> dict[Path, bytes]:
         return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if path.name != MANIFEST}
 
-    written(first := tmp_path / "first")
+    first = found.domains[0].corpus.parents[1]
     stored(folder := tmp_path / "stored", SIZES, lambda: written(folder))
-    assert files(folder) == files(first) and len(files(folder)) == 1 + 3 * len(SMALL_TASKS)
+    assert files(folder) == files(first) and len(files(folder)) == 2 + 3 * len(SMALL_TASKS)
     moved = stored(folder.rename(tmp_path / "moved"), SIZES, lambda: pytest.fail("written again"))
     assert all(domain.corpus.exists() for domain in moved.domains)
     for tenant in moved.tenants:
@@ -45,11 +54,8 @@ def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(tmp_pat
             assert all(len(one.text.split()) <= 100 for one in examples), tenant.id
 
 
-def test_no_corpus_and_no_other_split_has_half_of_a_test_text(tmp_path: Path) -> None:
-    """Neither training data nor corpora: here, one domain reads the sources of the other domain's test texts."""
-    kin = tuple(source for sources in AREAS.values() for source in sources)
-    reader = Domain("reader", {"json": (Source(STANDARD_LIBRARY, ("json",)),)}, kin)
-    found = write_demo_data(tmp_path, [SMALL, reader], SMALL_TASKS, SIZES, show_progress=False, further=True)
+def test_no_corpus_and_no_other_split_has_half_of_a_test_text(found: DemoData) -> None:
+    """Neither training data nor corpora."""
     corpora = [domain.corpus.read_text(encoding="utf-8").splitlines() for domain in found.domains]
     assert [len(corpus) for corpus in corpora] == [domain.documents for domain in found.domains]
     assert len(set(corpora[0]) & set(corpora[1])) > len(corpora[0]) / 2  # corpora may contain training texts

@@ -1,6 +1,8 @@
-"""The counts and verdicts of the isolation measurement. `tests/bench` runs it on real servers."""
+"""The counts and verdicts of the isolation measurement and the soak. `tests/bench` runs both on real servers."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +10,9 @@ from hplm.errors import HplmError
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
+from loadtest.soak import growth, soaked
 from loadtest.watch import Growth
+from tests.loadtest.small_server import SmallServer
 from tests.support.wait import eventually
 
 
@@ -47,3 +51,22 @@ def test_growth_is_the_most_that_was_seen() -> None:
     with Growth({"file": lambda: sizes.pop(0) if sizes else 2_000_000}) as growth:
         eventually(lambda: not sizes and growth.megabytes() == {"file": 4.0})
     assert growth.megabytes() == {"file": 4.0}
+
+
+MEMORY = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]  # MB after each window
+
+
+def test_a_soak_compares_the_time_after_the_warm_up_with_the_end() -> None:
+    found = growth([{"engine": (taken * 10**6, 10 + at)} for at, taken in enumerate(MEMORY)])
+    assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
+    assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
+
+
+@pytest.mark.slow
+def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
+    def add_guest() -> None:
+        raise HplmError("no guest")
+
+    calls = {"open_tenants": lambda: ["acme"], "processes": dict, "add_guest": add_guest}
+    with SmallServer() as server, pytest.raises(HplmError, match="no guest"):
+        soaked(SimpleNamespace(backbone="toy", address=f"127.0.0.1:{server.port}", **calls), ["text"], 0.2, 0.8)

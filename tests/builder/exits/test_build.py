@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
 from builder.exits.states import states_of
-from builder.store.store import Store
 from builder.tasks.examples import Bare, read_labelled
 from builder.tasks.tasks import training_task
 from hplm.engine.engine import resolve_precision
@@ -32,7 +30,7 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 FP32 = resolve_precision("fp32", CPU)
 TEXTS = [random_text(random.Random(number), 8) for number in range(300)]
-TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "regress": "mark"}
+TENANTS = {"multilabel": "many", "tag": "word", "regress": "mark"}  # `classify` has the tests below
 
 
 @pytest.fixture
@@ -121,8 +119,7 @@ def test_the_command_prints_plans_and_draws_them(store, file, tmp_path, capsys):
         assert mentions(refused(capsys, *command, option, wrong), wrong)
 
 
-def test_exits_can_be_made_right_after_the_training(learnable, file, tmp_path, capsys):
-    store = Store(shutil.copytree(learnable.folder, tmp_path / "learnable"))
+def test_exits_can_be_made_right_after_the_training(store, file, tmp_path, capsys):
     train = made(tmp_path, "classify", 150, seed=1)
     command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]
     command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--exits"]

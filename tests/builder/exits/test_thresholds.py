@@ -29,16 +29,6 @@ def made_up(useful=(True, True), look=0.01, seed=0):
     return Answered(sure, agrees, 1.0 - agrees, COSTS, look, np.ones(TEXTS))
 
 
-@pytest.mark.parametrize("most", [0.5, 2.0, 5.0])
-def test_the_allowed_loss_is_kept_on_further_texts_and_spares_work(most):
-    (found,) = chosen(made_up(), [most])
-    further = [made_up(seed=seed) for seed in range(1, 6)]
-    left = [texts.left_at(found.plan) for texts in further]
-    lost = [100 * texts.losses_of(own).mean() for texts, own in zip(further, left, strict=True)]
-    assert most / 3 < np.mean(lost) < most + 0.5
-    assert found.plan.cost < 1 - most / 100
-
-
 @pytest.mark.parametrize("useful", [(False, True), (True, False)])
 def test_texts_leave_where_it_pays(useful):
     (found,) = chosen(made_up(useful), [1.0])
@@ -78,7 +68,8 @@ def test_halves_judge_each_other():
         found.append(plan.loss.points)
         for losses, texts in ((own, some), (further, others)):
             losses.append(100 * texts.losses_of(texts.left_at(plan.plan)).mean())
-    assert np.mean(own) <= 1.0 < np.mean(further) < np.mean(found) + 0.1
+    assert np.mean(own) < 0.8, "the standard error of the loss is not counted"
+    assert 1.0 < np.mean(further) < np.mean(found) + 0.1
 
 
 def test_an_interval_is_that_of_1_96_standard_errors():

@@ -47,7 +47,8 @@ def test_a_text_that_repeats_itself_is_read_and_a_line_that_no_document_needs_is
 
 def test_the_corpus_contains_every_document_of_files_of_any_format(tmp_path):
     parts = [some_lines(30, seed) for seed in range(4)]
-    objects = "\n".join(json.dumps({"text": text}) for text in parts[1])
+    parts[0][3], parts[1][3] = "{braces} are no JSON", "two\nlines"
+    objects = "\n" + "\n".join(json.dumps({"text": text, "id": 4}) for text in parts[1])
     pieces = [["\n".join(part[:7]).encode() + b"\n", "\n".join(part[7:]).encode()] for part in parts]
     files = {
         "plain.txt": "\n\n".join(parts[0]).encode(),

@@ -66,7 +66,7 @@ def test_versions_that_nobody_needs_are_deleted(tmp_path):
     add_tenant(store, "acme", "bio")
     grow(store, "bio", 3)
     assert delete_domain(store, "bio", 2) == [2]
-    for given, named in ((("bio", 7), ["'bio'", 7]), (("law",), ["'law'"]), (("root",), ["root"])):
+    for given, named in ((("bio", 7), ["'bio'", 7]), (("root",), ["root"])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             delete_domain(store, *given)
     store.remove_tenant("acme")

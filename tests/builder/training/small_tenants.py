@@ -26,11 +26,6 @@ def classified(rng):
     return {"text": " ".join(words), "label": label}
 
 
-def tagged(rng):
-    tokens = [rng.choice(PARTS if rng.random() < 0.4 else WORDS) for _ in range(rng.randint(2, 12))]
-    return {"tokens": tokens, "tags": ["PART" if word in PARTS else "O" for word in tokens]}
-
-
 def entities(rng):
     tokens, tags = [], []
     for _ in range(rng.randint(2, 6)):
@@ -86,8 +81,8 @@ TASKS = {  # task, texts, metric, the least score of a tenant that has learned f
     "cut": ("classify", 120, "accuracy", 0.7, CUT),
 }
 MAKERS = {  # of the examples of a task, or of an entry of TASKS
-    "classify": classified, "tag": tagged, "span": asked, "bio": entities, "multilabel": many, "regress": valued,
-    "span-or-none": perhaps_asked, "cut": classified,
+    "classify": classified, "tag": entities, "span": asked, "bio": entities, "multilabel": many, "regress": valued,
+    "span-or-none": perhaps_asked, "cut": classified, "pair": paired,
 }  # fmt: skip
 STILL = 1e-12  # a learning rate that changes no stored weight
 

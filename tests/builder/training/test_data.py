@@ -23,8 +23,8 @@ from tests.support.message import mentioning
 SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
 
 
-def raw(folder, content, name="data.jsonl"):
-    path = folder / name
+def raw(folder, content):
+    path = folder / "data.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
@@ -70,21 +70,16 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
         ("corpus", "\n\n", "data.jsonl"),
         ("corpus", b'{"text": "a"}\n\xff\xfe', "data.jsonl:2 UTF-8"),
         ("corpus", "plain text", "data.jsonl:1 JSON"),
+        ("corpus", None, "data.jsonl"),
+        ("classify", None, "data.jsonl"),
     ],
 )
-def test_wrong_lines_are_named(tmp_path, task, content, named):
-    path = raw(tmp_path, content)
+def test_wrong_lines_missing_files_and_folders_are_named(tmp_path, task, content, named):
+    path = tmp_path / "data.jsonl" if content is None else raw(tmp_path, content)
+    if content is None and task == "corpus":
+        path.mkdir()
     with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))):
         list(read_corpus([path])) if task == "corpus" else training_task(task).read(path)
-
-
-def test_a_corpus_is_lines_or_jsonl(tmp_path):
-    lines = raw(tmp_path, "one document\n\n{braces} are no JSON\nlast", "corpus.txt")
-    objects = raw(tmp_path, "\n" + json.dumps({"text": "two\nlines"}) + "\n" + json.dumps({"text": "x", "id": 4}), "c2.txt")
-    assert list(read_corpus([lines, objects])) == ["one document", "{braces} are no JSON", "last", "two\nlines", "x"]
-    for missing, read in ((tmp_path / "none", training_task("classify").read), (tmp_path, lambda path: [*read_corpus([path])])):
-        with pytest.raises(InvalidInput, match=mentioning(missing)):
-            read(missing)
 
 
 def divided(path, task):
