@@ -11,6 +11,7 @@ from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from tests.support.message import refusing
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]
 CPU = torch.device("cpu")
 OPTIONS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
 
