@@ -1,4 +1,4 @@
-"""Five trained tenants, which take seconds: modules that use them name one group of pytest-xdist, so that one process trains."""
+"""Five trained tenants. Modules that use them name one group of pytest-xdist, so that one process trains."""
 
 import shutil
 
