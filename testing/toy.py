@@ -46,6 +46,7 @@ TENANTS = [
     TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", BOTH, "gelu", dtype="bf16"),
 ]
 WITH_STUDENTS = TenantFile("iris", 1, "law", 1, "classify", ["one", "two", "three"], 4, "lora")
+SERVED = [*TENANTS, WITH_STUDENTS]
 WITH_EXITS = ("city", "dune", "flux")
 WORDS = words(CONFIG.vocabulary)
 
@@ -62,7 +63,7 @@ class Toy:
 
 def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
     # Weights are far larger than BERT's, so that confused neighbours, slots or tables change the answers.
-    store = random_store(folder / "store", config, [*TENANTS, WITH_STUDENTS], DOMAINS, spread=0.3, dtype=dtype)
+    store = random_store(folder / "store", config, SERVED, DOMAINS, spread=0.3, dtype=dtype)
     for number, tenant in enumerate(TENANTS):
         if tenant.id in WITH_EXITS:
             random_exits(store, tenant, number % config.upper_layers, plans=1)  # the governor would change their answers
