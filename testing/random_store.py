@@ -16,7 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
-from hplm.adapters.layout import Layout, exit_layout
+from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, exit_layout, head_layout
 from hplm.levels.calibration import INTERVAL, Calibration
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
@@ -26,7 +26,8 @@ from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
 from hplm.tasks import find_task
 from hplm.tenants.exits import Exits, Plan
-from hplm.tenants.knowledge import ExitKnowledge
+from hplm.tenants.knowledge import ExitKnowledge, StudentKnowledge
+from hplm.tenants.students import Students, Team
 
 RANDOM = "random weights"  # in place of a model's name
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -215,3 +216,27 @@ def random_exit_knowledge(
     calibration = Calibration(INTERVAL, delta=1.0) if task.is_number else Calibration(temperature=1.5)
     both = Plan(exit, threshold, 0.3, 0.9, 0.7), Plan(exit, threshold / 2, 0.3, 0.8, 0.5)
     return ExitKnowledge(Exits(None, (calibration,) * layout.layers, both[:plans]), layout, heads)
+
+
+def random_students(
+    store: Store,
+    tenant: TenantFile,
+    teams: Sequence[int] = (2,),
+    depth: int = 1,
+    rank: int = 4,
+    spread: float = 0.3,
+    seed: int = 0,
+) -> StudentKnowledge:
+    """Gives a tenant of a store students of random weights. `teams`: their numbers, the largest first."""
+    config, generator = store.config, torch.Generator().manual_seed(seed)
+    whole = adapter_layout(config, "lora", rank, tuple(PROJECTIONS), dtype=tenant.dtype)
+    assert whole is not None
+    adapter, head = replace(whole, layers=depth), head_layout(config, len(tenant.labels), "tanh", tenant.dtype)
+    members = [
+        ((adapter, random_layers(adapter, 0.3, generator)), (head, random_layers(head, 0.3, generator)[0]))
+        for _ in range(teams[0])
+    ]
+    sizes = tuple(Team(size, size * depth / config.upper_layers, Calibration(temperature=1.5)) for size in teams)
+    found = StudentKnowledge(Students(depth, sizes), members)
+    change_version(store, tenant, students=found)
+    return found

@@ -27,7 +27,7 @@ from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
-from hplm.tenants.snapshot import Tenant
+from hplm.tenants.snapshot import Tenant, TenantWeights
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,12 @@ class Reference:
         return self.backbone.upper()
 
     @torch.no_grad()
-    def forward(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Tensor:
+    def forward(
+        self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False, students: int | None = None
+    ) -> Tensor:
         """Returns fp32 logits with a row for each answer row, or for `span`, for the first token and each of the passage.
 
-        A word without a token gets zeros.
+        A word without a token gets zeros. `students`: how many answer; None: the largest team.
         """
         tenant = self.backbone.view.snapshot.find(tenant_id)
         if tenant.task == "span":
@@ -102,7 +104,13 @@ class Reference:
         leaves_at = [i for i in read if i is not None] or [0]
         if tenant.exits is not None and self._is_audited(text, tenant, pair, truncate):
             leaves_at = []
-        logits = self._computed(encoded.tokens, encoded.segments, tenant, leaves_at)
+        if tenant.students is None:
+            logits = self._computed(encoded.tokens, encoded.segments, tenant, leaves_at)
+        else:
+            team, depth = tenant.student_weights[: students or tenant.students.teams[0].members], tenant.students.depth
+            logits = torch.stack(
+                [self._computed(encoded.tokens, encoded.segments, tenant, student=one, depth=depth) for one in team]
+            ).sum(0)
         if tenant.task in ("classify", "multilabel", "regress"):
             return logits[:1]
         if tenant.task != "tag":
@@ -126,16 +134,23 @@ class Reference:
             start += length
         return found
 
-    def _computed(self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, read: Sequence[int] = ()) -> Tensor:
-        """Returns what the tenant's head says of each token, or that of the first exit that is sure of all tokens in `read`."""
-        config, upper = self.backbone.config, self._upper
-        adapters = adapters_of(self.backbone, tenant.adapter, len(upper.layers))
+    def _computed(
+        self, tokens: np.ndarray, segments: np.ndarray, tenant: Tenant, read: Sequence[int] = (),
+        student: TenantWeights | None = None, depth: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Returns what the tenant's head says of each token, or that of the first exit that is sure of all tokens in `read`.
+
+        With a `student`, what its head says behind `depth` layers.
+        """
+        config, upper, weights = self.backbone.config, self._upper, student or tenant.weights
+        layers = upper.layers[:depth]
+        adapters = adapters_of(self.backbone, weights.adapter, len(layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
         x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
         x = normed(x, upper.norm)
         if (left := self._at_exit(0, x, tenant, read)) is not None:
             return left
-        for number, (layer, own) in enumerate(zip(upper.layers, adapters, strict=True), start=1):
+        for number, (layer, own) in enumerate(zip(layers, adapters, strict=True), start=1):
             query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
             query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
             seen = _attention(query, key, value, config.heads)
@@ -145,8 +160,8 @@ class Reference:
             if (left := self._at_exit(number, x, tenant, read)) is not None:
                 return left
 
-        layout = Layout.of(tenant.weights.head.layout)
-        (head,) = self.backbone.records.weights(tenant.weights.head)
+        layout = Layout.of(weights.head.layout)
+        (head,) = self.backbone.records.weights(weights.head)
         if layout.kind == "head2":
             x = activation(layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]

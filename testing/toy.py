@@ -21,7 +21,7 @@ from hplm.model.windows import Window
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
 from testing.random_store import TOY as CONFIG
-from testing.random_store import random_exits, random_store, words
+from testing.random_store import random_exits, random_store, random_students, words
 
 CHATML = (
     "{% for message in messages %}<|258|>{{ message['role'] }}\n{{ message['content'] }}<|257|>\n{% endfor %}"
@@ -45,6 +45,8 @@ TENANTS = [
     TenantFile("gaia", 1, "bio", 1, "tag", ["O", "A"], 2, "lora", ("query", "key", "attention_out", "ffn_in", "ffn_out")),
     TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", BOTH, "gelu", dtype="bf16"),
 ]
+WITH_STUDENTS = TenantFile("iris", 1, "law", 1, "classify", ["one", "two", "three"], 4, "lora")
+SERVED = [*TENANTS, WITH_STUDENTS]
 WITH_EXITS = ("city", "dune", "flux")
 WORDS = words(CONFIG.vocabulary)
 
@@ -61,10 +63,11 @@ class Toy:
 
 def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
     # Weights are far larger than BERT's, so that confused neighbours, slots or tables change the answers.
-    store = random_store(folder / "store", config, TENANTS, DOMAINS, spread=0.3, dtype=dtype)
+    store = random_store(folder / "store", config, SERVED, DOMAINS, spread=0.3, dtype=dtype)
     for number, tenant in enumerate(TENANTS):
         if tenant.id in WITH_EXITS:
             random_exits(store, tenant, number % config.upper_layers, plans=1)  # the governor would change their answers
+    random_students(store, WITH_STUDENTS)
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     return Toy(store, folder / "repository")
 

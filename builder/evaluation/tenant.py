@@ -12,6 +12,7 @@ from torch import Tensor
 
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
+from builder.students.team import ServedTeam
 from builder.tasks.examples import Labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
@@ -57,13 +58,20 @@ def evaluate_tenant(
     device: torch.device | None = None,
     show_progress: bool = True,
     eight_bits: bool = False,
+    members: int | None = None,
 ) -> Evaluation:
-    """`eight_bits`: computes the shared products in 8 bits, on the CPU."""
+    """`eight_bits`: computes the shared products in 8 bits, on the CPU.
+
+    `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
+    """
     device = device or resolve_device("auto")
     tenant = find_tenant(store, tenant_id)
     labelled = training_task(tenant.task).read(file)
     check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits)
+    students = store.knowledge(tenant).students
+    numbers = range(members) if members is not None else None
+    model = ServedTeam(students, numbers).to(device) if students is not None and members != 0 else None
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits, model)
 
 
 def evaluate_weights(
@@ -74,11 +82,12 @@ def evaluate_weights(
     device: torch.device,
     show_progress: bool = True,
     eight_bits: bool = False,
+    students: ServedTeam | None = None,
 ) -> Evaluation:
-    """Evaluates a tenant that need not be stored yet."""
+    """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
     precision = Precision(torch.float32, eight_bits)
     body, model, data = opened(store, tenant, weights, labelled, device, precision, show_progress)
-    answers, _ = answers_to(body, model, data, data.dev)
+    answers, _ = answers_to(body, students or model, data, data.dev)
     scores = data.task.score(tenant.labels, labelled.examples, answers)
     return Evaluation(tenant, labelled, data.dev, answers, scores)
 

@@ -83,7 +83,7 @@ def build_exits(
             show_progress,
         )  # fmt: skip
         report["exits"] = {"asked": asked, "report": made.report}
-        store.save_next(tenant, replace(before, exits=made.exits), report)
+        store.save_next(tenant, replace(before, exits=made.exits, students=None), report)
         return made, True
 
 

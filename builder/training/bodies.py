@@ -48,11 +48,11 @@ class PlotBody(nn.Module):
         sums = self.entering(pack.sums)
         return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
 
-    def states(self, pack: Pack, adapters: Sequence[Adapt] | None) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
+    def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
         assert pack.sums is not None
         x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
-        return _after_each(self.upper.layers, x, self.attention(pack, x.device), adapters)
+        return _after_each(self.upper.layers[:layers], x, self.attention(pack, x.device), adapters)
 
     def entering(self, sums: Tensor) -> Tensor:
         """Returns rows of the tables as the layers take them."""
@@ -94,9 +94,9 @@ class WholeBody(nn.Module):
         x, attend = self._below(pack)
         return through(self.upper_layers, x, attend, adapters, pack.reading)
 
-    def states(self, pack: Pack, adapters: Sequence[Adapt] | None) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
-        return _after_each(self.upper_layers, *self._below(pack), adapters)
+    def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
+        return _after_each(self.upper_layers[:layers], *self._below(pack), adapters)
 
     def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
         """Returns what the lower layers compute, and the attention of all layers."""

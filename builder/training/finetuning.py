@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -83,6 +83,14 @@ class Trained:
     model: TenantModel
     scores: Scores  # on dev, of the answers as served
     report: dict[str, Any]
+
+
+class Answering(Protocol):
+    """What gives logits: a tenant's adapter and head, or its students."""
+
+    spread: float
+
+    def __call__(self, body: Any, pack: Pack, /) -> Tensor: ...
 
 
 Train = Callable[..., Trained]  # `finetune`, or another function that is called like it
@@ -213,7 +221,7 @@ def evaluate(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[
     return data.task.score(data.labels, texts.examples, answers), loss
 
 
-def answers_to(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[list[list[str]], float]:
+def answers_to(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[list[str]], float]:
     """Returns the answers that a client would get, example by example, and the mean loss."""
     read, loss = rows_of(body, model, data, texts)
     served, labels = data.task.served, data.labels
@@ -224,7 +232,7 @@ def answers_to(body: Body, model: TenantModel, data: Data, texts: Texts) -> tupl
     return answers, loss
 
 
-def rows_of(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
+def rows_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
     """Returns spans and logits of each example's rows, over all its windows, and the mean loss."""
     logits, loss = logits_of(body, model, data, texts)
     starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
@@ -233,7 +241,7 @@ def rows_of(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[l
 
 
 @torch.inference_mode()
-def logits_of(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[list[np.ndarray], float]:
+def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[np.ndarray], float]:
     """Returns the logits of each text's rows, and the mean loss."""
     found: list[np.ndarray] = [np.empty(0)] * len(texts.texts)
     total = learned = 0.0

@@ -47,16 +47,19 @@ class TenantModel(nn.Module):
         self.head = slot(head)
 
     def forward(self, body: Body, pack: Pack) -> Tensor:
+        return self.read(self.hidden(body, pack))
+
+    def hidden(self, body: Body, pack: Pack) -> Tensor:
+        """Returns the rows that the head reads."""
         device = pack.tokens.device
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
-        hidden = body(pack, self.adapts(every, read) or None)
-        return self.read(hidden)
+        return body(pack, self.adapts(every, read) or None)
 
-    def states(self, body: Body, pack: Pack) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each of them."""
+    def states(self, body: Body, pack: Pack, layers: int | None = None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), pack.tokens.device)
-        return body.states(pack, self.adapts(every, every) or None)
+        return body.states(pack, self.adapts(every, every) or None, layers)
 
     def read(self, hidden: Tensor) -> Tensor:
         """Returns the head's logits of hidden rows."""

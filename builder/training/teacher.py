@@ -16,15 +16,14 @@ from hplm.model.checkpoint import load_checkpoint
 
 TEACHERS = ("dedicated",)
 HEAD_RATE, BODY_RATE = 1e-3, 5e-5
+ALONE = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)  # of a teacher
 
 
 def taught(body: Body, data: Data, options: TrainingOptions, saved: Path | None = None, show_progress: bool = True) -> Trained:
     """Trains as `finetune` does, after a teacher. The same call after an interruption continues with the one that learned."""
-    model, config = data.reader.store.model, data.config
-    whole = WholeBody(load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window))
     own = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
     file = saved.with_name(f"teacher-{saved.name}") if saved is not None else None
-    teacher = finetune(whole, replace(data, start=None), own, file, show_progress)
+    teacher = dedicated(data, file, show_progress, own)
     logits, _ = logits_of(teacher.body, teacher.model, data, data.train)
     answers = {id(text): torch.from_numpy(rows) for text, rows in zip(data.train.texts, logits, strict=True)}
     _, spread = data.task.scale(data.train.examples)
@@ -37,3 +36,10 @@ def taught(body: Body, data: Data, options: TrainingOptions, saved: Path | None 
     trained = finetune(body, data, options, saved, show_progress, apart)
     report = {"teacher": {"dev": round(teacher.scores.main, 4), "seconds": teacher.report["seconds"]}, **trained.report}
     return replace(trained, report=report)
+
+
+def dedicated(data: Data, saved: Path | None, show_progress: bool, options: TrainingOptions = ALONE) -> Trained:
+    """Returns a BERT that was fine-tuned in full."""
+    model, config = data.reader.store.model, data.config
+    whole = WholeBody(load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window))
+    return finetune(whole, replace(data, start=None), options, saved, show_progress)

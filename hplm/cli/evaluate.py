@@ -35,7 +35,8 @@ def evaluate(
 ) -> dict[str, Any]:  # fmt: skip
     """Score a tenant on labelled data, also as served, and beside baselines.
 
-    With --url, also score the answers of the server at this address.
+    With --url, also score the answers of the server at this address. Of a tenant with students, also score fewer of them, and
+    its full stack.
 
     :param id: name of the tenant
     :param test: test data, JSONL in the form of the tenant's training data
@@ -62,6 +63,10 @@ def evaluate(
         draw_confusion(evaluation, picture)
     others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
     scores: dict[str, Scores | None] = {"hplm": evaluation.scores, "int8": None, **others}
+    if (students := opened.knowledge(evaluation.tenant).students) is not None:
+        fewer = {f"students {size}": size for size in range(len(students.members) - 1, 0, -1)}
+        for name, members in {**fewer, "full stack": 0}.items():
+            scores[name] = evaluate_tenant(opened, id, test, on, members=members).scores
     if int8:
         scores["int8"] = evaluate_tenant(opened, id, test, torch.device("cpu"), eight_bits=True).scores
     if connection.url is not None:

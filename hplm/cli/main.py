@@ -34,6 +34,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (SERVE, "", "", {"verify": "verify", "state": "backup restore"}),
     (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
         "tenant": "list_ show add update publish rollback delete limit release compact log", "tenant_store": "exits export",
+        "students": "students",
     }),
     (CHANGE, "tenant key", "Add, list and revoke API keys; a tenant without keys is open to everybody.", {
         "tenant": "key_add key_list key_revoke",

@@ -134,7 +134,7 @@ class Encoder:
             start = self._now_ns()
             with torch.inference_mode():
                 for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
-                    if computed.exit is None:
+                    if computed.is_end:
                         end = computed
                     else:
                         self._leave(batch, staged, computed)
@@ -219,7 +219,7 @@ class Encoder:
         return staged
 
     def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
-        """Answers texts that leave at an exit, while others of their batch compute."""
+        """Answers texts that leave before the last layer, while others of their batch compute."""
         texts = [staged.texts[index] for index in leaving.indexes]
         with self._lock:
             self._scheduler.left(batch, texts, self._now_ns())

@@ -83,11 +83,12 @@ def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto"
 
 @dataclass(slots=True)
 class Computed:
-    """Texts of a batch that are done: those that leave at an exit, or those that have passed all layers."""
+    """Texts of a batch that are done: those that leave before the last layer, or those that have passed all."""
 
     indexes: list[int]  # of the texts in the batch
     logits: list[Array]  # of each text: its answer rows x the size of the largest head, fp32
-    exit: int | None = None  # None: behind all layers
+    exit: int | None = None  # None: behind all layers that they pass
+    is_end: bool = True  # False: others of the batch go on
 
 
 class Engine:
@@ -149,7 +150,7 @@ class Engine:
         self._after_layer = waited
 
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
-        """Computes a batch in the last stage or the only one. Yields texts that leave at exits, and at the end the others.
+        """Computes a batch in the last stage or the only one. Yields texts that leave before, and at the end the others.
 
         Whoever iterates does so in inference mode.
         """
@@ -179,7 +180,7 @@ class Engine:
             self._wait(stage)
 
     def _compute(self, sheet: Sheet, number: int) -> Iterator[Computed]:
-        """Computes a sheet in a stage. Yields texts that leave at exits.
+        """Computes a sheet in a stage. Yields texts that leave at exits, or pass no more layers.
 
         The sheet gets the rows of the others, which are not laid again: behind the last layer those that an answer reads.
         Exit k is before layer k, whose work leaving spares.
@@ -192,10 +193,15 @@ class Engine:
             x = self._norm(torch.embedding(self._places, sheet.places.to(stage.device)).add_(sheet.sums.to(stage.device)))
         last = stage.last if stage is self.stages[-1] else -1
         for at, layer in enumerate(layers, stage.first):
+            if len(done := sheet.done(at)):
+                yield self._at_depth(sheet, done, x)
+                x = x.index_select(0, sent(sheet.leave(done), stage.device))
             if len(asked := sheet.asked(at)):
                 parts, leaves = self._at_exit(sheet, at, asked, x, number)
                 if leaves.any():
-                    yield Computed([sheet.indexes[own] for own in asked[leaves].tolist()], list(compress(parts, leaves)), at)
+                    leaving: list[int] = asked[leaves].tolist()
+                    indexes = [sheet.indexes[own] for own in leaving]
+                    yield Computed(indexes, list(compress(parts, leaves)), at, is_end=False)
                     x = x.index_select(0, sent(sheet.leave(asked[leaves]), stage.device))
             if not sheet.texts:
                 break
@@ -207,6 +213,13 @@ class Engine:
             x = layer(x, sheet.attend[number], adapt, rows)
             self._after_layer()
         sheet.hidden = x
+
+    def _at_depth(self, sheet: Sheet, done: Array, x: Tensor) -> Computed:
+        """Reads the answers of texts that pass no more layers."""
+        reading, rows_of, heads = sheet.at_depth(done)
+        rows = x.index_select(0, sent(reading, x.device)).float().to(self.stages[-1].device)
+        numbers: list[int] = done.tolist()
+        return Computed([sheet.indexes[own] for own in numbers], split(read(rows, heads), rows_of), is_end=False)
 
     def _at_exit(self, sheet: Sheet, exit: int, asked: Array, x: Tensor, stage: int) -> tuple[list[Array], Array]:
         """Returns the logits of the texts that may leave at an exit, and which of them do."""

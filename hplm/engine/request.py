@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
+from hplm.tenants.students import Team
 
 Answer = Answers | Exception
 
@@ -61,15 +63,26 @@ class Request:
         self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
-        self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows, by text
+        self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows or students, by text
         self.answered = False
         self._lock = threading.Lock()
 
-    def texts_from(self, form: Form) -> list[Text]:
-        """Returns the texts one by one, a long one window by window. Only texts with passages have windows.
+    @property
+    def team(self) -> Team | None:
+        """The students that answer it; None: the full stack does."""
+        students = self.tenant.students
+        return students.teams[self.rung] if students is not None else None
 
-        They read the form where it lies, and keep all of it in memory.
+    def texts_from(self, form: Form) -> list[Text]:
+        """Returns the texts one by one, a long one window by window, or each once for each student that answers it.
+
+        Only texts with passages have windows, and these are answered by no students. They read the form where it lies, and keep
+        all of it in memory.
         """
+        texts, team = self._texts(form), self.team
+        return texts if team is None else [one for text in texts for one in text.for_students(team)]
+
+    def _texts(self, form: Form) -> list[Text]:
         reads_first = len(form.spans) == self.texts and not form.spans[:, 0].any()
         if self.texts == 1 and not form.passages:
             return [Text(self, 0, form.addresses, form.segments, form.spans, reads_first=reads_first)]
@@ -91,7 +104,10 @@ class Request:
         return texts
 
     def joined(self, text: Text, logits: Array) -> tuple[Array, Array] | None:
-        """Returns the logits and spans of all windows of a text. None while others are still to be computed."""
+        """Returns the logits and spans of all windows of a text, or the sum of its students' logits.
+
+        None while others are still to be computed.
+        """
         if text.windows == 1:
             return logits, text.spans
         with self._lock:
@@ -101,6 +117,8 @@ class Request:
                 return None
             del self._computed[text.index]
         parts = [computed[number] for number in range(text.windows)]
+        if text.depth:
+            return np.sum([own for own, _ in parts], axis=0), text.spans
         return np.concatenate([own for own, _ in parts]), np.concatenate([spans for _, spans in parts])
 
     def done(self, indexes: Sequence[int], answers: Answers) -> None:
@@ -138,10 +156,25 @@ class Guess(NamedTuple):
 
 
 class Text:
-    """One text of a request, or a window of it. It waits in the queue (`hplm.scheduling.waiting`); the engine computes it."""
+    """One text of a request, a window of it, or a student's part of it.
+
+    It waits in the queue (`hplm.scheduling.waiting`); the engine computes it.
+    """
 
     __slots__ = (
-        *("addresses", "arrival_ns", "backbone", "bytes", "deadline_ns", "guess", "index", "is_one_row", "passage", "plan"),
+        *(
+            "addresses",
+            "arrival_ns",
+            "backbone",
+            "bytes",
+            "deadline_ns",
+            "depth",
+            "guess",
+            "index",
+            "is_one_row",
+            "passage",
+            "plan",
+        ),
         *("priority", "read", "reading", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window", "windows"),
     )
 
@@ -168,7 +201,7 @@ class Text:
         self.segments = segments  # uint8
         self.spans = spans  # int32
         self.passage = passage
-        self.window = window  # which of the text's windows it is
+        self.window = window  # which of the text's windows or students it is
         self.windows = windows
         self.bytes = TOKEN_BYTES * len(addresses) + ROW_BYTES * len(spans)
         if passage:
@@ -180,6 +213,7 @@ class Text:
         self.backbone = request.backbone
         self.slot_key, exits = request.tenant.weights, request.tenant.exits
         self.plan = exits.plans[request.rung] if exits is not None else None
+        self.depth = 0  # the layers that it passes; 0: all
         self.guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute
         if self.plan is not None:
@@ -192,6 +226,19 @@ class Text:
         # A text without a token that is read reads its first token, for its first row.
         self.read = rows if len(rows) else FIRST  # the rows that read a token
         self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
+
+    def for_students(self, team: Team) -> list[Text]:
+        """Returns it once for each student. They are computed like windows, and their logits are added."""
+        students, found = self.request.tenant.students, list[Text]()
+        assert students is not None  # it has a team of them
+        for number in range(team.members):
+            own = copy.copy(self)
+            own.slot_key, own.plan = self.request.tenant.student_weights[number], None
+            own.depth, own.window, own.windows = students.depth, number, team.members
+            own.tokens = max(1, round(len(self.addresses) * team.cost / team.members))
+            own.bytes = self.bytes if not number else 0  # they read the same memory
+            found.append(own)
+        return found
 
     @property
     def exits(self) -> Exits:

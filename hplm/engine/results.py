@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 def read_answers(
     texts: Sequence[Text], logits: Sequence[Array], exit: int | None = None
 ) -> Iterator[tuple[list[Text], Answers | HplmError]]:
-    """Yields texts of one request each, in their order, with their answers; of a text in windows, the last that is computed.
+    """Yields texts of one request each, in their order, with their answers.
+
+    Of a text in windows, or with several students, it is the last one that is computed.
 
     `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
@@ -32,7 +34,11 @@ def read_answers(
         if len(numbers) > 1:
             numbers.sort(key=lambda number: texts[number].index)
         read_each = request.tenant.task_object.read_each
-        if read_each is not None and not request.top_k and all([texts[number].is_one_row for number in numbers]):
+        if (
+            read_each is not None
+            and not request.top_k
+            and all([texts[number].is_one_row and texts[number].windows == 1 for number in numbers])
+        ):
             alike.setdefault((read_each, len(request.tenant.labels)), []).append(numbers)
         else:
             yield from _answers(texts, logits, exit, numbers)
@@ -66,7 +72,9 @@ def _calibration(text: Text, exit: int | None) -> Calibration | None:
 
 
 def _level(text: Text, exit: int | None) -> int:
-    """Returns the level of an answer: 1 is that of exit 0, and the last one is behind all layers."""
+    """Returns the level of an answer: 1 is that of exit 0, and the last one is behind all layers. Of students, their number."""
+    if text.depth:
+        return text.windows
     if text.plan is None:
         return 1
     return 1 + (len(text.exits.calibrations) if exit is None else exit)

@@ -114,6 +114,8 @@ class Service:
             try:
                 self._check(request, form)
                 request.rung = self._rung(request, head.rung, form.tokens)
+                if with_confidence and (team := request.team) is not None:
+                    request.calibration = team.calibration
                 request.tokens = form.tokens
                 self.encoder.offer(request.texts_from(form))
             except BaseException:

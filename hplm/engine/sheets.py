@@ -50,7 +50,7 @@ class StagingSettings:
         Exits are where the layers behind them are. The last stage has heads.
         """
         by_layer = [stage.device for stage in self.stages for _ in range(stage.first, stage.last + 1)]
-        return by_layer if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
+        return by_layer[: layout.layers] if layout.places or layout.kind == EXIT else by_layer[-1:] * layout.layers
 
 
 class Sheet:
@@ -88,11 +88,12 @@ class Sheet:
         self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
         # The row of each token in the tensor; None: in order, with padding behind the last one only.
         self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
-        self._exits = None  # of each text: where it may leave; None: none does
-        if any([text.plan is not None for text in self.texts]):
-            self._exits = np.array([text.exit for text in self.texts])
+        # Of each text: the exit where it may leave, and the layers that it passes (0: all). None: all come to the end.
+        self._ways = None
+        if any([text.plan is not None or text.depth for text in self.texts]):
+            self._ways = np.array([(text.exit, text.depth) for text in self.texts])
         self._lie(arrangement, tenants[arrangement.texts])
-        if self._exits is None:
+        if self._ways is None:
             _ = self.ending  # all come to the end, so that it can be prepared ahead
 
     def _lie(self, arrangement: Arrangement, tenants: Array) -> None:
@@ -127,24 +128,36 @@ class Sheet:
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""
-        return NOBODY if self._exits is None else np.flatnonzero(self._exits == exit)
+        return NOBODY if self._ways is None else np.flatnonzero(self._ways[:, 0] == exit)
+
+    def done(self, layers: int) -> Array:
+        """Returns the numbers of the texts that pass so many layers."""
+        return NOBODY if self._ways is None or not layers else np.flatnonzero(self._ways[:, 1] == layers)
+
+    def at_depth(self, done: Array) -> tuple[Array, Array, list[Part]]:
+        """Returns what heads read of these texts: the token of each row, how many rows each has, and the heads."""
+        rows_of = self.rows_of[done]
+        return self._reading(done), rows_of, self._parts(HEAD, rows_of, self._settings.devices[-1], done)
+
+    def _reading(self, numbers: Array) -> Array:
+        """Returns the token that each answer row of these texts reads."""
+        texts: list[int] = numbers.tolist()
+        own: Array = np.concatenate([self.texts[number].reading for number in texts])
+        return own + np.repeat(self._arrangement.starts[numbers], self.rows_of[numbers])
 
     def at_exit(self, asked: Array, stage: int) -> tuple[Array, Array, Array, list[Part]]:
         """Returns what an exit reads of some texts: the token of each row, where the texts lie, and the heads."""
-        starts, rows_of = self._arrangement.starts[asked], self.rows_of[asked]
-        texts: list[int] = asked.tolist()
-        reading = np.concatenate([self.texts[number].reading for number in texts]) + np.repeat(starts, rows_of)
-        heads = self._parts(EXITS, rows_of, self._settings.devices[stage], asked)
-        return reading, starts, self._arrangement.lengths[asked], heads
+        heads = self._parts(EXITS, self.rows_of[asked], self._settings.devices[stage], asked)
+        return self._reading(asked), self._arrangement.starts[asked], self._arrangement.lengths[asked], heads
 
     def leave(self, numbers: Array) -> Array:
         """Takes texts out. Returns the rows of the others, which lie end to end from now on, without padding."""
         stays: Array = np.ones(len(self.texts), dtype=bool)
         stays[numbers] = False
         before = self._arrangement
-        assert self._exits is not None  # some texts may leave
+        assert self._ways is not None  # some texts may leave
         self.texts, self.indexes = list(compress(self.texts, stays)), list(compress(self.indexes, stays))
-        self._exits = self._exits[stays]
+        self._ways = self._ways[stays]
         if self.texts:
             lengths = before.lengths[stays]
             self._lie(Arrangement(before.texts[stays], lengths, lengths), self._tenants[stays])

@@ -146,14 +146,16 @@ class Columns(Generic[T]):
             end = first
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request. They have one tenant and slot key."""
+        """Adds the texts of one request. They have one tenant."""
         while self._length + len(texts) > len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._requests += 1
         first, count = texts[0], len(texts)
-        tenant, slot_key = self._tenants.take(first.tenant, count), self._slot_keys.take(first.slot_key, count)
+        tenant, take = self._tenants.take(first.tenant, count), self._slot_keys.take
+        is_one = texts[-1].slot_key is first.slot_key  # as of all requests but those that students answer
+        slot_keys = [take(first.slot_key, count)] * count if is_one else [take(text.slot_key) for text in texts]
         row, tokens, size = self._length, 0, 0
-        for number, text in enumerate(texts, self._entries + 1):
+        for number, (text, slot_key) in enumerate(zip(texts, slot_keys, strict=True), self._entries + 1):
             self._texts[number] = text
             self._rows[row] = (
                 *(text.arrival_ns, text.deadline_ns or NEVER, self._requests, number),

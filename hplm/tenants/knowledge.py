@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from hplm.plot.branch import Branch
 from hplm.tasks import TASKS, find_task
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
+from hplm.tenants.students import Student, Students
 
 log = logging.getLogger(__name__)
 Head = tuple[Layout, Mapping[str, Tensor]]
@@ -36,6 +38,14 @@ class ExitKnowledge:
 
 
 @dataclass(frozen=True)
+class StudentKnowledge:
+    """The students of a tenant in memory."""
+
+    students: Students  # without records
+    members: Sequence[tuple[Adapter, Head]]
+
+
+@dataclass(frozen=True)
 class Knowledge:
     """A version of a tenant in memory. The tensors have the names and shapes of their layouts."""
 
@@ -48,12 +58,16 @@ class Knowledge:
     version: int = 0  # its version in the store; 0: none
     calibration: Calibration | None = None
     exits: ExitKnowledge | None = None
+    students: StudentKnowledge | None = None
 
     def packed(self) -> Packed:
         """Returns the version's record file. Its heads have room for more labels, so that several tenants have alike ones."""
         heads = {"head": (self.head[0], [self.head[1]])} if self.head is not None else {}
         heads |= {"exits": (self.exits.layout, self.exits.heads)} if self.exits is not None else {}
         parts: dict[str, Part] = {"adapter": self.adapter} if self.adapter is not None else {}
+        for number, (adapter, (layout, own)) in enumerate(self.students.members if self.students is not None else ()):
+            heads[_of_student(number, "head")] = layout, [own]
+            parts[_of_student(number, "adapter")] = adapter
         for name, (layout, layers) in heads.items():
             size = size_for(layout.size)
             parts[name] = replace(layout, size=size), [grown(layer, size) for layer in layers]
@@ -63,6 +77,8 @@ class Knowledge:
             "domain": self.domain, "domain_version": self.domain_version, "task": self.task, "labels": self.labels,
             "calibration": calibration, "exits": exits,
         }  # fmt: skip
+        if self.students is not None:
+            tenant["students"] = self.students.students.described()
         return pack(parts, tenant)
 
     @classmethod
@@ -70,7 +86,7 @@ class Knowledge:
         """Returns what a record file holds. Raises one of MISFITS if it is not the file of a version."""
         tenant, weights, labels = packed.header["tenant"], packed.weights, tuple(packed.header["tenant"]["labels"])
         found = {name: (Layout.of(record.layout), weights(record)) for name, record in packed.records.items()}
-        head = exits = None
+        head = exits = students = None
         if "head" in found:
             layout, (whole,) = found["head"]
             head = replace(layout, size=len(labels)), shrunk(whole, len(labels))
@@ -78,11 +94,18 @@ class Knowledge:
             (layout, heads), outputs = found["exits"], find_task(tenant["task"]).exit_outputs(labels)
             own = [shrunk(whole, outputs) for whole in heads]
             exits = ExitKnowledge(Exits.read(tenant["exits"]), replace(layout, size=outputs), own)
+        if (stored := tenant.get("students")) is not None:
+            members: list[tuple[Adapter, Head]] = []
+            for number in range(Students.read(stored).teams[0].members):
+                layout, (whole,) = found[_of_student(number, "head")]
+                own = replace(layout, size=len(labels)), shrunk(whole, len(labels))
+                members.append((found[_of_student(number, "adapter")], own))
+            students = StudentKnowledge(Students.read(stored), members)
         stored = tenant["calibration"]
         calibration = read_calibration(stored, len(labels), packed.name) if stored is not None else None
         return cls(
             tenant["domain"], tenant["domain_version"], tenant["task"], labels, head, found.get("adapter"), version,
-            calibration, exits,
+            calibration, exits, students,
         )  # fmt: skip
 
     def tenant(self, tenant_id: str, uid: int, version: int, records: Mapping[str, Record]) -> Tenant:
@@ -99,8 +122,16 @@ class Knowledge:
             adapter=records.get("adapter"),
             calibration=self.calibration,
             exits=replace(self.exits.exits, record=records["exits"]) if self.exits is not None else None,
+            students=self._students(records),
             stored=self.version if self.version != version else 0,
         )
+
+    def _students(self, records: Mapping[str, Record]) -> Students | None:
+        if self.students is None:
+            return None
+        numbers = range(len(self.students.members))
+        members = [Student(records[_of_student(one, "head")], records[_of_student(one, "adapter")]) for one in numbers]
+        return replace(self.students.students, members=tuple(members))
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
         """Raises if a backbone with these tables cannot serve the tenant. `width`: of its vectors; None: unknown."""
@@ -132,7 +163,10 @@ class Knowledge:
                 "add it with `hplm domain add` or `hplm domain update`"
             )
         self._check_exits(tenant_id, size)
-        layouts = [part[0] for part in (self.head, self.adapter) if part is not None]
+        members = self.students.members if self.students is not None else ()
+        if members and TASKS[self.task].same is None:
+            raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task}, which students cannot answer: leave them out")
+        layouts = [part[0] for part in (self.head, self.adapter, *chain.from_iterable(members)) if part is not None]
         for layout in layouts:
             known = layouts[0].hidden if width is None else width
             if layout.hidden != known:
@@ -160,6 +194,11 @@ class Knowledge:
             raise InvalidInput(
                 f"tenant {tenant_id!r} has {exits} exits, but not as many layers: make them anew with `hplm tenant exits`"
             )
+
+
+def _of_student(number: int, part: str) -> str:
+    """Returns the name of a part of a record file."""
+    return f"student.{number}.{part}"
 
 
 def read_calibration(stored: dict[str, Any], labels: int, place: object) -> Calibration | None:

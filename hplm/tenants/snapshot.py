@@ -26,6 +26,7 @@ from hplm.registry.store import SNAPSHOTS, Absent, Store
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
+from hplm.tenants.students import Students
 
 log = logging.getLogger(__name__)
 FORMAT = 10
@@ -39,7 +40,7 @@ SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versi
 
 @dataclass(frozen=True, eq=False)
 class TenantWeights:
-    """The places of all weights of a tenant that the upper half needs. There is one for each tenant of a snapshot."""
+    """The places of all weights of a tenant, or of one of its students, that the upper half needs. A snapshot has each once."""
 
     head: Record
     adapter: Record | None
@@ -71,6 +72,7 @@ class Tenant:
     homes: int = 1  # replicas that share its quotas: each grants an equal part
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
     exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
+    students: Students | None = None  # that answer in place of the full stack
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
     @cached_property
@@ -87,8 +89,16 @@ class Tenant:
         return TenantWeights(self.head, self.adapter, self.exits.record if self.exits is not None else None)
 
     @cached_property
+    def student_weights(self) -> tuple[TenantWeights, ...]:
+        """The weights of each of its students."""
+        members = self.students.members if self.students is not None else ()
+        return tuple(TenantWeights(member.head, member.adapter, None) for member in members)
+
+    @cached_property
     def costs(self) -> tuple[float, ...]:
         """The expected work of a token by each of its plans, the dearest first: 1.0 is a pass through all layers."""
+        if self.students is not None:
+            return tuple(team.cost for team in self.students.teams)
         return tuple(plan.cost for plan in self.exits.plans) if self.exits is not None else (1.0,)
 
     @property
@@ -102,7 +112,8 @@ class Tenant:
 
     def records(self) -> list[Record]:
         exits = self.exits.record if self.exits is not None else None
-        return [record for record in (self.head, self.adapter, exits) if record is not None]
+        members = [record for own in self.student_weights for record in (own.head, own.adapter)]
+        return [record for record in (self.head, self.adapter, exits, *members) if record is not None]
 
 
 @dataclass(frozen=True)
@@ -274,6 +285,10 @@ def checked(tenant: Tenant) -> Tenant:
         tenant.exits.check()
         if tenant.exits.record is None or not tenant.exits.suits(len(tenant.labels), tenant.task_object.is_number):
             raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
+    if tenant.students is not None:
+        tenant.students.check()
+        if len(tenant.students.members) < tenant.students.teams[0].members or not tenant.students.suits(len(tenant.labels)):
+            raise TypeError(f"tenant {tenant.id!r} has the students of another tenant")
     return tenant
 
 

@@ -20,9 +20,9 @@ from builder.store.store import TenantFile
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.scheduling.policy import OURS
-from testing.random_store import change_version, random_store
+from testing.random_store import change_version, random_store, random_students
 from testing.reference import Reading, Reference
-from testing.toy import CONFIG, DOMAINS, WORDS, random_text
+from testing.toy import CONFIG, DOMAINS, WITH_STUDENTS, WORDS, random_text
 from testing.toy import TENANTS as TOY
 from tests import confidence, tasks
 from tests.answers.pairwise import pairwise
@@ -35,7 +35,7 @@ from tests.tasks import expected_logits, question, same_labels
 pytestmark = pytest.mark.slow
 
 CROWD = [TenantFile(f"crowd-{i}", 1, "root", 1, "classify", ["a", "b", "c"], 8) for i in range(12)]  # for four slots
-TENANTS = {tenant.id: tenant for tenant in [*TOY, *tasks.TENANTS, *CROWD]}
+TENANTS = {tenant.id: tenant for tenant in [*TOY, *tasks.TENANTS, *CROWD, WITH_STUDENTS]}
 WORLDS = {  # the window of the tables, and their precision
     "3 fp16": (Window(3), "fp16"),
     "5 bf16": (Window(5), "bf16"),
@@ -73,9 +73,10 @@ class World:
     """All tasks, kinds of adapters and heads in one backbone, and the reference's answers to a pool of texts."""
 
     def __init__(self, folder: Path, window: Window, stored: str) -> None:
-        tenants = [*TOY, *tasks.TENANTS, *CROWD]
+        tenants = [*TENANTS.values()]
         store = random_store(folder / "store", replace(CONFIG, window=window), tenants, DOMAINS, spread=0.3, dtype=stored)
         tasks.leave_some_unanswered(store)
+        random_students(store, WITH_STUDENTS)
         for name, calibration in CALIBRATIONS.items():
             change_version(store, store.tenant(name), calibration=calibration)
         export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4))

@@ -23,6 +23,8 @@ from builder.learning.masked import further_pretrain
 from builder.store import savepoint
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
+from builder.students.boosting import StudentOptions
+from builder.students.build import build_students
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
@@ -114,6 +116,13 @@ def calibrated(folder, given):
     return lambda target: calibrate_tenant(copied(ready, target), "pair", texts, precision, CPU, show_progress=False)
 
 
+def students(folder, given):
+    ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
+    pretend(ready, "classify", train)
+    options = StudentOptions(1, 2, rank=2, epochs=1)
+    return lambda target: build_students(copied(ready, target), "acme", options, CPU, show_progress=False)
+
+
 def imported(folder, given):
     ready, text = Store(given("imported")), corpus(folder, 1)
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], min_tokens=1))
@@ -145,7 +154,8 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, imported: 20, deleted: 5, unpacked: 5
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, students: 6, imported: 20,
+    deleted: 5, unpacked: 5,
 }  # fmt: skip
 
 

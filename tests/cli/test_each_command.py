@@ -106,6 +106,7 @@ NEED_THE_BUILDER = [
     *("build root --model x --corpus x --store x", "build domain --name x --corpus x --store x"),
     *("build tenant --id x --task tag --train x --store x", "import --id x --from x --store x", "export --store x"),
     *("evaluate --id x --test x --store x", "calibrate --id x --texts x --store x", "tenant exits x --texts x --store x"),
+    "tenant students x --layers 1 --store x",
     *("tenant export x --store x --to x", "place emit --placement x --repository x --to x"),
     "domain inspect --name x --store x",
     *(f"tenant {action} x {LIVE}" for action in ("add", "update", "publish")),

@@ -24,7 +24,7 @@ from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.server import process_group
 from hplm.tenants.manager import Manager
-from testing.toy import TENANTS, make_chat
+from testing.toy import SERVED, make_chat
 from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.support.message import mentions
@@ -91,7 +91,7 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         for protocol in ("HTTP", "gRPC", "metrics"):
             assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
         log = tmp_path / ".hplm" / "serve-0.log"
-        assert mentions(said, "tritonserver", "toy-lookup", "no decoder", "--address 0.0.0.0", log, len(TENANTS), "acme")
+        assert mentions(said, "tritonserver", "toy-lookup", "no decoder", "--address 0.0.0.0", log, len(SERVED), "acme")
         assert mentions(said, state / "toy") and log.is_file()  # a mistyped one would be seen here
         url = re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
         stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
@@ -189,4 +189,4 @@ def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monke
 def test_tenants_without_keys_are_found(toy, tmp_path):
     begin(Folder(tmp_path / "state/toy"))
     Manager.open(toy.repository, tmp_path / "state").add_key("acme")
-    assert open_tenants(toy.repository, tmp_path / "state") == sorted(tenant.id for tenant in TENANTS[1:])
+    assert open_tenants(toy.repository, tmp_path / "state") == sorted(tenant.id for tenant in SERVED[1:])

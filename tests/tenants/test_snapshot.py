@@ -10,7 +10,8 @@ from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot
-from testing.toy import TENANTS
+from hplm.tenants.students import Team
+from testing.toy import SERVED
 from tests.support.message import refusing
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
@@ -33,14 +34,15 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
     whole.save(tmp_path / "copy.json")
     again = Snapshot.load(tmp_path / "copy.json")
     assert (again.tenants, again.branches, again.ledger) == (whole.tenants, whole.branches, whole.ledger)
-    assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in TENANTS] and again.by_uid(1).id == "acme"
+    assert [tenant.id for tenant in again.tenants] == [tenant.id for tenant in SERVED] and again.by_uid(1).id == "acme"
     assert again.find("echo").adapter is None and again.find("city").exits is not None
     assert {key.partition(",")[0] for key in again.layouts} == {"bottleneck", "exit", "head", "head2", "lora"}
-    assert again.ledger.next_uid == len(TENANTS) + 1
+    assert again.ledger.next_uid == len(SERVED) + 1
 
 
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
 WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
+TEAM = asdict(Team(2, 1.0))
 WRONG = [
     *({"calibration": wrong} for wrong in (3, {"kind": "dirichlet"}, {**WARM, "temperature": "hot"}, asdict(PAIR))),
     *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, shares=(0.5,))))),
@@ -48,6 +50,8 @@ WRONG = [
     *({"exits": {"plans": wrong}} for wrong in ([], [{**PLAN, "exit": 2}], [{**PLAN, "threshold": 3}], [{**PLAN, "cost": 0}])),
     *({"exits": {"calibrations": wrong}} for wrong in ([], [asdict(Calibration(INTERVAL))] * 2)),
     {"exits": {"record": None}},
+    *({"students": {"teams": wrong}} for wrong in ([], [{**TEAM, "members": 3}], [{**TEAM, "cost": 0}], [TEAM, TEAM])),
+    *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": asdict(PAIR)}]})),
 ]
 
 
@@ -56,8 +60,11 @@ def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path,
     path = tmp_path / "3"
     whole.save(path)
     stored = json.loads(path.read_text())
-    tenant = next(tenant for tenant in stored["tenants"] if tenant["id"] == ("city" if "exits" in wrong else "acme"))
-    tenant.update({"exits": {**tenant["exits"], **wrong["exits"]}} if "exits" in wrong else wrong)
+    (part,) = wrong
+    tenant = next(
+        tenant for tenant in stored["tenants"] if tenant["id"] == {"exits": "city", "students": "iris"}.get(part, "acme")
+    )
+    tenant[part] = {**tenant[part], **wrong[part]} if part in ("exits", "students") else wrong[part]
     path.write_text(json.dumps(stored))
     with refusing(Broken, "does not describe tenants"):
         Snapshot.load(path)

@@ -1,7 +1,6 @@
 """Tenants on a toy backbone: they learn every task, are scored as they are served, and are trained on."""
 
 import html
-import shutil
 
 import pytest
 import torch
@@ -9,31 +8,13 @@ import torch
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store
 from builder.training.tenant import warnings_of
 from testing.reference import Reference
 from tests.builder.training.small_tenants import CPU, STILL, TASKS, change, learn, made, weights
 from tests.support.message import mentions
 from tests.tasks import same_labels
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def trained(learnable, tmp_path_factory):
-    """A store with a tenant of each entry of TASKS, and the folder of their data: a test changes only copies of it."""
-    folder = tmp_path_factory.mktemp("trained")
-    store = Store(shutil.copytree(learnable.folder, folder / "store"))
-    for name, (task, texts, *_, options) in TASKS.items():
-        train, dev, _ = (made(folder, name, *part) for part in ((texts, "train"), (60, "dev"), (150, "test")))
-        learn(store, task, train, dev, tenant=name, epochs=6, batch_texts=32, **(options or {"learning_rate": 1e-2}))
-    return store, folder
-
-
-@pytest.fixture
-def trained_store(trained, tmp_path):
-    """A copy of it, which a test may change."""
-    return Store(shutil.copytree(trained[0].folder, tmp_path / "trained"))
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]  # the tenants are trained in one process
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,152 @@
+"""Makes the students of a tenant's newest version from the texts of its training, and stores a next version that has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from builder.evaluation.tenant import find_tenant
+from builder.exits.answers import calibration_by
+from builder.store.store import Store, TenantFile, check_name
+from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
+from builder.students.team import ServedTeam, StudentTeam
+from builder.tables.build_folder import held, put_away
+from builder.tasks.lookup import Reader
+from builder.training.bodies import Body, PlotBody
+from builder.training.data import Data, read_files
+from builder.training.finetuning import logits_of
+from builder.training.history import PARTS, learned_by
+from builder.training.model import TenantModel
+from builder.training.teacher import dedicated
+from builder.training.tenant import begin
+from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
+from hplm.tenants.knowledge import StudentKnowledge
+from hplm.tenants.students import MOST, Students, Team
+
+OWN, DEDICATED = "own", "dedicated"  # teachers
+
+
+def build_students(
+    store: Store, tenant_id: str, options: StudentOptions, device: torch.device, teacher: str = OWN,
+    seen: Sequence[Path] = (), show_progress: bool = True,
+) -> tuple[dict[str, Any], bool]:  # fmt: skip
+    """Stores a next version with students. Returns the report, and whether they are new: the same call changes nothing.
+
+    `teacher`: the tenant itself, or a BERT that is fine-tuned in full. `seen`: files of its training that have moved.
+    """
+    check_name("tenant", tenant_id)
+    working = store.tenant_work_folder(tenant_id)
+    with held(working, f"tenant {tenant_id!r}"):
+        tenant = find_tenant(store, tenant_id)
+        _check(store, tenant, options, teacher)
+        before, report = store.knowledge(tenant), store.report(tenant)
+        asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
+        if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
+            put_away(working)  # an interruption may have left it
+            return known["report"], False
+        files = list(learned_by(store, tenant, seen, PARTS))[:2]
+        if not files:
+            raise InvalidInput(
+                f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
+            )
+        train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
+        start = tenant if dev_file is None else None  # whose training file is divided as before
+        read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, start)
+        begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
+        reader = Reader(store, tenant.domain, tenant.domain_version)
+        data = replace(read.looked_up(reader, device, None, show_progress), labels=tenant.labels)
+        made, told = _made(store, tenant, data, options, teacher, working, show_progress)
+        report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
+        store.save_next(tenant, replace(before, exits=None, students=made), report)
+        put_away(working)
+        return report["students"]["report"], True
+
+
+def _check(store: Store, tenant: TenantFile, options: StudentOptions, teacher: str) -> None:
+    if tenant.task in ("span", "generate"):
+        raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, which students cannot answer")
+    layers = store.config.upper_layers
+    if not 1 <= options.depth <= layers:
+        raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
+    if not 1 <= options.students <= MOST:
+        raise InvalidInput(f"--students {options.students}: give 1 to {MOST}")
+    for name in ("rank", "epochs"):
+        if getattr(options, name) < 1:
+            raise InvalidInput(f"--{name} {getattr(options, name)}: give 1 or more")
+    if not options.stacking >= 0:
+        raise InvalidInput(f"--stacking {options.stacking:g}: give 0 or more")
+    if not options.learning_rate > 0:
+        raise InvalidInput(f"--learning-rate {options.learning_rate:g}: give a number above 0")
+    if teacher not in (OWN, DEDICATED):
+        raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
+
+
+def _made(
+    store: Store, tenant: TenantFile, data: Data, options: StudentOptions, teacher: str, working: Path, show_progress: bool
+) -> tuple[StudentKnowledge, dict[str, Any]]:
+    whole, model = _teacher(store, tenant, data, teacher, working, show_progress)
+    seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
+    torch.manual_seed(options.seed)
+    team = StudentTeam(store.config, options.depth, options.rank, len(data.labels), tenant.dtype, options.seed).to(data.device)
+    team.mean, team.spread = data.task.scale(data.train.examples)
+    if "dense" not in model.head:
+        team.start_at(model.head["weight"][0], model.head["bias"][0])
+    body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
+    told = boosted(body, team, data, seen, options, working, show_progress)
+    if not told:
+        raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
+    learn_together(body, team, data, seen[0], options, working, show_progress)
+    layers, learned = store.config.upper_layers, team.knowledge()
+    sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
+    scores = [data.task.score(data.labels, data.dev.examples, _answers(data, logits)) for logits in sums]
+    best = 1 + int(np.argmax([own.main for own in scores]))
+    members = learned[:best]
+    sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
+    found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
+    size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
+    taught = data.task.score(data.labels, data.dev.examples, _answers(data, [rows.numpy() for rows in seen[1].logits]))
+    return found, {
+        "task": tenant.task, "metric": taught.metric, "depth": options.depth, "of_layers": layers, "teacher": teacher,
+        "teacher_score": taught.main, "learned_texts": len(data.train.texts), "dev_texts": len(data.dev.texts),
+        "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
+    }  # fmt: skip
+
+
+def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.ndarray]]:
+    """Returns what the first student says of each text of dev, then the first two together, and so on, as they are served."""
+    sums: list[list[np.ndarray]] = []
+    for number in range(len(found.members)):
+        own, _ = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
+        sums.append([one + more for one, more in zip(sums[-1], own, strict=True)] if sums else own)
+    return sums
+
+
+def _answers(data: Data, logits: Sequence[np.ndarray]) -> list[list[str]]:
+    both = zip(logits, data.dev.texts, strict=True)
+    return [data.task.served.answer(rows, text.spans, data.labels).labels for rows, text in both]
+
+
+def _teacher(
+    store: Store, tenant: TenantFile, data: Data, teacher: str, working: Path, show_progress: bool
+) -> tuple[Body, TenantModel]:
+    if teacher == DEDICATED:
+        trained = dedicated(data, working / "teacher.pt", show_progress)
+        return trained.body, trained.model
+    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
+    model.load(*store.tenant_weights(tenant))
+    body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
+    return body, model.to(data.device)
+
+
+def _calibration(logits: Sequence[np.ndarray], data: Data) -> Calibration | None:
+    """Returns the calibration of a team; None for tasks whose answers are more than one label."""
+    if data.task.served.read_each is None:
+        return None
+    return calibration_by(data.dev.examples, data.labels, torch.from_numpy(np.concatenate(logits)))

@@ -1,0 +1,119 @@
+"""The students of a tenant on the first upper layers: their rows are added, and one classifier reads the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from builder.tasks.lookup import Pack
+from builder.training.bodies import PlotBody
+from builder.training.model import TenantModel
+from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
+from hplm.adapters.tiles import Tiles
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import through
+from hplm.tenants.knowledge import Adapter, Head, StudentKnowledge
+
+
+class Members(nn.ModuleList):
+    """The members of a team, in their order."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[TenantModel]: ...
+        def __getitem__(self, number: int) -> TenantModel: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class StudentTeam(nn.Module):
+    """While it learns, a member's head gives as many numbers as the backbone is wide, and `classifier` reads their sum.
+
+    A stored member's head gives logits: the classifier is linear, so that it may be applied before the sum.
+    """
+
+    def __init__(self, config: BackboneConfig, depth: int, rank: int, labels: int, dtype: str, seed: int = 0) -> None:
+        super().__init__()
+        whole = adapter_layout(config, "lora", rank, tuple(PROJECTIONS), dtype=dtype)
+        assert whole is not None  # its rank is not 0
+        self.depth, self._labels = depth, labels
+        self._adapter, self._pooler = replace(whole, layers=depth), head_layout(config, config.hidden, dtype=dtype)
+        self._stored = head_layout(config, labels, dtype=dtype)
+        self.members = Members()
+        self.classifier = nn.Linear(config.hidden, labels)
+        self.mean, self.spread = 0.0, 1.0  # of values, as in `TenantModel`
+        self._seed = seed
+
+    @torch.no_grad()
+    def start_at(self, weight: Tensor, bias: Tensor) -> None:
+        """Lets the classifier start as a teacher's head, which reads the rows that members learn."""
+        self.classifier.weight.copy_(weight / self.spread)
+        self.classifier.bias.copy_((bias - self.mean) / self.spread)
+
+    def add(self) -> None:
+        """Adds a member, which starts as the one before it."""
+        member = TenantModel(self._adapter, self._pooler, self._seed)
+        if len(self.members):
+            member.load_state_dict(self.members[-1].state_dict())
+        self.members.append(member.to(self.classifier.weight.device))
+
+    def rows(self, body: PlotBody, pack: Pack, number: int) -> Tensor:
+        """Returns what a member's head says of the rows that are read."""
+        return rows_of(body, pack, self.members[number], self.depth)
+
+    def rows_and_half(self, body: PlotBody, pack: Pack, number: int) -> tuple[Tensor, Tensor]:
+        """Returns the same, and the states of these rows in the middle of the member's layers."""
+        member = self.members[number]
+        states = member.states(body, pack, self.depth)
+        return member.read(states[-1][pack.reading]), states[-(-self.depth // 2)][pack.reading]
+
+    def prefixes(self, body: PlotBody, pack: Pack) -> list[Tensor]:
+        """Returns the logits of the first member, of the first two, and so on."""
+        sums = torch.stack([self.rows(body, pack, number) for number in range(len(self.members))]).cumsum(0)
+        return [self.classifier(rows).float() * self.spread + self.mean for rows in sums]
+
+    @torch.no_grad()
+    def knowledge(self) -> list[tuple[Adapter, Head]]:
+        """Returns the members as records have them: each with a head that gives logits."""
+        found: list[tuple[Adapter, Head]] = []
+        weight, bias = self.classifier.weight * self.spread, self.classifier.bias * self.spread + self.mean
+        for number, member in enumerate(self.members):
+            member.round_to_storage()  # raises where a weight is too large for 16 bits
+            adapter, pooler = member.stored()
+            assert adapter is not None
+            head = {"weight": weight @ pooler["weight"].to(weight), "bias": weight @ pooler["bias"].to(bias)}
+            if not number:
+                head["bias"] = head["bias"] + bias
+            rounded = {name: part.to(self._stored.torch_dtype).cpu() for name, part in head.items()}
+            found.append(((self._adapter, adapter), (self._stored, rounded)))
+        return found
+
+
+class ServedTeam(nn.Module):
+    """Stored students, as they are served."""
+
+    def __init__(self, found: StudentKnowledge, numbers: Sequence[int] | None = None) -> None:
+        """`numbers`: of the members; None: all."""
+        super().__init__()
+        self.depth, self.spread = found.students.depth, 1.0
+        self.members = Members()
+        for number in range(len(found.members)) if numbers is None else numbers:
+            (adapter, layers), (head, weights) = found.members[number]
+            member = TenantModel(adapter, head, seed=0)
+            member.load([dict(layer) for layer in layers], dict(weights))
+            self.members.append(member)
+
+    def forward(self, body: PlotBody, pack: Pack) -> Tensor:
+        return torch.stack([rows_of(body, pack, member, self.depth) for member in self.members]).sum(0)
+
+
+def rows_of(body: PlotBody, pack: Pack, member: TenantModel, depth: int) -> Tensor:
+    """Returns what a member's head says of the rows that are read, behind the first layers."""
+    assert pack.sums is not None
+    x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
+    every, read = (Tiles(np.zeros(count, dtype=np.int64), x.device) for count in (len(x), len(pack.reading)))
+    adapts, attend = member.adapts(every, read), body.attention(pack, x.device)
+    return member.read(through(body.upper.layers[:depth], x, attend, adapts, pack.reading).float())

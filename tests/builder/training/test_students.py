@@ -1,0 +1,52 @@
+"""Students of a tenant: what they learn, how many stay, and that they are stored as they were judged."""
+
+import pytest
+import torch
+
+from builder.evaluation.calibration import calibrate_tenant
+from builder.evaluation.tenant import evaluate_tenant
+from builder.students.boosting import StudentOptions
+from builder.students.build import build_students
+from hplm.engine.engine import resolve_precision
+from hplm.errors import InvalidInput
+from tests.support.message import refusing
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]
+CPU = torch.device("cpu")
+OPTIONS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
+
+
+@pytest.mark.parametrize("tenant", ["bio", "regress", "cut"])
+def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_is_stored(trained, trained_store, tenant):
+    _, folder = trained
+    report, is_new = build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False)
+    missing, scores, kept = [own["residual"] for own in report["boosting"]], report["scores"], report["kept"]
+    assert is_new and missing == sorted(missing, reverse=True) and missing[0] < 1
+    assert len(scores) == len(missing) and scores[kept - 1] == max(scores) > 0.7 * report["teacher_score"] > 0
+    found = trained_store.knowledge(trained_store.tenant(tenant)).students
+    assert [team.members for team in found.students.teams] == [*range(kept, 0, -1)] and found.students.depth == 2
+    assert len(found.members) == kept
+    for members, score in {None: scores[kept - 1], 0: report["teacher_score"], 1: scores[0]}.items():
+        judged = evaluate_tenant(trained_store, tenant, folder / f"{tenant}-dev.jsonl", CPU, False, members=members)
+        assert judged.scores.main == pytest.approx(score, abs=1e-5)
+    assert build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False) == (report, False)
+    assert trained_store.tenant(tenant).version == report["version"]
+
+
+def test_what_students_cannot_do_is_refused(trained, trained_store):
+    for tenant, options, named in (
+        ("span-or-none", OPTIONS, ["span"]),
+        ("cut", StudentOptions(depth=4), ["--layers 4", "1 to 3"]),
+        ("cut", StudentOptions(depth=1, students=17), ["--students 17"]),
+        ("cut", StudentOptions(depth=1, rank=0), ["--rank 0"]),
+        ("cut", StudentOptions(depth=1, learning_rate=0), ["--learning-rate 0"]),
+        ("cut", StudentOptions(depth=1, stacking=-1), ["--stacking -1"]),
+    ):
+        with refusing(InvalidInput, *named):
+            build_students(trained_store, tenant, options, CPU, show_progress=False)
+    with refusing(InvalidInput, "--teacher mine"):
+        build_students(trained_store, "cut", OPTIONS, CPU, teacher="mine")
+    build_students(trained_store, "cut", StudentOptions(1, 1, rank=2, epochs=1), CPU, show_progress=False)
+    (texts,) = trained[1].glob("cut-test.jsonl")
+    with refusing(InvalidInput, "students"):
+        calibrate_tenant(trained_store, "cut", texts, resolve_precision("fp32", CPU), CPU, show_progress=False)

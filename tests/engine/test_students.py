@@ -1,0 +1,72 @@
+"""Students: a text waits once for each that answers it, load lowers their number, and what is broken fails alone."""
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.errors import Broken
+from testing.random_store import random_store, random_students
+from testing.reference import Reference
+from testing.toy import CONFIG, random_text
+from tests.engine.asker import Asker
+from tests.engine.test_damage import harm
+from tests.support.message import mentions
+
+TEAMS = (6, 3, 1)
+LABELS = ["x", "y", "z"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two tenants with six students of one layer each, and one without."""
+    folder = tmp_path_factory.mktemp("students")
+    tenants = [TenantFile(name, 1, "root", 1, "classify", LABELS, 4, "lora") for name in ("crew", "band", "solo")]
+    store = random_store(folder / "store", CONFIG, tenants, spread=0.3)
+    for number, tenant in enumerate(tenants[:2]):
+        random_students(store, tenant, TEAMS, seed=number)
+    export(store, folder / "repository", ServingOptions(dtype="fp32"))
+    return folder / "repository/toy/1"
+
+
+def test_a_request_gets_the_number_of_students_of_its_rung(folder):
+    """Slots for seven records of a layout hold one text of six students beside another: other texts wait."""
+    asker, reference, rng = Asker(folder, slots="14", batch_tokens="64"), Reference.open(folder), random.Random(1)
+    asked = []
+    for number in range(30):
+        tenant, texts, rung = rng.choice(["crew", "band", "solo"]), [random_text(rng, 9)] * rng.choice([1, 2]), 1 + number % 3
+        asked.append((tenant, texts, rung, asker.ask(tenant, texts, confidence=True, rung=rung)))
+    levels = set()
+    assert asker.backbone.view.snapshot.find("crew").costs == (3.0, 1.5, 0.5)  # by which the load controller chooses
+    for tenant, texts, rung, number in asked:
+        members = TEAMS[rung - 1]
+        wanted = reference.forward(texts[0], tenant, students=members)
+        for answer in asker.wait(number):
+            np.testing.assert_allclose(answer.logits, wanted, atol=1e-3)
+            assert answer.level == (1 if tenant == "solo" else members)
+            levels.add(answer.level)
+            if tenant != "solo":
+                assert answer.confidence == pytest.approx(float((wanted / 1.5).softmax(1).max()), abs=1e-3)
+    assert levels == set(TEAMS)
+    asker.close()
+
+
+def test_a_broken_student_fails_its_tenant_alone(folder, tmp_path):
+    mine = shutil.copytree(folder, tmp_path / "1")
+    record = Backbone(mine).view.snapshot.find("crew").students.members[4].adapter
+    harm(mine / Backbone.RECORDS / record.file, "another byte", record.offset + 7)
+    asker, reference = Asker(mine, slots="14"), Reference.open(folder)
+    for tenant in ("crew", "band", "solo", "crew"):
+        answer = asker.wait(asker.ask(tenant, ["some words"], rung=1))
+        if tenant == "crew":
+            assert isinstance(answer, Broken) and mentions(answer, "'crew'", record.file)
+        else:
+            np.testing.assert_allclose(answer[0].logits, reference.forward("some words", tenant), atol=1e-3)
+    few = asker.wait(asker.ask("crew", ["some words"], rung=2))  # its first students are whole
+    np.testing.assert_allclose(few[0].logits, reference.forward("some words", "crew", students=3), atol=1e-3)
+    asker.close()
