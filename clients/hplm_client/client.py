@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from types import TracebackType
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hplm_client import generation, transports, wire
 from hplm_client.answer import Answer
-from hplm_client.errors import ConnectionFailed, HplmClientError, SafeToRetry, listing
-from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
-from hplm_client.settings import Protocol, Settings
+from hplm_client.calls import Calls
+from hplm_client.errors import HplmClientError
+from hplm_client.generation import Generated, Piece
+
+if TYPE_CHECKING:
+    from hplm_client.calls import Transport
+
+T = TypeVar("T")
 
 
-class HplmClient:
+class HplmClient(Calls[Answer, list[Answer], Generated, Iterator[Piece]]):
     """Asks one server, over HTTP or gRPC. Any number of threads may use one client, without waiting for each other.
 
     url              HOST:PORT of the protocol (Triton's defaults: 8000 for HTTP, 8001 for gRPC); https://HOST[:PORT] for TLS
@@ -28,200 +29,65 @@ class HplmClient:
     ca_file          PEM file: turns TLS on, and trusts the certificates in it instead of the system's
     """
 
-    def __init__(
-        self,
-        url: str,
-        protocol: Protocol = "http",
-        backbone: str | None = None,
-        api_key: str | None = None,
-        network_timeout: float = 30.0,
-        retries: int = 2,
-        tls: bool = False,
-        ca_file: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
-        self._named = backbone
-        self._encoder: str | None = None  # both are found on first use, if no backbone was named
-        self._decoder: str | None = None
-        self._transport = transports.blocking(self._settings)
-        self._closed = False
-
-    def infer(
-        self,
-        text: str,
-        *,
-        tenant: str,
-        pair: str | None = None,
-        deadline_ms: float | None = None,
-        top_k: int | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
-        logits: bool = False,
-        confidence: bool = False,
-        rung: int | None = None,
-        level: bool = False,
-    ) -> Answer:
-        """Returns the answer for one text.
-
-        `deadline_ms` counts from now and includes retries. None means the tenant's default.
-        """
-        return self.infer_batch(
-            [text],
-            tenant=tenant,
-            pairs=None if pair is None else [pair],
-            deadline_ms=deadline_ms,
-            top_k=top_k,
-            truncate=truncate,
-            priority=priority,
-            logits=logits,
-            confidence=confidence,
-            rung=rung,
-            level=level,
-        )[0]
-
-    def infer_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        tenant: str,
-        pairs: Sequence[str] | None = None,
-        deadline_ms: float | None = None,
-        top_k: int | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
-        logits: bool = False,
-        confidence: bool = False,
-        rung: int | None = None,
-        level: bool = False,
-    ) -> list[Answer]:
-        """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
-        question = wire.Question(texts, tenant, pairs, top_k, truncate, priority, logits, confidence, rung, level)
-        attempts = self._settings.attempts(deadline_ms)  # includes the time to find the backbone
-        self._check_open()
-        arguments = wire.encode(question, self._transport.library)
-        while True:
-            try:
-                backbone = self._find_backbone(attempts.network_s)
-                arguments["timeout"] = attempts.timeout_us
-                return wire.decode(self._transport.infer(backbone, arguments, attempts.network_s), question)
-            except SafeToRetry as error:
-                pause = attempts.pause_s(error)
-            time.sleep(pause)
-
-    def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        tenant: str,
-        messages: Messages | None = None,
-        deadline_ms: float | None = None,
-        first_token_ms: float | None = None,
-        token_ms: float | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
-        **sampling: Any,
-    ) -> Generated:
-        """Returns a decoder's whole answer. `sampling`: `max_tokens`, `temperature` and the others of docs/generation.md.
-
-        `messages`, instead of a prompt, are those of a chat: [{"role": "user", "content": "Hello"}, ...].
-        `deadline_ms` counts from now and includes retries. What was generated by then is the answer.
-        """
-        asked = Prompt(prompt, messages, tenant, sampling, False, first_token_ms, token_ms, truncate, priority)
-        return generation.whole_in(self._responses(asked, deadline_ms))
-
-    def stream(
-        self,
-        prompt: str | None = None,
-        *,
-        tenant: str,
-        messages: Messages | None = None,
-        deadline_ms: float | None = None,
-        first_token_ms: float | None = None,
-        token_ms: float | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
-        **sampling: Any,
-    ) -> Iterator[Piece]:
-        """Yields a decoder's answer while it grows. To close the iterator cancels the request.
-
-        Only the wait for the first part is repeated, and `network_timeout` limits the wait for each part.
-        """
-        asked = Prompt(prompt, messages, tenant, sampling, True, first_token_ms, token_ms, truncate, priority)
-        return generation.pieces_in(self._responses(asked, deadline_ms))
-
-    def _responses(self, prompt: Prompt, deadline_ms: float | None) -> Generator[Outputs]:
-        attempts = self._settings.attempts(deadline_ms)
-        self._check_open()
-        while True:
-            try:
-                backbone = self._find_decoder(attempts.network_s)
-                responses = self._ask(backbone, prompt, attempts.timeout_us, attempts.network_s)
-                with generation.before_the_first_part(prompt, backbone):
-                    first = generation.begun(next(responses, None), backbone)
-                break
-            except SafeToRetry as error:
-                pause = attempts.pause_s(error)
-            time.sleep(pause)
-        with closing(responses):
-            yield first
-            yield from responses
-
-    def _ask(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
-        if prompt.goes_by_infer(backbone):
-            arguments = prompt.arguments(self._transport.library, timeout_us)
-            yield generation.outputs_in(self._transport.infer(backbone, arguments, seconds))
-        else:
-            yield from self._transport.generate(backbone, prompt, timeout_us, seconds)
-
     @property
     def backbone(self) -> str:
         """The name of the backbone. Asks the server if none was given."""
-        self._check_open()
-        return self._find_backbone(self._settings.network_timeout)
+        return finished(self._find_backbone())
 
     def backbones(self) -> list[str]:
         """Returns the backbones that are ready on the server."""
-        self._check_open()
-        return wire.backbones_in(self._transport.statistics(self._settings.network_timeout))
+        return finished(self._backbones())
 
     def ready(self) -> bool:
         """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""
-        self._check_open()
-        try:
-            return self._transport.ready(self._named or self._encoder, self._settings.network_timeout)
-        except ConnectionFailed:
-            return False
+        return finished(self._is_ready())
 
     def close(self) -> None:
         self._closed = True
-        self._transport.close()
+        finished(self._made.close())
 
-    def _find_backbone(self, seconds: float) -> str:
-        if self._named is not None:
-            return self._named
-        if self._encoder is None:
-            with listing("backbones"):
-                names = wire.backbones_in(self._transport.statistics(min(seconds, self._settings.network_timeout)))
-            self._encoder = wire.only_backbone(names)
-        return self._encoder
+    def _begin(self) -> None:
+        # gRPC takes a while to load, and most programs need only one protocol.
+        if self._settings.protocol == "http":
+            from hplm_client.transports.http import HttpTransport as Transport
+        else:
+            from hplm_client.transports.grpc import GrpcTransport as Transport
+        self._made = Transport(self._settings)
 
-    def _find_decoder(self, seconds: float) -> str:
-        if self._named is not None:
-            return self._named
-        if self._decoder is None:
-            seconds = min(seconds, self._settings.network_timeout)
-            with listing("models"):
-                names = wire.others_in(self._transport.statistics(seconds))
-                found = [name for name in names if generation.reads_prompts(self._transport.metadata(name, seconds))]
-            self._decoder = generation.only_decoder(found)
-        return self._decoder
-
-    def _check_open(self) -> None:
+    def _transport(self) -> Transport:
         if self._closed:
             raise HplmClientError("this client is closed: make a new one")
+        return self._made
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return finished(work)
+
+    def _iterated(self, pieces: AsyncGenerator[Piece]) -> Iterator[Piece]:
+        try:
+            while True:
+                try:
+                    piece = finished(pieces.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield piece
+        finally:
+            finished(pieces.aclose())
+
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def __enter__(self) -> HplmClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine in this thread, without an event loop. Those of blocking transports block where others would wait."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    work.close()
+    raise RuntimeError("a coroutine of the blocking client waits for an event loop")

@@ -27,6 +27,15 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is sent over either protocol. Without `outputs`, all of the model are sent back."""
+
+    inputs: Mapping[str, np.ndarray]  # of flags, or of encoded texts
+    parameters: Mapping[str, str | int | bool]
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
     """One request: some texts for one tenant."""
 
@@ -71,18 +80,12 @@ def check_tenant(name: str) -> None:
         raise InvalidInput(f"the tenant's name {name!r} has a NUL: give the tenant's name")
 
 
-def encode(question: Question, library: Any) -> dict[str, Any]:
-    """Returns keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
-    inputs = [_strings(library, "TEXT", question.texts)]
+def encode(question: Question) -> Request:
+    inputs = {"TEXT": _strings("TEXT", question.texts)}
     if question.pairs is not None:
-        inputs.append(_strings(library, "TEXT_PAIR", question.pairs))
+        inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
     asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": question.level}
-    names = [*OUTPUTS, *(name for name, wanted in asked.items() if wanted)]
-    return {
-        "inputs": inputs,
-        "outputs": [library.InferRequestedOutput(name) for name in names],
-        "parameters": question.parameters(),
-    }
+    return Request(inputs, question.parameters(), (*OUTPUTS, *(name for name, wanted in asked.items() if wanted)))
 
 
 @expecting("that of a backbone")
@@ -149,7 +152,7 @@ def only_backbone(names: list[str]) -> str:
     raise NoBackbone("the server has no backbone that is ready, which is a model with a -lookup and an -upper model")
 
 
-def _strings(library: Any, name: str, texts: Sequence[str]) -> Any:
+def _strings(name: str, texts: Sequence[str]) -> np.ndarray:
     column = np.empty((len(texts), 1), dtype=np.object_)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -158,9 +161,7 @@ def _strings(library: Any, name: str, texts: Sequence[str]) -> Any:
             column[number, 0] = text.encode()
         except UnicodeEncodeError as error:
             raise InvalidInput(f"{name} {number} cannot be encoded as UTF-8: {error}") from error
-    tensor = library.InferInput(name, list(column.shape), "BYTES")
-    tensor.set_data_from_numpy(column)
-    return tensor
+    return column
 
 
 def _tensor(result: Tensors, name: str, dimensions: int, batch: int) -> np.ndarray:

@@ -192,7 +192,7 @@ def test_an_idle_connection_that_the_server_closed_is_replaced(before, tls):
         door, trust = before(once.url, tls)
         with HplmClient(door.url, **trust) as client:
             assert client.ready()
-            eventually(lambda: not is_quiet(client._transport._idle[-1].sock))
+            eventually(lambda: not is_quiet(client._made._idle[-1].sock))
             assert client.ready() and door.connections == 2
 
 
