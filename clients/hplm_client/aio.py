@@ -44,9 +44,7 @@ class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Gene
         if self._bound is not None:
             await self._bound[1].close()
 
-    def _transport(self) -> Transport:
-        if self._closed:
-            raise HplmClientError("this client is closed: make a new one")
+    def _own(self) -> Transport:
         loop = asyncio.get_running_loop()
         if self._bound is None:
             self._bound = (loop, self._made())

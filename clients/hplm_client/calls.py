@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hplm_client import generation, wire
 from hplm_client.answer import Answer
-from hplm_client.errors import ConnectionFailed, SafeToRetry, listing
+from hplm_client.errors import ConnectionFailed, HplmClientError, SafeToRetry, listing
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.retry import Attempts
 from hplm_client.settings import Protocol, Settings
@@ -146,9 +146,14 @@ class Calls(Generic[One, Many, Whole, Parts]):
         """Returns an iterator over the same pieces."""
         raise NotImplementedError
 
-    def _transport(self) -> Transport:
-        """Returns the transport to use. Raises if the client is closed."""
+    def _own(self) -> Transport:
+        """Returns the transport of this client."""
         raise NotImplementedError
+
+    def _transport(self) -> Transport:
+        if self._closed:
+            raise HplmClientError("this client is closed: make a new one")
+        return self._own()
 
     async def _pause(self, seconds: float) -> None:
         raise NotImplementedError

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hplm_client.answer import Answer
 from hplm_client.calls import Calls
-from hplm_client.errors import HplmClientError
 from hplm_client.generation import Generated, Piece
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Iterator[Piece]]):
             from hplm_client.transports.grpc import GrpcTransport as Transport
         self._made = Transport(self._settings)
 
-    def _transport(self) -> Transport:
-        if self._closed:
-            raise HplmClientError("this client is closed: make a new one")
+    def _own(self) -> Transport:
         return self._made
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
