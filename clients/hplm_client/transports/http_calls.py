@@ -78,15 +78,15 @@ class HttpCalls:
         path = f"{_model(backbone)}/{'generate_stream' if prompt.stream else 'generate'}"
         headers = self._settings.headers_for(prompt.parameters())
         async with self._sent("POST", path, seconds, prompt.body(timeout_us, self._settings.api_key), headers) as reply:
-            if reply.response.status != 200 or not prompt.stream:
-                answer = (await reply.read()).removeprefix(EVENT)
-                expect_ok(reply.response.status, answer, self._settings.url)
-                yield object_in(answer, self._settings.url)
+            if reply.response.status == 200 and prompt.stream:
+                while line := await reply.line():
+                    if (event := event_in(line, self._settings.url)) is not None:
+                        yield event
+                    reply.ends = time.monotonic() + seconds
                 return
-            while line := await reply.line():
-                if (event := event_in(line, self._settings.url)) is not None:
-                    yield event
-                reply.ends = time.monotonic() + seconds
+            answer = (await reply.read()).removeprefix(EVENT)
+        expect_ok(reply.response.status, answer, self._settings.url)
+        yield object_in(answer, self._settings.url)
 
     async def ready(self, backbone: str | None, seconds: float) -> bool:
         ends = time.monotonic() + seconds
