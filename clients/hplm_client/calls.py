@@ -217,7 +217,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
         if self._encoder is None:
             with listing("backbones"):
                 names = wire.backbones_in(await transport.statistics(seconds))
-            self._encoder = wire.only_backbone(names)
+            self._encoder = wire.only(names, "backbone", ", which is a model with a -lookup and an -upper model")
         return self._encoder
 
     async def _find_decoder(self, seconds: float) -> str:
@@ -228,7 +228,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
             with listing("models"):
                 names = wire.others_in(await transport.statistics(seconds))
                 found = [name for name in names if generation.reads_prompts(await transport.metadata(name, seconds))]
-            self._decoder = generation.only_decoder(found)
+            self._decoder = wire.only(found, "decoder", ": only decoders generate text")
         return self._decoder
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, NoBackbone, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Request, Tensors, check_tenant
+from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
+from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, parameters_of
 
 EVENT = b"data: "
 PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
@@ -93,15 +93,9 @@ class Prompt:
         return inputs_of(self.text, self._messages_json, self.sampling, self.stream)
 
     def parameters(self) -> dict[str, str | int | bool]:
-        parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
-        for name in ("first_token_ms", "token_ms"):
-            if (value := getattr(self, name)) is not None:
-                parameters[name] = str(value)  # not every client of Triton sends fractions
-        if self.truncate:
-            parameters["truncate"] = True
-        if self.priority is not None:
-            parameters["hplm_priority"] = self.priority
-        return parameters
+        times = {"first_token_ms": self.first_token_ms, "token_ms": self.token_ms}  # not every client of Triton sends fractions
+        as_texts = {name: None if value is None else str(value) for name, value in times.items()}
+        return parameters_of(self.tenant, self.truncate, self.priority, as_texts)
 
     def goes_by_infer(self, backbone: str) -> bool:
         """Whether plain `infer` answers it too, which the front door lets through."""
@@ -242,14 +236,6 @@ def whole_in(responses: Iterable[Outputs]) -> Generated:
 def reads_prompts(metadata: Mapping[str, Any]) -> bool:
     """Whether the model with this metadata is a decoder."""
     return any(tensor.get("name") == PROMPT for tensor in metadata.get("inputs", []))
-
-
-def only_decoder(names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise NoBackbone(f"the server has {len(names)} decoders, so name one of them: {', '.join(names)}")
-    raise NoBackbone("the server has no decoder that is ready: only decoders generate text")
 
 
 def _list(response: Outputs, name: str) -> list[Any]:

@@ -60,16 +60,15 @@ class Question:
         check_tenant(self.tenant)
 
     def parameters(self) -> dict[str, str | int | bool]:
-        parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
-        if self.truncate:
-            parameters["truncate"] = True
-        if self.top_k is not None:
-            parameters["top_k"] = self.top_k
-        if self.priority is not None:
-            parameters[PRIORITY] = self.priority
-        if self.rung is not None:
-            parameters[RUNG] = self.rung
-        return parameters
+        return parameters_of(self.tenant, self.truncate, self.priority, {"top_k": self.top_k, RUNG: self.rung})
+
+
+def parameters_of(
+    tenant: str, truncate: bool, priority: int | None, more: Mapping[str, str | int | None]
+) -> dict[str, str | int | bool]:
+    """Returns the parameters of a request, but those that are not given."""
+    given = {"tenant": tenant, "truncate": True if truncate else None, PRIORITY: priority, **more}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_tenant(name: str) -> None:
@@ -144,12 +143,13 @@ def ready_in(statistics: Mapping[str, Any]) -> set[str]:
     return {entry["name"] for entry in statistics.get("model_stats", [])}
 
 
-def only_backbone(names: list[str]) -> str:
+def only(names: list[str], kind: str, which: str) -> str:
+    """Returns the only name. `kind` and `which` say in an error what is missing."""
     if len(names) == 1:
         return names[0]
     if names:
-        raise NoBackbone(f"the server has {len(names)} backbones, so name one of them: {', '.join(names)}")
-    raise NoBackbone("the server has no backbone that is ready, which is a model with a -lookup and an -upper model")
+        raise NoBackbone(f"the server has {len(names)} {kind}s, so name one of them: {', '.join(names)}")
+    raise NoBackbone(f"the server has no {kind} that is ready{which}")
 
 
 def _strings(name: str, texts: Sequence[str]) -> np.ndarray:
