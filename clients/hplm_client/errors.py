@@ -6,11 +6,17 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+BY_WORD: dict[str, type[HplmClientError]] = {}
+
 
 class HplmClientError(Exception):
     """The base of all exceptions of this client. `status` is the HTTP status or gRPC code, if there was one."""
 
     word: str | None = None  # the word in brackets in the server's message
+
+    def __init_subclass__(cls) -> None:
+        if cls.word is not None:
+            BY_WORD[cls.word] = cls
 
     def __init__(self, message: str, status: str | None = None) -> None:
         super().__init__(message)
@@ -129,23 +135,6 @@ class ClientTimeout(ConnectionFailed):
     """No answer came in time, not even the server's error about the deadline. The server may still compute the request."""
 
 
-BY_WORD: dict[str, type[HplmClientError]] = {
-    kind.word: kind
-    for kind in (
-        InvalidInput,
-        NoTenant,
-        QueueFull,
-        QuotaExceeded,
-        Draining,
-        DeadlineMissed,
-        OutOfCapacity,
-        Internal,
-        Broken,
-        Crashed,
-        Quarantined,
-    )
-    if kind.word is not None
-}
 BY_STATUS: dict[str, type[HplmClientError]] = {
     "400": InvalidInput,
     "401": Forbidden,

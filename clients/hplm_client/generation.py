@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import numpy as np
 
-from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, NoBackbone, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Tensors, check_tenant
+from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
+from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, parameters_of
 
 EVENT = b"data: "
 PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
@@ -94,28 +93,17 @@ class Prompt:
         return inputs_of(self.text, self._messages_json, self.sampling, self.stream)
 
     def parameters(self) -> dict[str, str | int | bool]:
-        parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
-        for name in ("first_token_ms", "token_ms"):
-            if (value := getattr(self, name)) is not None:
-                parameters[name] = str(value)  # not every client of Triton sends fractions
-        if self.truncate:
-            parameters["truncate"] = True
-        if self.priority is not None:
-            parameters["hplm_priority"] = self.priority
-        return parameters
+        times = {"first_token_ms": self.first_token_ms, "token_ms": self.token_ms}  # not every client of Triton sends fractions
+        as_texts = {name: None if value is None else str(value) for name, value in times.items()}
+        return parameters_of(self.tenant, self.truncate, self.priority, as_texts)
 
     def goes_by_infer(self, backbone: str) -> bool:
         """Whether plain `infer` answers it too, which the front door lets through."""
         return backbone == ALIAS and not self.stream
 
-    def arguments(self, library: Any, timeout_us: int | None) -> dict[str, Any]:
-        """Returns keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
-        inputs = tensors_of(self.inputs(), library, [1, 1])
-        return {"inputs": inputs, "parameters": self.parameters(), "timeout": timeout_us}
-
-    def path(self, backbone: str) -> str:
-        """Returns the HTTP endpoint for it."""
-        return f"/v2/models/{quote(backbone, safe='')}/{'generate_stream' if self.stream else 'generate'}"
+    def request(self) -> Request:
+        """Returns the request for `infer`."""
+        return Request(tensors_of(self.inputs(), [1, 1]), self.parameters())
 
     def body(self, timeout_us: int | None, api_key: str | None) -> bytes:
         """Returns the body for that endpoint, with the key: it forwards no headers to the model."""
@@ -143,15 +131,12 @@ def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any
 Outputs = Mapping[str, Any]  # the outputs of a response by name: lists, or alone where there is one value
 
 
-def tensors_of(inputs: Mapping[str, str | bool], library: Any, shape: list[int]) -> list[Any]:
+def tensors_of(inputs: Mapping[str, str | bool], shape: list[int]) -> dict[str, np.ndarray]:
     """Returns an input of one value for each."""
-    tensors = []
+    tensors = {}
     for name, value in inputs.items():
-        tensor = library.InferInput(name, shape, "BOOL" if isinstance(value, bool) else "BYTES")
-        values = np.empty(shape, dtype=bool if isinstance(value, bool) else np.object_)
-        values[...] = value if isinstance(value, bool) else value.encode()
-        tensor.set_data_from_numpy(values)
-        tensors.append(tensor)
+        tensors[name] = np.empty(shape, dtype=bool if isinstance(value, bool) else np.object_)
+        tensors[name][...] = value if isinstance(value, bool) else value.encode()
     return tensors
 
 
@@ -191,14 +176,8 @@ def begun(first: Outputs | None, backbone: str) -> Outputs:
     return first
 
 
-def pieces_in(responses: Generator[Outputs]) -> Iterator[Piece]:
+async def pieces_in(responses: AsyncGenerator[Outputs]) -> AsyncGenerator[Piece]:
     """Yields what is new in each choice."""
-    with closing(responses):
-        for response in responses:
-            yield from _pieces(response)
-
-
-async def async_pieces_in(responses: AsyncGenerator[Outputs]) -> AsyncIterator[Piece]:
     async with aclosing(responses):
         async for response in responses:
             for piece in _pieces(response):
@@ -257,14 +236,6 @@ def whole_in(responses: Iterable[Outputs]) -> Generated:
 def reads_prompts(metadata: Mapping[str, Any]) -> bool:
     """Whether the model with this metadata is a decoder."""
     return any(tensor.get("name") == PROMPT for tensor in metadata.get("inputs", []))
-
-
-def only_decoder(names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise NoBackbone(f"the server has {len(names)} decoders, so name one of them: {', '.join(names)}")
-    raise NoBackbone("the server has no decoder that is ready: only decoders generate text")
 
 
 def _list(response: Outputs, name: str) -> list[Any]:

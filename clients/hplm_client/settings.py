@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from hplm_client.errors import InvalidInput
+from hplm_client.errors import ClientTimeout, InvalidInput
 from hplm_client.retry import Attempts
 from hplm_client.tls import trusting
 
@@ -72,6 +72,9 @@ class Settings:
         if not isinstance(tenant, str) or not PRINTABLE.fullmatch(tenant):
             return self.headers
         return self.headers | {TENANT_HEADER: tenant}
+
+    def timed_out(self, seconds: float, status: str | None = None) -> ClientTimeout:
+        return ClientTimeout(f"no answer from {self.url} within {seconds:.3g} s", status)
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:
         return Attempts(self.retries, deadline_ms, self.network_timeout)

@@ -27,6 +27,15 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is sent over either protocol. Without `outputs`, all of the model are sent back."""
+
+    inputs: Mapping[str, np.ndarray]  # of flags, or of encoded texts
+    parameters: Mapping[str, str | int | bool]
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
     """One request: some texts for one tenant."""
 
@@ -51,16 +60,15 @@ class Question:
         check_tenant(self.tenant)
 
     def parameters(self) -> dict[str, str | int | bool]:
-        parameters: dict[str, str | int | bool] = {"tenant": self.tenant}
-        if self.truncate:
-            parameters["truncate"] = True
-        if self.top_k is not None:
-            parameters["top_k"] = self.top_k
-        if self.priority is not None:
-            parameters[PRIORITY] = self.priority
-        if self.rung is not None:
-            parameters[RUNG] = self.rung
-        return parameters
+        return parameters_of(self.tenant, self.truncate, self.priority, {"top_k": self.top_k, RUNG: self.rung})
+
+
+def parameters_of(
+    tenant: str, truncate: bool, priority: int | None, more: Mapping[str, str | int | None]
+) -> dict[str, str | int | bool]:
+    """Returns the parameters of a request, but those that are not given."""
+    given = {"tenant": tenant, "truncate": True if truncate else None, PRIORITY: priority, **more}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_tenant(name: str) -> None:
@@ -71,18 +79,12 @@ def check_tenant(name: str) -> None:
         raise InvalidInput(f"the tenant's name {name!r} has a NUL: give the tenant's name")
 
 
-def encode(question: Question, library: Any) -> dict[str, Any]:
-    """Returns keyword arguments for `infer` of `library`, which is tritonclient.http or tritonclient.grpc."""
-    inputs = [_strings(library, "TEXT", question.texts)]
+def encode(question: Question) -> Request:
+    inputs = {"TEXT": _strings("TEXT", question.texts)}
     if question.pairs is not None:
-        inputs.append(_strings(library, "TEXT_PAIR", question.pairs))
+        inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
     asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": question.level}
-    names = [*OUTPUTS, *(name for name, wanted in asked.items() if wanted)]
-    return {
-        "inputs": inputs,
-        "outputs": [library.InferRequestedOutput(name) for name in names],
-        "parameters": question.parameters(),
-    }
+    return Request(inputs, question.parameters(), (*OUTPUTS, *(name for name, wanted in asked.items() if wanted)))
 
 
 @expecting("that of a backbone")
@@ -141,15 +143,16 @@ def ready_in(statistics: Mapping[str, Any]) -> set[str]:
     return {entry["name"] for entry in statistics.get("model_stats", [])}
 
 
-def only_backbone(names: list[str]) -> str:
+def only(names: list[str], kind: str, which: str) -> str:
+    """Returns the only name. `kind` and `which` say in an error what is missing."""
     if len(names) == 1:
         return names[0]
     if names:
-        raise NoBackbone(f"the server has {len(names)} backbones, so name one of them: {', '.join(names)}")
-    raise NoBackbone("the server has no backbone that is ready, which is a model with a -lookup and an -upper model")
+        raise NoBackbone(f"the server has {len(names)} {kind}s, so name one of them: {', '.join(names)}")
+    raise NoBackbone(f"the server has no {kind} that is ready{which}")
 
 
-def _strings(library: Any, name: str, texts: Sequence[str]) -> Any:
+def _strings(name: str, texts: Sequence[str]) -> np.ndarray:
     column = np.empty((len(texts), 1), dtype=np.object_)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -158,9 +161,7 @@ def _strings(library: Any, name: str, texts: Sequence[str]) -> Any:
             column[number, 0] = text.encode()
         except UnicodeEncodeError as error:
             raise InvalidInput(f"{name} {number} cannot be encoded as UTF-8: {error}") from error
-    tensor = library.InferInput(name, list(column.shape), "BYTES")
-    tensor.set_data_from_numpy(column)
-    return tensor
+    return column
 
 
 def _tensor(result: Tensors, name: str, dimensions: int, batch: int) -> np.ndarray:

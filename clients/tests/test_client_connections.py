@@ -192,7 +192,7 @@ def test_an_idle_connection_that_the_server_closed_is_replaced(before, tls):
         door, trust = before(once.url, tls)
         with HplmClient(door.url, **trust) as client:
             assert client.ready()
-            eventually(lambda: not is_quiet(client._transport._idle[-1].sock))
+            eventually(lambda: not is_quiet(client._made._idle[-1].sock))
             assert client.ready() and door.connections == 2
 
 
@@ -201,15 +201,21 @@ def test_an_idle_connection_that_the_server_closed_is_replaced(before, tls):
 def test_a_healthy_connection_is_used_again_but_not_by_a_forked_process(fake, before, protocol, tls):
     """On a connection of its parent, it would read the parent's answers. gRPC does not survive a fork."""
     door, trust = before(Way(protocol).url(fake), tls)
+
+    async def two():
+        async with AsyncHplmClient(door.url, protocol, "minilm", **trust) as client:
+            return [await infer(client) for _ in range(2)]
+
+    assert len(asyncio.run(two())) == 2 and door.connections == 1
     with HplmClient(door.url, protocol, "minilm", **trust) as client:
         assert [infer(client).label for _ in range(5)] == ["a"] * 5
-        assert door.connections == 1
+        assert door.connections == 2
         if protocol == "http":
             child = os.fork()
             if not child:
                 os._exit(0 if infer(client, "child").label == "child" else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            assert infer(client).label == "a" and door.connections == 2
+            assert infer(client).label == "a" and door.connections == 3
 
 
 def open_files():

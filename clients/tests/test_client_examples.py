@@ -13,20 +13,19 @@ import pytest
 from triton_fakes import Refusal
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PYTHON = ("hplm_client_sync", "hplm_client_async", "tritonclient_plain")
 TEXT = 'say "naïve" \\ 文字'
 
 
 @pytest.mark.parametrize(
     ("script", "protocol"),
     [
-        *((f"hplm_client_{kind}.py", protocol) for kind in ("sync", "async") for protocol in ("http", "grpc")),
-        ("tritonclient_http.py", "http"),
-        ("tritonclient_grpc.py", "grpc"),
+        *((f"{kind}.py", protocol) for kind in PYTHON for protocol in ("http", "grpc")),
         pytest.param("curl.sh", "http", marks=pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")),
     ],
 )
 def test_an_example_prints_the_answer(fake, script, protocol):
-    choice = ["--protocol", protocol] if script.startswith("hplm_client") else []
+    choice = ["--protocol", protocol] if script.endswith(".py") else []
     url = fake.http_url if protocol == "http" else fake.grpc_url
     at = ["--url", url, "--tenant", "acme", "--key", "K3Y", "--timeout", "60"]
     command = ["sh" if script.endswith(".sh") else sys.executable, str(EXAMPLES / script), *choice, *at, TEXT]

@@ -166,9 +166,6 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield service_pb2.ModelStreamInferResponse(error_message=str(refusal))
                 return
             asked.is_over = True
-            if "triton_enable_empty_final_response" in request.parameters:
-                last = service_pb2.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}})
-                yield service_pb2.ModelStreamInferResponse(infer_response=last)
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -253,13 +250,9 @@ def _as_binary(response: Any) -> tuple[dict[str, Any], bytes]:
 
 def _request_of(request: Any, context: grpc.ServicerContext) -> Request:
     inputs: dict[str, Any] = {}
-    for number, one in enumerate(request.inputs):  # tritonclient sends tensors as bytes, our own client as lists
-        raw = request.raw_input_contents[number] if request.raw_input_contents else None
-        if one.datatype == "BOOL":
-            inputs[one.name] = raw == b"\1" if raw is not None else one.contents.bool_contents[0]
-        else:
-            texts = deserialize_bytes_tensor(raw) if raw is not None else one.contents.bytes_contents
-            inputs[one.name] = [text.decode() for text in texts]
+    for one, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        is_flag = one.datatype == "BOOL"
+        inputs[one.name] = raw == b"\1" if is_flag else [text.decode() for text in deserialize_bytes_tensor(raw)]
     parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
     headers = {name: str(value) for name, value in context.invocation_metadata()}
     return Request(request.model_name, inputs, [one.name for one in request.outputs], parameters, headers)

@@ -1,125 +1,174 @@
-"""gRPC for threads: any number of threads share one channel with one HTTP/2 connection."""
+"""gRPC: the calls, which need a channel, and the transport for threads, which share one channel with one HTTP/2 connection."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import queue
-from collections.abc import Callable, Generator
-from contextlib import suppress
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
-import tritonclient.grpc
-from tritonclient.grpc import InferResult
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, ClientTimeout, HplmClientError, refusal
-from hplm_client.generation import Outputs, Prompt, listed, tensors_of
+from hplm_client import wire
+from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, InvalidInput, refusal
+from hplm_client.generation import Asked, Outputs, listed, tensors_of
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
 
-# This list replaces tritonclient's own, so its message sizes (no limit) are repeated. By default gRPC waits a second after a
-# refused connection, and fails all calls in between without trying. So the first wait is shorter here.
+# By default gRPC limits the size of messages. It also waits a second after a refused connection, and fails all calls in between
+# without trying. So the first wait is shorter here.
 CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-LATEST_REPORT_S = 5.0  # from the end of a stream to its error, which another thread reports
 # gRPC reports failures of TLS by text only.
 NOT_TRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
 NO_TLS = ("andshake", "ALPN")
+KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+messages: Any = service_pb2  # protobuf makes its classes at run time
 
 
-class GrpcTransport:
-    library = tritonclient.grpc
+class GrpcCalls:
+    """The calls over a channel. `library` is `grpc` or `grpc.aio`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, library: Any) -> None:
         self._settings = settings
-        self._address = {"url": settings.address, "creds": credentials(settings), "channel_args": CHANNEL}
-        self._client = tritonclient.grpc.InferenceServerClient(**self._address)
+        self._channel = _channel(settings, library)
+        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # The stub's own call sends a stream of requests. If the server ends it before the first is sent, grpc.aio reports that
+        # the sending failed, and drops the server's error. A call with one request reports the error.
+        self._one_request: Any = self._channel.unary_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=messages.ModelInferRequest.SerializeToString,
+            response_deserializer=messages.ModelStreamInferResponse.FromString,
+        )
 
-    def infer(self, backbone: str, arguments: dict[str, Any], seconds: float) -> InferResult:
-        return self._call(self._client.infer, seconds, model_name=backbone, **arguments)
+    def _next_of(self, call: Any) -> Callable[[float], Awaitable[Any]]:
+        """Returns a function that returns a call's next response, or None after the last. It waits some seconds at most."""
+        raise NotImplementedError
 
-    def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> Generator[Outputs]:
-        """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request.
+    async def infer(self, backbone: str, request: wire.Request, timeout_us: int | None, seconds: float) -> InferResult:
+        message = _message(backbone, request, timeout_us)
+        return InferResult(await self._call("ModelInfer", message, seconds, request.parameters))
 
-        tritonclient has one stream for each client. Clients of one address share their connection, if it has no TLS.
-        """
-        responses: queue.SimpleQueue[InferResult | InferenceServerException] = queue.SimpleQueue()
-        client = tritonclient.grpc.InferenceServerClient(**self._address)
+    async def generate(self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request."""
+        request = wire.Request(tensors_of(prompt.inputs(), [1]), prompt.parameters())
+        call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request.parameters))
+        following = self._next_of(call)
         try:
-            client.start_stream(
-                lambda result, error: responses.put(error or result), headers=self._settings.headers_for(prompt.parameters())
-            )
-            try:
-                client.async_stream_infer(
-                    backbone,
-                    tensors_of(prompt.inputs(), self.library, [1]),
-                    timeout=timeout_us,
-                    parameters=prompt.parameters(),
-                    enable_empty_final_response=True,
-                )
-            except InferenceServerException as error:  # the stream has failed already, and its own error says why
-                raise failure(_reported(responses) or error, self._settings, seconds) from error
-            is_last = False
-            while not is_last:
-                try:
-                    result = responses.get(timeout=seconds)
-                except queue.Empty:
-                    raise ClientTimeout(f"no answer from {self._settings.url} within {seconds:.3g} s") from None
-                if isinstance(result, InferenceServerException):
-                    raise failure(result, self._settings, seconds)
-                response: Any = result.get_response()
-                is_last = response.parameters["triton_final_response"].bool_param
-                if response.outputs:
-                    yield {output.name: listed(result, output.name) for output in response.outputs}
+            while (response := await following(seconds)) is not None:
+                if response.error_message:
+                    raise refused(response.error_message, None, self._settings)
+                result, outputs = InferResult(response.infer_response), response.infer_response.outputs
+                yield {output.name: listed(result, output.name) for output in outputs}
+        except (queue.Empty, asyncio.TimeoutError):
+            raise self._settings.timed_out(seconds) from None
+        except grpc.RpcError as error:
+            raise self._failure(error, seconds) from error
         finally:
-            client.stop_stream(cancel_requests=True)
-            client.close()
+            call.cancel()
 
-    def metadata(self, model: str, seconds: float) -> dict[str, Any]:
-        return self._call(self._client.get_model_metadata, seconds, model_name=model, as_json=True)
+    async def metadata(self, model: str, seconds: float) -> dict[str, Any]:
+        found = await self._call("ModelMetadata", messages.ModelMetadataRequest(name=model), seconds)
+        return {"inputs": [{"name": one.name} for one in found.inputs]}
 
-    def ready(self, backbone: str | None, seconds: float) -> bool:
-        if not self._call(self._client.is_server_ready, seconds):
+    async def ready(self, backbone: str | None, seconds: float) -> bool:
+        if not (await self._call("ServerReady", messages.ServerReadyRequest(), seconds)).ready:
             return False
         if backbone is None:
             return True
         try:
-            return self._call(self._client.is_model_ready, seconds, model_name=backbone)
+            return (await self._call("ModelReady", messages.ModelReadyRequest(name=backbone), seconds)).ready
         except HplmClientError as error:
-            return tells_no_more(error)
+            if error.status == "StatusCode.UNIMPLEMENTED":  # the front door does not tell the state of models
+                return True
+            raise
 
-    def statistics(self, seconds: float) -> dict[str, Any]:
-        return self._call(self._client.get_inference_statistics, seconds, as_json=True)
+    async def statistics(self, seconds: float) -> dict[str, Any]:
+        found = await self._call("ModelStatistics", messages.ModelStatisticsRequest(), seconds)
+        return {"model_stats": [{"name": one.name} for one in found.model_stats]}
 
-    def close(self) -> None:
-        self._client.close()
+    async def close(self) -> None:
+        closing = self._channel.close()
+        if inspect.isawaitable(closing):
+            await closing
 
-    def _call(self, method: Callable[..., Any], seconds: float, **arguments: Any) -> Any:
+    async def _call(self, method: str, message: Any, seconds: float, parameters: Mapping[str, object] | None = None) -> Any:
         try:
-            headers = self._settings.headers_for(arguments.get("parameters", {}))
-            return method(headers=headers, client_timeout=seconds, **arguments)
-        except InferenceServerException as error:
-            raise failure(error, self._settings, seconds) from error
+            answer = getattr(self._stub, method)(message, timeout=seconds, metadata=self._metadata(parameters or {}))
+            return await answer if inspect.isawaitable(answer) else answer
+        except grpc.RpcError as error:
+            raise self._failure(error, seconds) from error
+
+    def _metadata(self, parameters: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+        return tuple(self._settings.headers_for(parameters).items())
+
+    def _failure(self, error: Any, seconds: float) -> HplmClientError:
+        """Turns an error of gRPC into one of ours."""
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return self._settings.timed_out(seconds, str(error.code()))
+        return refused(error.details() or "", str(error.code()), self._settings)
 
 
-def _reported(responses: queue.SimpleQueue[InferResult | InferenceServerException]) -> InferenceServerException | None:
-    """Returns the error of a stream, or None if none comes."""
-    with suppress(queue.Empty):
-        reported = responses.get(timeout=LATEST_REPORT_S)
-        return reported if isinstance(reported, InferenceServerException) else None
-    return None
+class GrpcTransport(GrpcCalls):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, grpc)
+
+    def _next_of(self, call: Any) -> Callable[[float], Awaitable[Any]]:
+        # A thread reads the responses, because the call's own iterator waits for the next one without a limit.
+        responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(call, responses), daemon=True).start()
+
+        async def following(seconds: float) -> Any:
+            response = responses.get(timeout=seconds)
+            if isinstance(response, grpc.RpcError):
+                raise response
+            return response
+
+        return following
 
 
-def failure(error: InferenceServerException, settings: Settings, seconds: float) -> HplmClientError:
-    """Turns an error of tritonclient's gRPC clients into one of ours."""
-    if error.status() == "StatusCode.DEADLINE_EXCEEDED":
-        return ClientTimeout(f"no answer from {settings.url} within {seconds:.3g} s", error.status())
-    return refused(error.message(), error.status(), settings)
+def _read(call: Any, responses: queue.SimpleQueue[Any]) -> None:
+    """Puts the responses of a call into a queue, and then None, or the error that ended it."""
+    try:
+        for response in call:
+            responses.put(response)
+        responses.put(None)
+    except grpc.RpcError as error:
+        responses.put(error)
+
+
+def _channel(settings: Settings, library: Any) -> Any:
+    """Returns a channel. Without `ca_file` it trusts the certificates that come with gRPC, not the system's."""
+    if settings.context is None:
+        return library.insecure_channel(settings.address, CHANNEL)
+    trusted = None if settings.ca_file is None else Path(settings.ca_file).read_bytes()
+    return library.secure_channel(settings.address, grpc.ssl_channel_credentials(trusted), CHANNEL)
+
+
+def _message(backbone: str, request: wire.Request, timeout_us: int | None) -> Any:
+    message = messages.ModelInferRequest(model_name=backbone)
+    for name, values in request.inputs.items():
+        message.inputs.add(name=name, datatype=np_to_triton_dtype(values.dtype), shape=values.shape)
+        is_text = values.dtype == object
+        message.raw_input_contents.append(serialize_byte_tensor(values).item() if is_text else values.tobytes())
+    for name in request.outputs:
+        message.outputs.add(name=name)
+    for name, value in {**request.parameters, **({} if timeout_us is None else {"timeout": timeout_us})}.items():
+        kind = next((kind for own, kind in KINDS.items() if isinstance(value, own)), None)
+        if kind is None:
+            raise InvalidInput(f"{name} is {value!r}: give text, a number, or True or False")
+        setattr(message.parameters[name], kind, value)
+    return message
 
 
 def refused(details: str, status: str | None, settings: Settings) -> HplmClientError:
@@ -129,17 +178,3 @@ def refused(details: str, status: str | None, settings: Settings) -> HplmClientE
     signs, advice = (GRPC_CUT_OFF, NEEDED) if settings.context is None else (NO_TLS, NOT_SPOKEN)
     is_other = details.startswith(GRPC_NOT_SENT) and any(words in details for words in signs)
     return refusal(f"{details} (gRPC from {settings.url}){advice if is_other else ''}", status)
-
-
-def tells_no_more(error: HplmClientError) -> bool:
-    """Whether this is the front door's answer to a question about a model's state. Raises other errors."""
-    if error.status == "StatusCode.UNIMPLEMENTED":
-        return True
-    raise error
-
-
-def credentials(settings: Settings) -> grpc.ChannelCredentials | None:
-    """Returns the trusted certificates; None for connections without TLS. gRPC has a list of its own, not the system's."""
-    if settings.context is None:
-        return None
-    return grpc.ssl_channel_credentials(None if settings.ca_file is None else Path(settings.ca_file).read_bytes())
