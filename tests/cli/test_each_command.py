@@ -23,7 +23,7 @@ from testing.toy import CONFIG, make_chat
 from tests.backbones import placement_of_two, whole
 from tests.cli.commands import Live, leaves, printed, refused
 from tests.cli.conftest import TENANTS
-from tests.placement.profiles import write_cluster
+from tests.placement.problems import write_cluster
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hplm.errors import InvalidInput
 from hplm.placement.profile import BackboneProfile, Shape, Terms
 from hplm.placement.stages import Cut, best_cut, equal_cut, overhead, stage_bytes, stage_times
-from tests.placement.profiles import MB, backbone_profile
+from tests.placement.problems import MB, backbone_profile
 from tests.support.message import refusing
 
 HOP = Terms(2e5, 5.0)

@@ -11,8 +11,7 @@ from hplm.placement.units import units_of
 from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
 from testing.random_trace import random_trace
-from tests.placement.problems import profile
-from tests.placement.profiles import backbone_profile, profile_of
+from tests.placement.problems import backbone_profile, profile, profile_of
 from tests.support.message import mentions, refusing
 
 UNITS = {"x": "b0/law", "y": "b1/law"}
