@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict
 from contextlib import nullcontext
 
 import numpy as np
@@ -18,7 +18,7 @@ from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Stream
 from hplm.simulate.encoders import Machine, Outcome, Request, Server, computes_nothing, run
 from tests.engine.asker import stages_of
-from tests.support.wait import eventually
+from tests.support.wait import Hold, eventually
 
 
 class Told(Scheduler):
@@ -63,24 +63,14 @@ class Engine:
     """Computes a batch in a stage until it is told to end."""
 
     def __init__(self, stages):
-        self.stages = stages
-        self.reached = set()  # batch and stage
-        self._may_end, self._changed = set(), threading.Condition()
+        self.stages, self.reached = stages, defaultdict(Hold)  # by batch and stage
 
     def enter(self, staged, stage):
-        here = staged.number, stage
-        with self._changed:
-            self.reached.add(here)
-            assert self._changed.wait_for(lambda: here in self._may_end, 60)
+        self.reached[staged.number, stage].pass_through()
         return []
 
     def run(self, staged):
         return self.enter(staged, len(self.stages) - 1)
-
-    def end(self, batch, stage):
-        with self._changed:
-            self._may_end.add((batch, stage))
-            self._changed.notify_all()
 
 
 class Served:
@@ -93,7 +83,7 @@ class Served:
         self.process = Process(self.encoder, starts=[stage.pin for stage in stages], help_at_once=True)
 
     def state(self):
-        return self.scheduler.events, self.engine.reached, sum(len(staged.computing_ns) for staged in self._started)
+        return self.scheduler.events, set(self.engine.reached), sum(len(staged.computing_ns) for staged in self._started)
 
     def _note(self, staged):
         self._started.append(staged)
@@ -123,7 +113,7 @@ def test_the_threads_do_what_is_simulated(count, batch_tokens):
             served.encoder.offer([text])
             served.process.wake()
         else:
-            served.engine.end(*which)
+            served.engine.reached[which].open()
         told = [event for event in expected.events if event[1] <= at]
         reached = {(batch, stage) for batch, stage, start, _ in server.computed if start <= at}
         ended = sum(end <= at for *_, end in server.computed)
