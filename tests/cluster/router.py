@@ -16,13 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hplm.cli.main import main
 from hplm.cluster.admin_socket import AdminSocket
-from hplm.cluster.router import SOCKET, haproxy, start_command
+from hplm.cluster.router import SOCKET, start_command
 from hplm.cluster.traffic import Traffic
-from hplm.errors import HplmError
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
 from hplm.server.ports import free_ports
@@ -30,14 +27,8 @@ from hplm.server.process import Process
 from hplm.tenants.snapshot import Snapshot, Tenant
 from tests.cluster.fake_server import FakeServer
 from tests.cluster.front import HOST, INFER, Front
+from tests.deploy.door import require_haproxy
 from tests.support.wait import PATIENCE, eventually
-
-
-def require_haproxy() -> None:
-    try:
-        haproxy()
-    except HplmError as error:
-        pytest.skip(str(error))
 
 
 def tenant(name: str, **limits: Any) -> Tenant:
@@ -77,6 +68,7 @@ class Router(Front):
     """HAProxy before replicas. It may be started again, with other replicas."""
 
     def __init__(self, folder: Path, pools: dict[str, list[FakeServer]], served: dict[str, Served], **own: Any) -> None:
+        require_haproxy()
         self.folder = folder
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket

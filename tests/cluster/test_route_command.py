@@ -9,7 +9,7 @@ from hplm.cli.main import main
 from hplm.cluster.router import LONGEST_SOCKET, start_command
 from hplm.errors import HplmError
 from hplm.server.process import program
-from tests.cluster.router import Router, Served, fake_servers, require_haproxy, tenant
+from tests.cluster.router import Router, Served, fake_servers, tenant
 from tests.support.message import mentions, refusing
 
 DECODER = 'name: "writer"\nmodel_transaction_policy { decoupled: true }\n'
@@ -23,7 +23,6 @@ def replicas():
 
 @pytest.fixture
 def router(tmp_path, replicas):
-    require_haproxy()
     router = Router(tmp_path, {"all": replicas}, {"all": Served(tmp_path, "all", [tenant("acme", rate=5.0), tenant("beta")])})
     yield router
     router.close()

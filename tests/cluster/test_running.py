@@ -30,7 +30,7 @@ from loadtest.server import ServedCluster
 from testing.toy import TENANTS
 from tests.cluster.fake_hplm import BROKEN, DRAINING, HELD, PROGRAM
 from tests.cluster.front import Front
-from tests.cluster.router import require_haproxy
+from tests.deploy.door import require_haproxy
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
 

@@ -19,7 +19,7 @@ from hplm_client import HplmClient, QuotaExceeded
 from loadtest.chaos.history import OK, History, Question, expected_answers
 from loadtest.server import ServedCluster
 from testing.toy import TENANTS, WORDS
-from tests.cluster.router import require_haproxy
+from tests.deploy.door import require_haproxy
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from hplm.cluster.router import SOCKET
 from hplm.cluster.watching import Served as Followed
 from hplm.cluster.watching import Watcher
 from hplm.tenants.state import State
-from tests.cluster.router import Router, Served, fake_servers, require_haproxy, started, tenant
+from tests.cluster.router import Router, Served, fake_servers, started, tenant
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,6 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path):
-    require_haproxy()
     served = {
         "first": Served(tmp_path, "first", [OPEN]),
         "second": Served(tmp_path, "second", [tenant("other")], models=("second",)),

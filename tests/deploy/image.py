@@ -1,4 +1,4 @@
-"""The container image without a container engine: its files in a folder, and its documented commands as lists."""
+"""The container image without a container engine: its files in a folder, and the documented commands as lists of words."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import urllib.request
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,10 @@ from tests.support.wait import eventually
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+PAGES = {"cluster": (ROOT / "docs/cluster.md").read_text("utf-8"), "deploy": (DEPLOY / "README.md").read_text("utf-8")}
+_BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_ANY_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`hplm ([^`]+)`")
 SECRET = "the-administrators-secret"
 # Installed here, not in the image: what trains, measures and serves without a container.
 NOT_IN_THE_IMAGE = (
@@ -110,9 +115,33 @@ def _is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
         return False
 
 
+def commands_of_pages(*pages: str) -> list[list[str]]:
+    """Returns the whole commands of the blocks, also those that a container runs."""
+    blocks = [block for page in pages or PAGES for block in _BLOCK.findall(PAGES[page])]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [command for line in lines if (command := _command(line))]
+
+
+def _command(line: list[str]) -> list[str]:
+    """Returns what follows the program `hplm`, which begins the line or follows the name of the image."""
+    for place, word in enumerate(line):
+        if word == "hplm" and (place == 0 or line[place - 1] in ("hplm", "--")) and line[place + 1 : place + 2] != ["hplm"]:
+            return line[place + 1 :]
+    return []
+
+
+def mentioned() -> list[tuple[list[str], list[str]]]:
+    """Returns the commands that sentences name: the words of the command, and the options named with it."""
+    texts = [" ".join(span.split()) for page in PAGES.values() for span in _SPAN.findall(_ANY_BLOCK.sub("", page))]
+    return [
+        (list(takewhile(re.compile(r"[a-z]+").fullmatch, text.split())), re.findall(r"--[a-z-]+", text))
+        for text in dict.fromkeys(texts)
+    ]
+
+
 def docker_run(program: str = "tritonserver") -> tuple[list[str], list[str]]:
     """Returns the words of the documented line before this word, and from it on."""
-    lines = re.findall(r"^docker run (?:.*\\\n)*.*$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    lines = re.findall(r"^docker run (?:.*\\\n)*.*$", PAGES["deploy"], re.MULTILINE)
     commands = [shlex.split(line.replace("\\\n", " ").replace("$HPLM_ADMIN", SECRET)) for line in lines]
     (words,) = [words for words in commands if program in words]
     start = words.index(program)

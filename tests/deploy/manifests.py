@@ -11,7 +11,7 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from tests.deploy.image import DEPLOY
+from tests.deploy.image import DEPLOY, PAGES
 from tests.deploy.programs import helm, run
 from tests.deploy.schemas import FIELDS, check
 
@@ -19,7 +19,6 @@ Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev)\b[\w./-]*")
-DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
 BUCKET = "--set=registry.address=s3://bucket/hplm"
 
 
@@ -42,9 +41,9 @@ def validate(one: Object, version: str = NEWEST) -> None:
 
 def made_by_the_operator() -> set[str]:
     """The secrets, their keys and the folder of the image that docs/cluster.md tells to make."""
-    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", DOCUMENTED, re.MULTILINE)
+    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", PAGES["cluster"], re.MULTILINE)
     keys = {f"{name}/{key}" for name, rest in secrets for key in re.findall(r"--from-file=([\w-]+)", rest)}
-    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", DOCUMENTED))
+    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["cluster"]))
 
 
 @dataclass(frozen=True)

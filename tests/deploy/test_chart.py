@@ -14,11 +14,10 @@ import pytest
 import yaml
 
 from hplm.cli.main import parsed
-from tests.deploy.image import ROOT, SECRET, docker_run
+from tests.deploy.image import PAGES, ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,
     CHART,
-    DOCUMENTED,
     NEWEST,
     OLDEST,
     Object,
@@ -160,8 +159,8 @@ def test_another_release_with_other_values_is_whole_too():
 
 
 def test_the_documented_words_install_it_with_a_gpu_for_each_replica_too():
-    (install,) = re.findall(r"^helm install ((?:.*\\\n)*.*)$", DOCUMENTED, re.MULTILINE)
-    (gpu,) = re.findall(r"GPU a replica: `(--set .*)`", DOCUMENTED)
+    (install,) = re.findall(r"^helm install ((?:.*\\\n)*.*)$", PAGES["cluster"], re.MULTILINE)
+    (gpu,) = re.findall(r"GPU a replica: `(--set .*)`", PAGES["cluster"])
     given = shlex.split(f"{install} {gpu}".replace("\\\n", " "))
     objects = list(yaml.safe_load_all(run(helm(), "template", *given, cwd=ROOT)))
     server = container(objects, *SERVER)
@@ -192,6 +191,7 @@ def test_servers_have_the_documented_flags_and_all_that_read_the_registry_know_w
     for own in reading:
         assert {"name": "HPLM_STATE", "value": "s3://bucket/hplm"} in own["env"]
         assert own["envFrom"] == [{"secretRef": {"name": "hplm-bucket"}}]
+        assert own["name"] == "server" or parsed(words(own)[1:])[0].__module__ == "hplm.cli.route"
     (mirror,) = [one["value"] for one in container(objects, *SERVER)["env"] if one["name"] == "HPLM_MIRROR"]
     assert mirror in [mount["mountPath"] for mount in container(objects, *SERVER)["volumeMounts"]]
 

@@ -23,8 +23,7 @@ from builder.store.store import Store, TenantFile
 from testing.random_store import random_store, random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import CONFIG
-from tests.deploy.documented import commands_of_pages
-from tests.deploy.image import SECRET, copy_files, python_of_the_image, started
+from tests.deploy.image import SECRET, commands_of_pages, copy_files, python_of_the_image, started
 from tests.deploy.manifests import BUCKET, container, find, rendered, words
 from tests.deploy.programs import debian_program, run
 from tests.server.stock import LIBRARIES, Stock
