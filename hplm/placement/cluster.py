@@ -16,6 +16,7 @@ from hplm.placement.files import Positive, Whole, Word, digest, read
 
 KIND, FORMAT = "hplm cluster", 1
 WAY_OUT = "write it as docs/placement.md shows"
+CORE = "cpu:"  # begins the names of devices that are cores
 DEVICE = re.compile(r"(cpu|cuda):\d+")
 
 
@@ -70,6 +71,11 @@ def check_kind(where: str, devices: Collection[str]) -> None:
         raise InvalidInput(f"{where} has device {wrong!r}: name devices cpu:0 (a core) or cuda:0, with their numbers")
     if len({name.partition(":")[0] for name in devices}) > 1:
         raise InvalidInput(f"{where} has devices of different kinds ({', '.join(devices)}): give it one kind")
+
+
+def cores_of(devices: Collection[str]) -> tuple[int, ...]:
+    """Returns the cores that these devices are; of GPUs none."""
+    return tuple(int(name.removeprefix(CORE)) for name in devices if name.startswith(CORE))
 
 
 def _refuse_twice(path: Path, what: str, names: list[str]) -> None:

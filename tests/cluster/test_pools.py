@@ -1,27 +1,22 @@
 """Cores are divided among replicas."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from hplm.cluster import pools
-from hplm.cluster.pools import placed_pools, replicas_of
+from hplm.cluster.pools import divided, placed_pools, replicas_of
 from hplm.errors import InvalidInput
 from hplm.placement.placement import Group
 
 HERE = Path("repository")
-
-
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch):
-    monkeypatch.setattr(pools.os, "sched_getaffinity", lambda _: set(range(8)))
+MINE = tuple(sorted(os.sched_getaffinity(0)))
 
 
 def test_each_replica_gets_as_many_cores():
-    assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2, 3))] == [(0, 1), (2, 3)]
-    assert [replica.cores for replica in replicas_of(HERE, 2, (0, 1, 2))] == [(0,), (1, 2)]
-    assert [replica.cores for replica in replicas_of(HERE, 2)] == [(), ()]
-    assert [(replica.id, replica.name) for replica in replicas_of(HERE, 2)] == [(1, "replica-1"), (2, "replica-2")]
+    assert divided((0, 1, 2, 3), 2) == [(0, 1), (2, 3)] and divided((0, 1, 2), 2) == [(0,), (1, 2)]
+    found = [(replica.id, replica.name, replica.cores) for replica in (*replicas_of(HERE, 2), *replicas_of(HERE, 1, MINE))]
+    assert found == [(1, "replica-1", ()), (2, "replica-2", ()), (1, "replica-1", MINE)]
 
 
 def group(name, *units, devices=("cuda:0",), machine="here"):
@@ -29,12 +24,12 @@ def group(name, *units, devices=("cuda:0",), machine="here"):
 
 
 def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
-    groups = [group("A", "toy/a", "toy/b", devices=("cpu:5",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
+    groups = [group("A", "toy/a", "toy/b", devices=(f"cpu:{MINE[-1]}",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
     repositories = {name: tmp_path / name for name in "ABC"}
     first, second = placed_pools(groups, repositories)
     assert (first.name, first.repository) == ("a", tmp_path / "A")
     assert [(replica.id, replica.repository.name, replica.cores) for replica in first.replicas] == [
-        (1, "A", (5,)),
+        (1, "A", MINE[-1:]),
         (2, "B", ()),
     ]
     assert second.name == "c" and [replica.id for replica in second.replicas] == [3]
@@ -42,7 +37,7 @@ def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
 
 @pytest.mark.parametrize(
     "count, cores, what",
-    [(3, (0, 1), "2 cores for 3"), (2, (0, 0), "twice")],  # more are in test_running
+    [(len(MINE) + 1, MINE, f"{len(MINE)} cores for"), (2, MINE[:1] * 2, "twice")],  # more are in test_running
 )
 def test_what_cannot_be_divided_is_refused(count, cores, what):
     with pytest.raises(InvalidInput, match=what):
