@@ -45,6 +45,11 @@ class Trace:
         return max(1, int(self.arrival_ns[-1]) - int(self.arrival_ns[0]) + 1) / SECOND
 
     @property
+    def backbone(self) -> Array:
+        """The name of each request's backbone."""
+        return np.array([name.split("/")[0] for name in self.names])[self.unit]
+
+    @property
     def counts(self) -> Array:
         """The requests for each unit."""
         return np.bincount(self.unit, minlength=len(self.names))

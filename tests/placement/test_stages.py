@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
 from hplm.placement.profile import BackboneProfile, Shape, Terms
-from hplm.placement.stages import Cut, best_cut, equal_cut, overhead, stage_bytes, stage_times
+from hplm.placement.stages import Cut, best_cut, equal_cut, stage_bytes, stage_times
 from tests.placement.problems import MB, backbone_profile
 from tests.support.message import refusing
 
@@ -55,7 +55,6 @@ def test_the_first_stage_also_does_what_is_outside_of_the_layers():
     best = best_cut(profile, hop, 1, 2, SHAPE)
     assert best == ((0, 0), (1, 3))
     assert stage_times(profile, hop, 1, best, SHAPE).tolist() == [6e6, 6.1e6]
-    assert overhead(profile, hop, 1, best, SHAPE) == pytest.approx(2 * 6.1 / 12 - 1)
 
 
 def test_equal_cuts_have_all_layers_once():
