@@ -21,6 +21,7 @@ from testing.toy import CONFIG, make_chat
 from tests.backbones import placement_of_two, whole
 from tests.cli.commands import Live, leaves, printed, process_without, refused
 from tests.cli.conftest import TENANTS
+from tests.deploy.image import NOT_IN_THE_IMAGE
 from tests.placement.problems import write_cluster
 from tests.support.message import mentions
 
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.slow
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 PACKAGES = ("builder", "bench", "research", "testing", "demo", "loadtest")  # the image has the folder of the first one
-NOT_IN_THE_IMAGE = (*PACKAGES[1:], "transformers", "matplotlib", "scipy", "seqeval", "zstandard")
 NEED_A_SERVER = {
     "serve", "watch", "drain", "cluster up", "cluster roll", "cluster status", "infer", "generate",
     "doctor",  # which looks at the whole machine
@@ -149,7 +149,7 @@ def done(places):
     def words(command, says=()):
         return [*command.format(**places).split(), *(["--json"] if isinstance(says, dict) else [])]
 
-    with process_without(*NOT_IN_THE_IMAGE) as run:
+    with process_without(*PACKAGES[1:], *NOT_IN_THE_IMAGE) as run:
         first = [run(words(*row)) for row in FROM_THE_STORE]
     keys = [live.manager.add_key("tenant-2")[1].id for _ in range(2)]
     places["key"] = keys[0]

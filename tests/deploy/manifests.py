@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -46,33 +45,16 @@ def made_by_the_operator() -> set[str]:
     return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["cluster"]))
 
 
-@dataclass(frozen=True)
 class Workload:
-    object: Object
+    """A deployment or a set, and what lies deep in it."""
 
-    @property
-    def name(self) -> str:
-        return self.object["metadata"]["name"]
-
-    @property
-    def template(self) -> Object:
-        return self.object["spec"]["template"]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return self.template["metadata"]["labels"]
-
-    @property
-    def pod(self) -> Object:
-        return self.template["spec"]
-
-    @property
-    def containers(self) -> list[Object]:
-        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
-
-    @property
-    def ports(self) -> dict[str, int]:
-        return {port["name"]: port["containerPort"] for one in self.pod["containers"] for port in one.get("ports", [])}
+    def __init__(self, given: Object) -> None:
+        self.object, self.name = given, given["metadata"]["name"]
+        template = given["spec"]["template"]
+        self.labels, self.annotations = template["metadata"]["labels"], template["metadata"].get("annotations")
+        self.pod = template["spec"]
+        self.containers = [*self.pod.get("initContainers", []), *self.pod["containers"]]
+        self.ports = {port["name"]: port["containerPort"] for own in self.containers for port in own.get("ports", [])}
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:

@@ -1,4 +1,4 @@
-"""Algorithm 2, and Algorithm 1 that fills its groups, which is held to an exhaustive search of tiny cases."""
+"""Algorithm 2, Algorithm 1 that fills its groups and is held to an exhaustive search, and when what they find is worth it."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
+from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.confirming import confirm
 from hplm.placement.partition import Parallel, backbone_buckets, groups_of, parallels
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
+from hplm.placement.renewal import Comparison, divided
 from hplm.placement.screen import alone_ns
 from hplm.placement.search import Found, _Search, search
 from hplm.placement.selection import beam, completed, fast
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
+from hplm.placement.workload import Trace
+from hplm.simulate.arrivals import SECOND
 from research.papers.placements import replication
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, cluster_of, problem_of, profile_of
@@ -87,14 +91,27 @@ def test_unlike_backbones_share_a_device_where_there_is_only_one():
     assert found.groups[0].units == ("b0/law", "b1/law") and min(found.attained.by_unit.values()) > 0
 
 
-@pytest.mark.parametrize("devices, expected", [(8, [4, 4]), (6, [4, 2]), (7, [4, 2, 1]), (3, [2, 1])])
-def test_groups_are_equal_and_the_remainder_is_powers_of_two(devices, expected):
-    problem = replace(problem_of(8.0), cluster=cluster_of(devices=devices, machines=2))
-    groups = groups_of(problem, Parallel(2, 2))
-    sizes = [len(group.devices) for group in groups if group.machine == "m0"]
-    assert sizes == expected == [len(group.devices) for group in groups if group.machine == "m1"]
+@pytest.mark.parametrize(
+    "devices, measured, parallel, expected",
+    [
+        (8, (1, 2), (2, 2), [4, 4]),
+        (7, (1, 2), (2, 2), [4, 2, 1]),
+        (7, (1, 4), (1, 4), [4, 1, 1, 1]),
+        (7, (1, 4), (2, 4), [4, 2, 1]),
+        (7, (4,), (1, 4), [4]),
+        (7, (2, 4), (1, 4), [4, 2]),
+    ],
+)
+def test_groups_are_equal_and_the_remainder_is_powers_of_two_that_were_measured(devices, measured, parallel, expected):
+    problem = problem_of(8.0)
+    own = problem.profile.backbones["b0"]
+    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
+    groups = groups_of(replace(problem, profile=profile, cluster=cluster_of(devices, machines=2)), Parallel(*parallel))
+    for machine in ("m0", "m1"):
+        assert [len(group.devices) for group in groups if group.machine == machine] == expected
     named = [(group.machine, device) for group in groups for device in group.devices]
-    assert len(named) == len(set(named)) == 2 * devices
+    assert len(named) == len(set(named)) == 2 * sum(expected)
+    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
     assert all(len(group.devices) % group.intra == 0 for group in groups)
 
 
@@ -163,20 +180,44 @@ def test_a_unit_that_the_sample_lost_is_placed():
     assert search(problem, sample=160)[0].attained.by_unit["b1/law"] == 1
 
 
-@pytest.mark.parametrize(
-    "measured, parallel, expected",
-    [((1, 4), (1, 4), [4, 1, 1, 1]), ((1, 4), (2, 4), [4, 2, 1]), ((4,), (1, 4), [4]), ((2, 4), (1, 4), [4, 2])],
-)
-def test_a_remainder_has_stages_as_wide_as_some_that_were_measured(measured, parallel, expected):
-    problem = problem_of(8.0, devices=7)
-    own = problem.profile.backbones["b0"]
-    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
-    groups = groups_of(replace(problem, profile=profile), Parallel(*parallel))
-    assert [len(group.devices) for group in groups] == expected
-    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
-
-
 def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
     found = parallels(problem_of(8.0, devices=8))
     assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
     assert set(parallels(problem_of(8.0, devices=8), most_stages=1)) == {Parallel(1, 1), Parallel(1, 2)}
+
+
+def _trace(*seconds):
+    at = (np.array(seconds) * SECOND).astype(np.int64)
+    return Trace(("b0/law",), at, np.zeros(len(at), np.int64), np.full(len(at), 5), np.full(len(at), SECOND), "a test")
+
+
+def _attained(served, texts=1000):
+    ends = np.full(texts, REFUSED)
+    ends[:served] = 1.0
+    return Attained(_trace(*range(texts)), ends, np.zeros(1))
+
+
+def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
+    searched, held_out = divided(_trace(0, 10, 11, 19.5, 20.5, 21), search_seconds=10, test_seconds=1)
+    assert (searched.arrival_ns / SECOND).tolist() == [11, 19.5]
+    assert (held_out.arrival_ns / SECOND).tolist() == [20.5, 21]
+
+
+def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_with():
+    with refusing(InvalidInput, "--test-seconds", "a test"):
+        divided(_trace(0, 5), search_seconds=10, test_seconds=6)
+    with refusing(InvalidInput, "--search-seconds", "a test"):
+        divided(_trace(0, 50), search_seconds=10, test_seconds=6)
+
+
+@pytest.mark.parametrize(
+    "wanted, current, found, is_worth",
+    [
+        *((1.0, 930, 940, True), (1.0, 930, 939, False), (1.0, 940, 930, False), (1.0, 940, 940, False)),
+        *((0.0, 930, 929, False), (0.0, 930, 930, False), (0.0, 930, 931, True)),
+    ],
+)
+def test_a_placement_is_worth_it_from_the_wanted_gain_on(wanted, current, found, is_worth):
+    compared = Comparison(_attained(current), _attained(found))
+    assert compared.is_worth(wanted) is is_worth
+    assert compared.gain_points == pytest.approx((found - current) / 10)
