@@ -6,10 +6,11 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.server.ports import listens
 from hplm.server.process import Process, program
 
 CONFIG = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
@@ -52,7 +53,7 @@ def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **
         )
         process.start()
         try:
-            process.wait_until(lambda: _is_open(port), PATIENCE_S)
+            process.wait_until(lambda: listens(port), PATIENCE_S)
             yield Proxy(port, certificate, process.log_file)
         finally:
             process.stop(PATIENCE_S)
@@ -71,9 +72,3 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 def _may_be_real_time() -> bool:
     return shutil.which("chrt") is not None and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode
-
-
-def _is_open(port: int) -> bool:
-    with suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
-        return True
-    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from hplm.errors import HplmError, InvalidInput
 
 SECONDS = 5.0
 COMMANDS = 50  # in a message: HAProxy reads one of 64 KB at most
+SERVERS = 4  # a type of statistics
 LONGEST_PATH = 107  # bytes of a socket's path that Linux takes
 
 
@@ -41,6 +43,11 @@ class AdminSocket:
         if found is None:
             raise HplmError(f"no HAProxy answers at {self._path}: start it with the file beside this socket")
         return int(found[1])
+
+    def statistics(self, types: int = -1) -> list[dict[str, str]]:
+        """Returns what HAProxy counts for each frontend, backend and server. `types`: SERVERS for these alone."""
+        table = self.ask(f"show stat -1 {types} -1").strip().removeprefix("# ")
+        return list(csv.DictReader(table.splitlines()))
 
     def read_map(self, file: Path) -> dict[str, str]:
         """Returns the keys and values of a map, which HAProxy knows by its file."""

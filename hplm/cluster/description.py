@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from hplm.errors import InvalidInput
-from hplm.placement.files import Positive, Word, read
+from hplm.placement.files import Positive, Word, read, refuse_twice
 from hplm.registry.store import Place, place_of
 from hplm.tenants.snapshot import NAME
 
@@ -72,14 +70,14 @@ class ClusterDescription:
         below = path.resolve().parent
 
         def pool(own: _Pool) -> Pool:
-            _check_unique("replica", "id", (replica.id for replica in own.replicas), f"{path}: pool {own.name!r}")
+            refuse_twice(path, f"pool {own.name!r}: replica of id", (replica.id for replica in own.replicas))
             return Pool(own.name, below / own.repository, own.replicas, _place(own.state or stored.state, below), own.tenants)
 
         pools = tuple(map(pool, stored.pools))
-        _check_unique("pool", "name", (pool.name for pool in pools), path)
+        refuse_twice(path, "pools: the name", (pool.name for pool in pools))
         replicas = [replica for pool in pools for replica in pool.replicas]
         for name in ("http", "grpc", "name"):
-            _check_unique("replica", name, (getattr(replica, name) for replica in replicas), path)
+            refuse_twice(path, f"replica of {name}", (getattr(replica, name) for replica in replicas))
         return cls(pools)
 
 
@@ -93,11 +91,3 @@ def is_address(address: str) -> bool:
     """Whether this is HOST:PORT, with an IPv6 address in brackets."""
     host, _, port = address.rpartition(":")
     return bool(HOST.fullmatch(host)) and bool(re.fullmatch(r"[0-9]{1,5}", port)) and 0 < int(port) <= LARGEST_PORT
-
-
-def _check_unique(what: str, name: str, values: Iterable[str | int], where: Path | str) -> None:
-    seen: set[str | int] = set()
-    for value in values:
-        if value in seen:
-            raise InvalidInput(f"{where} has two {what}s with the {name} {value!r}: give each one its own")
-        seen.add(value)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import InvalidInput
+from hplm.placement.cluster import cores_of
 from hplm.placement.placement import Group
-
-CORE = "cpu:"  # begins the names of devices that are cores
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,12 @@ class LocalPool:
     replicas: tuple[PlannedReplica, ...]
 
 
+def divided(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Divides cores into so many parts, as equal as can be."""
+    ends = [i * len(cores) // count for i in range(count + 1)]
+    return [tuple(cores[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
 def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tuple[PlannedReplica, ...]:
     """Divides the cores among so many replicas of a repository."""
     if count < 1:
@@ -46,8 +52,7 @@ def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tupl
         raise InvalidInput(
             f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
         )
-    ends = [i * len(cores) // count for i in range(count + 1)]
-    return tuple(PlannedReplica(i + 1, repository, tuple(cores[ends[i] : ends[i + 1]])) for i in range(count))
+    return tuple(PlannedReplica(i, repository, own) for i, own in enumerate(divided(cores, count), start=1))
 
 
 def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path]) -> list[LocalPool]:
@@ -71,16 +76,12 @@ def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path]) -> l
                     f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
                     "router could send its requests to one of them only: search with more memory for each device"
                 )
+    _check_cores([core for group in groups for core in cores_of(group.devices)])
     pools: list[LocalPool] = []
-    for units in alike:
-        replicas: list[PlannedReplica] = []
-        for group in alike[units]:
-            cores = tuple(int(name.removeprefix(CORE)) for name in group.devices if name.startswith(CORE))
-            _check_cores(cores)
-            replicas.append(
-                PlannedReplica(sum(len(pool.replicas) for pool in pools) + len(replicas) + 1, repositories[group.name], cores)
-            )
-        pools.append(LocalPool(alike[units][0].name.lower(), replicas[0].repository, tuple(replicas)))
+    ids = itertools.count(1)
+    for own in alike.values():
+        replicas = tuple(PlannedReplica(next(ids), repositories[one.name], cores_of(one.devices)) for one in own)
+        pools.append(LocalPool(own[0].name.lower(), replicas[0].repository, replicas))
     return pools
 
 

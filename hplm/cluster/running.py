@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +19,7 @@ from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.placement.files import write
-from hplm.server.ports import LOOPBACK, Ports, free_ports, listen
+from hplm.server.ports import LOOPBACK, Ports, free_ports, listen, listens
 from hplm.server.process import Process
 from hplm.server.triton import DRAIN_SECONDS
 from hplm.tenants.registry import registries_of
@@ -149,7 +148,7 @@ class Cluster:
         watch = Process("hplm route --watch", [*route, "--watch"], self._log("route"))
         self._others += [self._router, watch]
         self._router.start()
-        self._router.wait_until(lambda: _listens(self._port) and self._traffic.takes_commands(), PLAIN_SECONDS)
+        self._router.wait_until(lambda: listens(self._port) and self._traffic.takes_commands(), PLAIN_SECONDS)
         watch.start()
         for replica in self._replicas:
             self._until_up(replica)
@@ -235,8 +234,3 @@ class Cluster:
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex((LOOPBACK, port)) == 0

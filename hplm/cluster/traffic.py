@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.cluster.admin_socket import AdminSocket
+from hplm.cluster.admin_socket import SERVERS, AdminSocket
 from hplm.errors import HplmError
-
-ONLY_SERVERS = "show stat -1 4 -1"  # of all proxies
 
 
 @dataclass(frozen=True)
@@ -70,5 +66,4 @@ class Traffic:
 
     def _rows(self, replica: str) -> list[dict[str, str]]:
         """Returns the replica's statistics in each backend."""
-        table = self._socket.ask(ONLY_SERVERS).removeprefix("# ")
-        return [row for row in csv.DictReader(io.StringIO(table)) if row["svname"] == replica]
+        return [row for row in self._socket.statistics(SERVERS) if row["svname"] == replica]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.placement.attained import REFUSED
 from hplm.placement.placement import Group
-from hplm.placement.profile import Profile, Terms
+from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut
 from hplm.placement.workload import Trace
 
@@ -46,7 +46,7 @@ class Cases:
         self._names = trace.names
         self._backbones = {name: i for i, name in enumerate(profile.backbones)}
         self._backbone_of = np.array([self._backbones[name.split("/")[0]] for name in trace.names], np.int32)
-        self._around = np.array([_row(own.around) for own in profile.backbones.values()])
+        self._around = np.array([astuple(own.around) for own in profile.backbones.values()])
         self._known: dict[tuple[str, int, Cut], Array] = {}
         self._arrival, self._timeout = (np.ascontiguousarray(own, np.int64) for own in (trace.arrival_ns, trace.timeout_ns))
         self._unit, self._tokens = (np.ascontiguousarray(own, np.int32) for own in (trace.unit, trace.tokens))
@@ -78,13 +78,9 @@ class Cases:
             key = backbone, group.intra, cut
             if key not in self._known:
                 own, hop = self._profile.backbones[backbone], self._profile.hop
-                self._known[key] = np.array([_row(stage) for stage in own.stages(hop, group.intra, cut)])
+                self._known[key] = np.array([astuple(stage) for stage in own.stages(hop, group.intra, cut)])
             found[backbone] = self._known[key]
         return found
-
-
-def _row(terms: Terms) -> tuple[float, float, float, float]:
-    return terms.batch_ns, terms.token_ns, terms.score_ns, terms.text_ns
 
 
 def _firsts(lists: Sequence[Sequence[int]]) -> Array:

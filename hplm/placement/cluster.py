@@ -12,10 +12,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from hplm.errors import InvalidInput
-from hplm.placement.files import Positive, Whole, Word, digest, read
+from hplm.placement.files import Positive, Whole, Word, digest, read, refuse_twice
 
 KIND, FORMAT = "hplm cluster", 1
 WAY_OUT = "write it as docs/placement.md shows"
+CORE = "cpu:"  # begins the names of devices that are cores
 DEVICE = re.compile(r"(cpu|cuda):\d+")
 
 
@@ -56,9 +57,9 @@ class Cluster:
     @classmethod
     def read(cls, path: Path) -> Cluster:
         cluster = read(path, KIND, FORMAT, cls, WAY_OUT)
-        _refuse_twice(path, "machine", [machine.name for machine in cluster.machines])
+        refuse_twice(path, "machine", [machine.name for machine in cluster.machines])
         for machine in cluster.machines:
-            _refuse_twice(path, f"machine {machine.name!r}: device", [device.name for device in machine.devices])
+            refuse_twice(path, f"machine {machine.name!r}: device", [device.name for device in machine.devices])
             check_kind(f"{path}: machine {machine.name!r}", machine.memory_of)
         return cluster
 
@@ -72,7 +73,6 @@ def check_kind(where: str, devices: Collection[str]) -> None:
         raise InvalidInput(f"{where} has devices of different kinds ({', '.join(devices)}): give it one kind")
 
 
-def _refuse_twice(path: Path, what: str, names: list[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidInput(f"{path}: {what} {twice!r} is there twice: name each once")
+def cores_of(devices: Collection[str]) -> tuple[int, ...]:
+    """Returns the cores that these devices are; of GPUs none."""
+    return tuple(int(name.removeprefix(CORE)) for name in devices if name.startswith(CORE))

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import secrets
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -54,6 +56,13 @@ def write(path: Path, kind: str, number: int, content: dict[str, Any]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_twice(where: object, what: str, names: Iterable[str | int]) -> None:
+    """Refuses names of which one is there twice."""
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise InvalidInput(f"{where}: {what} {twice!r} is there twice: give each its own")
 
 
 def kind_of(path: Path) -> object:

@@ -34,13 +34,13 @@ from hplm.errors import Internal, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
+from hplm.placement.cluster import CORE, check_kind, cores_of
 from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
 from hplm.placement.samples import Sampler, Samples, Sizes, steps
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
-CORE = "cpu:"  # begins the names of devices that are cores
 ROUNDS = 5
 SHORTEST = Shape(3, 9, 1)  # of a text of one letter, with the special tokens
 HOP_TOKENS = (1, 64, 256, 1024)
@@ -125,9 +125,7 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
     twice = next((name for name in devices if list(devices).count(name) > 1), None)
     if not devices or twice is not None:
         raise InvalidInput(f"device {twice!r} is named twice: {WAY_OUT}" if twice else f"no devices are named: {WAY_OUT}")
-    kinds = {device.partition(":")[0] for device in devices}
-    if len(kinds) > 1:
-        raise InvalidInput(f"the devices {', '.join(devices)} are of {len(kinds)} kinds: profile each kind by itself")
+    check_kind("--devices", devices)
     cores, mine = cores_of(devices), os.sched_getaffinity(0)
     missing = next((core for core in cores if core not in mine), None)
     if missing is not None:
@@ -144,19 +142,6 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
             raise InvalidInput(f"--intra {count}: a stage on several GPUs is not supported yet, so give 1")
     if not intra or len(set(intra)) < len(intra):
         raise InvalidInput("--intra names no number of devices a stage, or one twice: give each once, such as --intra 1,2")
-
-
-def cores_of(devices: Sequence[str]) -> tuple[int, ...]:
-    """Returns the cores that these devices are; of GPUs none."""
-    found: list[int] = []
-    for device in devices:
-        kind, _, number = device.partition(":")
-        if kind != "cpu":
-            continue
-        if not number.isdecimal():
-            raise InvalidInput(f"device {device!r} is no core: {WAY_OUT}")
-        found.append(int(number))
-    return tuple(found)
 
 
 def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:

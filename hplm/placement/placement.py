@@ -137,10 +137,9 @@ def _machine_of(group: Group, cluster: Cluster) -> Machine:
         raise InvalidInput(f"group {group.name!r} is on machine {group.machine!r}, which the cluster does not have: {WAY_OUT}")
     for device in group.devices:
         if device not in machine.memory_of:
-            others = [other.name for other in cluster.machines if device in other.memory_of]
             raise InvalidInput(
-                f"group {group.name!r} is on machine {machine.name!r}, which has no device {device!r}"
-                f"{f' ({others[0]!r} has it)' if others else ''}: all devices of a group are on one machine"
+                f"group {group.name!r} is on machine {machine.name!r}, which has no device {device!r}: all devices of a group "
+                "are on one machine"
             )
     return machine
 

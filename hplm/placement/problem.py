@@ -52,8 +52,7 @@ class Problem:
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The mean text of each backbone, for which cuts are balanced."""
-        backbone = np.array([name.split("/")[0] for name in self.trace.names])[self.trace.unit]
-        tokens = self.trace.tokens.astype(np.int64)
+        backbone, tokens = self.trace.backbone, self.trace.tokens.astype(np.int64)
         found: dict[str, Shape] = {}
         for name in self.profile.backbones:
             mine = tokens[backbone == name]
@@ -79,7 +78,7 @@ class Problem:
         largest = max(self.cluster.machines, key=lambda machine: sum(machine.memory_of.values()))
         room = sum(largest.memory_of.values())
         for name in sorted({unit.backbone for unit in self.units}):
-            needed = _layers_and_slots(self.profile.backbones[name])
+            needed = self.profile.backbones[name].stages_bytes
             if needed > room:
                 raise InvalidInput(
                     f"backbone {name!r} fits no cut: its layers and slots need {needed:,} bytes, and the devices of the "
@@ -90,7 +89,7 @@ class Problem:
     def holds(self, backbones: Collection[str], cluster: Cluster) -> bool:
         """Whether some machine of a part of the cluster can hold each of the backbones by itself."""
         room = max(sum(machine.memory_of.values()) for machine in cluster.machines)
-        return all(_layers_and_slots(self.profile.backbones[name]) <= room for name in backbones)
+        return all(self.profile.backbones[name].stages_bytes <= room for name in backbones)
 
 
 class Room:
@@ -144,7 +143,7 @@ class Room:
         key = self._kinds[backbone], self._problem.shapes[backbone], group.intra, group.stages, room
         if key not in self._cuts:
             own, problem = self._problem.profile.backbones[backbone], self._problem
-            if room is not None and _layers_and_slots(own) > sum(room):
+            if room is not None and own.stages_bytes > sum(room):
                 self._cuts[key] = None
             else:
                 self._cuts[key] = _cut_or_none(own, problem, group, problem.shapes[backbone], room)
@@ -168,8 +167,3 @@ def _kinds(backbones: Mapping[str, BackboneProfile]) -> dict[str, int]:
             kinds.append(kind)
         found[name] = kinds.index(kind)
     return found
-
-
-def _layers_and_slots(own: BackboneProfile) -> int:
-    """Returns the bytes of a backbone on all stages of a group together."""
-    return sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes

@@ -93,6 +93,11 @@ class BackboneProfile:
         last = self.layers - 1 if last is None else last
         return reduce(Terms.__add__, self.times[intra][first : last + 1], Terms())
 
+    @property
+    def stages_bytes(self) -> int:
+        """The bytes of layers and slots on all stages of a group together."""
+        return sum(self.layer_bytes) + self.entry_bytes + self.slots * self.slot_bytes
+
     def alone(self) -> Terms:
         """Returns the time of a text on the fewest devices that were measured, while these do nothing else."""
         fewest = min(self.times)
@@ -131,7 +136,7 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        return digest(self._content())
+        return digest(asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Profile:
@@ -142,10 +147,7 @@ class Profile:
         return profile
 
     def write(self, path: Path) -> None:
-        write(path, KIND, FORMAT, self._content())
-
-    def _content(self) -> dict[str, object]:
-        return asdict(self)
+        write(path, KIND, FORMAT, asdict(self))
 
     @classmethod
     def together(cls, profiles: Sequence[Profile]) -> Profile:

@@ -64,7 +64,7 @@ class Samples:
 class Sampler:
     """Opens a backbone, and measures it in the calling thread."""
 
-    def __init__(self, folder: Path, settings: Settings, state: Place | None = None, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, folder: Path, settings: Settings, state: Place | None = None) -> None:
         """`folder`: of its version, in the repository."""
         self._backbone = Backbone(folder, state)
         failures = self._backbone.view.forest.failures()
@@ -74,7 +74,7 @@ class Sampler:
         self._layers = self._backbone.config.upper_layers
         self._lookup = Lookup(self._backbone)
         self._settings = settings
-        self._most_tokens = min(most_tokens, settings.batch_tokens)
+        self._most_tokens = min(MOST_TOKENS, settings.batch_tokens)
         self._rng = np.random.default_rng(0)
         self._words = words_of(folder / Backbone.TOKENIZER)
         self._tenants = self._drawn_tenants()

@@ -52,8 +52,7 @@ def alone_ns(profile: Profile, trace: Trace) -> Array:
     Where a backbone was not measured on one device, its least number of devices a stage counts.
     """
     took = np.zeros(len(trace))
-    tokens = trace.tokens.astype(np.int64)
-    backbone = np.array([name.split("/")[0] for name in trace.names])[trace.unit]
+    backbone, tokens = trace.backbone, trace.tokens.astype(np.int64)
     for name, own in profile.backbones.items():
         mine = backbone == name
         took[mine] = own.alone().ns(tokens[mine], tokens[mine] ** 2, 1)

@@ -154,8 +154,7 @@ def nothing_found(problem: Problem, screened: int) -> str:
     machine = problem.cluster.machines[0]
     device = machine.devices[0]
     needed = ", ".join(
-        f"{name!r} {sum(own.layer_bytes) + own.entry_bytes + own.slots * own.slot_bytes:,} bytes in {own.layers} layers"
-        for name, own in problem.profile.backbones.items()
+        f"{name!r} {own.stages_bytes:,} bytes in {own.layers} layers" for name, own in problem.profile.backbones.items()
     )
     return (
         f"no placement answers any request in time, of {screened:,} tried: the backbones need {needed}; {machine.name!r} has "

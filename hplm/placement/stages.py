@@ -32,12 +32,6 @@ def stage_times(profile: BackboneProfile, hop: Terms, intra: int, cut: Cut, shap
     return np.array([terms.ns(*shape) for terms in profile.stages(hop, intra, cut)])
 
 
-def overhead(profile: BackboneProfile, hop: Terms, intra: int, cut: Cut, shape: Shape) -> float:
-    """Returns the overhead of AlpaServe 3.3: stages times the slowest one, above the time of a single stage, relative to it."""
-    whole = stage_times(profile, hop, intra, equal_cut(profile.layers, 1), shape).max()
-    return float(len(cut) * stage_times(profile, hop, intra, cut, shape).max() / whole - 1)
-
-
 def best_cut(
     profile: BackboneProfile, hop: Terms, intra: int, stages: int, shape: Shape, room: Sequence[int] | None = None
 ) -> Cut:

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from hplm.placement.attained import REFUSED
 from hplm.placement.case import Case
-from hplm.placement.dispatch import shortest
 
 NEVER = 1e300
 Sums = tuple[float, float, float]  # tokens, scores and texts of a batch
@@ -38,8 +37,9 @@ class Steps:
         for i, (arrival, timeout, unit, tokens) in enumerate(self._texts):
             if not self._groups_of[unit]:
                 continue
+            # The shortest queue is that of the group whose first stage is free first.
             queues = [max(clock[0], arrival) for clock in self._clock]
-            group, backbone = shortest(queues, self._groups_of[unit]), self._backbone[unit]
+            group, backbone = min(self._groups_of[unit], key=queues.__getitem__), self._backbone[unit]
             sums = float(tokens), float(tokens * tokens), 1.0
             end = self._passes(group, backbone, float(arrival), sums) + _took(self._around[backbone], sums)
             if not timeout or end - arrival <= timeout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -45,6 +44,11 @@ class Trace:
         return max(1, int(self.arrival_ns[-1]) - int(self.arrival_ns[0]) + 1) / SECOND
 
     @property
+    def backbone(self) -> Array:
+        """The name of each request's backbone."""
+        return np.array([name.split("/")[0] for name in self.names])[self.unit]
+
+    @property
     def counts(self) -> Array:
         """The requests for each unit."""
         return np.bincount(self.unit, minlength=len(self.names))
@@ -69,12 +73,6 @@ class Trace:
         held = np.searchsorted(self.arrival_ns, self.arrival_ns + span) - np.arange(len(self))
         start = int(self.arrival_ns[held.argmax()])
         return self.between(start, start + span)
-
-    def windows(self, seconds: float) -> list[Trace]:
-        """Returns the windows that have requests, in order."""
-        number = (self.arrival_ns - self.arrival_ns[0]) // span_ns(seconds)
-        starts: list[int] = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
-        return [self.only(np.arange(*ends)) for ends in pairwise([*starts, len(self)])]
 
     def sampled(self, most: int, windows: int = 16) -> Trace:
         """Returns at most so many requests: evenly spread stretches of the trace, each as long as it was and as bursty."""

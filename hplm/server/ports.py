@@ -54,6 +54,12 @@ def free_ports(count: int, local_ports: Path = LOCAL_PORTS) -> list[int]:
     return found
 
 
+def listens(port: int) -> bool:
+    """Whether somebody listens at this port of the loopback address."""
+    with socket.socket() as connection:
+        return connection.connect_ex((LOOPBACK, port)) == 0
+
+
 def resolve(address: str) -> str:
     """Returns an IPv4 address. Given a name or an IPv6 address, Triton's HTTP service silently binds 255.255.255.255."""
     try:

@@ -12,6 +12,7 @@ from hplm.placement.attained import Attained
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, fast
+from hplm.placement.workload import span_ns
 
 Baseline = Callable[[Problem], Selection]
 
@@ -35,8 +36,9 @@ def clockwork(window_s: float) -> Baseline:
         ends: list[Array] = []
         busy = np.zeros(problem.cluster.devices)
         groups: Groups = ()
-        for window in problem.trace.windows(window_s):
-            own = replication(problem.on(window))
+        number = (problem.trace.arrival_ns - problem.trace.arrival_ns[0]) // span_ns(window_s)
+        for window in np.unique(number):
+            own = replication(problem.on(problem.trace.only(number == window)))
             groups = own.groups
             ends.append(own.attained.end_ns)
             busy[: len(own.attained.busy_ns)] += own.attained.busy_ns

@@ -1,9 +1,13 @@
-"""Runs commands in this process, and a store with an export and a live state for them."""
+"""Runs commands in this process or in another one, and a store with an export and a live state for them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,42 @@ def printed(capsys: Capture, *arguments: object, status: int = 0) -> str:
 def refused(capsys: Capture, *arguments: object) -> str:
     """Returns the error of a command."""
     return _said(capsys, arguments, 1)[1]
+
+
+# Reads commands as JSON and writes exit code, output and errors of each.
+RUN = """
+import contextlib, io, json, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from hplm.cli.main import main
+for line in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(json.loads(line))
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+@contextmanager
+def process_without(
+    *packages: str, python: object = sys.executable, cwd: Path = Path(__file__).parents[2], **environment: str
+) -> Iterator[Callable[[Sequence[str]], tuple[int, str, str]]]:
+    """Starts a process without these packages. Yields what runs a command there: it returns exit code, output and errors."""
+    piped: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command, variables = [str(python), "-c", RUN, *packages], {**os.environ, **environment}
+    with subprocess.Popen(command, cwd=cwd, env=variables, **piped) as process:
+
+        def run(words: Sequence[str]) -> tuple[int, str, str]:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps(words), file=process.stdin, flush=True)
+            said = process.stdout.readline()
+            assert said, f"the process has ended at {words}"
+            return json.loads(said)
+
+        yield run
 
 
 def _said(capsys: Capture, arguments: tuple[object, ...], status: int) -> tuple[str, str]:

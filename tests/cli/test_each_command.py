@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -21,16 +19,16 @@ from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_tenant
 from testing.toy import CONFIG, make_chat
 from tests.backbones import placement_of_two, whole
-from tests.cli.commands import Live, leaves, printed, refused
+from tests.cli.commands import Live, leaves, printed, process_without, refused
 from tests.cli.conftest import TENANTS
-from tests.placement.profiles import write_cluster
+from tests.deploy.image import NOT_IN_THE_IMAGE
+from tests.placement.problems import write_cluster
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 PACKAGES = ("builder", "bench", "research", "testing", "demo", "loadtest")  # the image has the folder of the first one
-NOT_IN_THE_IMAGE = (*PACKAGES[1:], "transformers", "matplotlib", "scipy", "seqeval", "zstandard")
 NEED_A_SERVER = {
     "serve", "watch", "drain", "cluster up", "cluster roll", "cluster status", "infer", "generate",
     "doctor",  # which looks at the whole machine
@@ -116,35 +114,6 @@ NEED_THE_BUILDER = [
 ]
 NEED_THE_BENCHMARKS = ["bench", "bench --help", "bench serve --size minilm --json"]
 
-# Reads commands as JSON, runs one after the other, and writes exit code, output and errors of each.
-RUN = """
-import contextlib, io, json, sys
-missing, commands = json.load(sys.stdin)
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
-from hplm.cli.main import main
-done = []
-for command in commands:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(command)
-    done.append([code, out.getvalue(), err.getvalue()])
-json.dump(done, sys.stdout)
-"""
-
-
-def run(missing, commands):
-    """Runs commands without these packages, and returns (exit code, output, errors) of each."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], input=json.dumps([missing, commands]), capture_output=True, text=True, timeout=300,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
 
 @pytest.fixture(scope="module")
 def places(made, tmp_path_factory):
@@ -181,12 +150,14 @@ def done(places):
     def words(command, says=()):
         return [*command.format(**places).split(), *(["--json"] if isinstance(says, dict) else [])]
 
-    first = run(NOT_IN_THE_IMAGE, [words(*row) for row in FROM_THE_STORE])
+    with process_without(*PACKAGES[1:], *NOT_IN_THE_IMAGE) as run:
+        first = [run(words(*row)) for row in FROM_THE_STORE]
     keys = [live.manager.add_key("tenant-2")[1].id for _ in range(2)]
     places["key"] = keys[0]
     Quarantine(live.folder / "repository/toy").put("tenant-2")
     named = [*NEED_THE_BUILDER, *NEED_THE_BENCHMARKS]
-    alone = run(PACKAGES, [*(words(*row) for row in WITHOUT_THE_BUILDER), *map(words, named)])
+    with process_without(*PACKAGES) as run:
+        alone = [*(run(words(*row)) for row in WITHOUT_THE_BUILDER), *(run(words(one)) for one in named)]
     return dict(zip([*(command for command, _ in ROWS), *named], first + alone, strict=True))
 
 

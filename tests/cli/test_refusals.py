@@ -110,7 +110,6 @@ PLACING = [
         for devices, named in (
             ("CORE,CORE", [CORE, "twice"]),
             ("cpu:99999", ["cpu:99999"]),
-            ("cpu", ["'cpu'", "cpu:0"]),
             ("tpu:0", ["tpu:0"]),
             ("CORE,cuda:0", ["cuda:0", "kinds"]),
             ("CORE --intra 2", ["--intra 2"]),
@@ -132,7 +131,6 @@ PLACING = [
     ("{search} --to {tmp}/none/placement.json", ["{tmp}/none", "--to"]),
     ("{renew} --to {tmp}/./now.json", ["--to", "now.json"]),
     ("{renew} --to {tmp}/none/next.json", ["--to", "{tmp}/none"]),
-    ("{renew} --test-seconds 9", ["--test-seconds", "t.jsonl"]),
     ("{renew} --test-seconds 0", ["seconds", 0.001]),
     ("{renew} --search-seconds nan", ["--search-seconds", "nan"]),
     ("{renew} --least-gain -1", ["--least-gain", "-1"]),

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 from transformers import BertConfig, BertForMaskedLM
@@ -82,15 +80,12 @@ def test_a_served_checkpoint_answers(folder, server, capsys):
         ("tag", "tiny", "goods", "tag"),
     ]
     text = f"{FRUIT[0]} {OTHER[0]} {FRUIT[1]} {FRUIT[2]}"
-    command = [sys.executable, "-m", "hplm.cli.main", "infer", "--url", server.http_url, "--json"]
     for tenant, labels, version in (("classify", {"fruit", "metal"}, "2"), ("tag", {"FRUIT", "O"}, "1")):  # 2: calibrated
-        done = subprocess.run([*command, "--tenant", tenant, text], capture_output=True, text=True, timeout=60)
-        answer = json.loads(done.stdout)
-        assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == version, done.stderr
+        answer = run(capsys, "infer", text, "--tenant", tenant, "--url", server.http_url)
+        assert answer["label"] in labels and 0 <= answer["score"] <= 1 and answer["version"] == version
         assert len(answer["rows"]) == (1 if tenant == "classify" else 4)
         assert answer["confidence"] is None if tenant == "tag" else 0 < answer["confidence"] <= 1
-    done = subprocess.run([*command, "--tenant", "nobody", text], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "[no_tenant]" in done.stderr and not done.stdout
+    assert "[no_tenant]" in refused(capsys, "infer", text, "--tenant", "nobody", "--url", server.http_url)
 
 
 def evaluate(folder, material, tenant):

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hplm.cli.main import main
-from hplm.cluster.admin_socket import AdminSocket
-from hplm.cluster.router import SOCKET, haproxy, start_command
+from hplm.cluster.admin_socket import SERVERS, AdminSocket
+from hplm.cluster.router import SOCKET, start_command
 from hplm.cluster.traffic import Traffic
-from hplm.errors import HplmError
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
-from hplm.server.ports import free_ports
+from hplm.server.ports import free_ports, listens
 from hplm.server.process import Process
 from hplm.tenants.snapshot import Snapshot, Tenant
 from tests.cluster.fake_server import FakeServer
-from tests.cluster.front import HOST, INFER, Front
+from tests.cluster.front import INFER, Front
+from tests.deploy.door import require_haproxy
 from tests.support.wait import PATIENCE, eventually
-
-
-def require_haproxy() -> None:
-    try:
-        haproxy()
-    except HplmError as error:
-        pytest.skip(str(error))
 
 
 def tenant(name: str, **limits: Any) -> Tenant:
@@ -77,6 +65,7 @@ class Router(Front):
     """HAProxy before replicas. It may be started again, with other replicas."""
 
     def __init__(self, folder: Path, pools: dict[str, list[FakeServer]], served: dict[str, Served], **own: Any) -> None:
+        require_haproxy()
         self.folder = folder
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
@@ -115,7 +104,7 @@ class Router(Front):
     def start(self) -> None:
         self.process = Process("HAProxy", start_command(self.to), self.folder / "haproxy.log")
         self.process.start()
-        self.process.wait_until(lambda: self._listens() and self.traffic.takes_commands(), PATIENCE)
+        self.process.wait_until(lambda: listens(self.port) and self.traffic.takes_commands(), PATIENCE)
 
     def stop(self) -> None:
         if self.process is not None:
@@ -137,21 +126,13 @@ class Router(Front):
         self.stop()
         shutil.rmtree(self.to)
 
-    def _listens(self) -> bool:
-        with socket.socket() as connection:
-            return connection.connect_ex((HOST, self.port)) == 0
-
-    def _rows(self) -> list[dict[str, str]]:
-        """Returns the statistics of all servers in all backends."""
-        return list(csv.DictReader(io.StringIO(self.socket.ask("show stat -1 4 -1").removeprefix("# "))))
-
     def states(self, pool: str = "all") -> dict[str, str]:
         """Returns what HAProxy thinks of each replica of a pool."""
-        return {row["svname"]: row["status"] for row in self._rows() if row["pxname"] == pool}
+        return {row["svname"]: row["status"] for row in self.socket.statistics(SERVERS) if row["pxname"] == pool}
 
     def until_idle(self) -> None:
         """Waits until HAProxy counts no request in progress: only then a tenant's next request does not overflow."""
-        eventually(lambda: all(row["scur"] == "0" for row in self._rows()))
+        eventually(lambda: all(row["scur"] == "0" for row in self.socket.statistics(SERVERS)))
 
     def until_up(self, pool: str = "all", but: tuple[str, ...] = ()) -> None:
         eventually(lambda: all(state.startswith("UP") != (name in but) for name, state in self.states(pool).items()))

@@ -12,7 +12,6 @@ from tritonclient.grpc import service_pb2_grpc
 
 from tests.cluster.front import INFER, message_of
 from tests.cluster.router import LIMITED, NAMES
-from tests.deploy.door import haproxy
 from tests.support.message import mentions
 from tests.support.wait import eventually
 
@@ -69,18 +68,6 @@ def test_a_tenant_has_one_replica_however_it_is_named(router, replicas, ask):
         assert {one.name: one.tenants[name] - before[one.name] for one in replicas} == {
             one.name: int(one.name == home) for one in replicas
         }, "the header is added, so that lookup can compare"
-
-
-def test_behind_the_front_door_a_tenant_has_the_same_replica(router, tmp_path):
-    """The door has the router's address twice, as docs/cluster.md says."""
-    url = f"127.0.0.1:{router.port}"
-    with haproxy(tmp_path / "door", url, url, "toy") as door:
-        eventually(lambda: door.infer() is None)
-        for name in (*NAMES[:6], *LIMITED[:6]):
-            home = router.replica_of(name)
-            for way in ("json", "message"):
-                router.until_idle()
-                assert door.ask(name, way=way).replica == home
 
 
 def all_at_once(router, replicas, names):

@@ -23,14 +23,14 @@ from hplm.cluster.running import LOCK, ROUTER
 from hplm.errors import HplmError
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
-from hplm.server.ports import LOOPBACK, listen
+from hplm.server.ports import LOOPBACK, listen, listens
 from hplm.server.process_group import arguments
 from hplm.tenants.snapshot import Snapshot
 from loadtest.server import ServedCluster
 from testing.toy import TENANTS
 from tests.cluster.fake_hplm import BROKEN, DRAINING, HELD, PROGRAM
 from tests.cluster.front import Front
-from tests.cluster.router import require_haproxy
+from tests.deploy.door import require_haproxy
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
 
@@ -181,11 +181,6 @@ def test_a_failed_roll_names_its_first_error_and_the_next_one_succeeds(cluster):
     assert cluster.roll()["rolled"] and states(cluster) == ["up", "up"]
 
 
-def listens(cluster):
-    with socket.socket() as connection:
-        return connection.connect_ex((LOOPBACK, cluster.router.port)) == 0
-
-
 @pytest.mark.slow
 def test_a_placement_becomes_pools_and_ctrl_c_answers_requests_and_leaves_no_process_behind(toy):
     """A second start serves the changed truth."""
@@ -217,7 +212,7 @@ def test_a_placement_becomes_pools_and_ctrl_c_answers_requests_and_leaves_no_pro
                 asked = client.submit(cluster.router.ask, others[0].id)
                 eventually(lambda: any(own["in_flight"] for own in cluster.status().values()))
                 cluster.process.ask_to_end(signal.SIGINT)
-                eventually(lambda: not listens(cluster))
+                eventually(lambda: not listens(cluster.router.port))
                 assert cluster.process.pid is not None and not asked.done()
             assert asked.result(PATIENCE).status == 200
             cluster.process.finish(PATIENCE)

@@ -1,13 +1,10 @@
 """A whole cluster on this machine, with two real servers and HAProxy, as `hplm cluster up` runs it."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import tempfile
-from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,18 +12,16 @@ import pytest
 from bench.cluster import Material
 from builder.store.store import Store
 from hplm.cli.main import main
-from hplm_client import HplmClient, QuotaExceeded
 from loadtest.chaos.history import OK, History, Question, expected_answers
 from loadtest.server import ServedCluster
 from testing.toy import TENANTS, WORDS
-from tests.cluster.router import require_haproxy
+from tests.deploy.door import require_haproxy
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
 TEXTS = [" ".join(WORDS[number : number + 5]) for number in (0, 20, 40)]
 NAMES = [tenant.id for tenant in TENANTS if tenant.task == "classify"]
-AT_ONCE = 3  # requests of a tenant with quotas
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +29,6 @@ def cluster(toy):
     require_haproxy()
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder, ServedCluster(toy.repository, Path(folder)) as running:
         yield running
-
-
-def requests(cluster):
-    """Returns how many requests each replica has got, when none is in flight."""
-    eventually(lambda: not any(own["in_flight"] for own in cluster.status().values()))
-    return Counter({name: own["requests"] for name, own in cluster.status().items()})
-
-
-def test_quotas_hold_over_all_replicas(cluster):
-    tenant, homes, manager = "hugo", 2, cluster.manager()
-    manager.limit(tenant, rate=0.0001, burst=AT_ONCE * homes, homes=homes)
-    assert manager.settle_now() == []  # the router has it too
-    admitted, before = 0, requests(cluster)
-    for protocol in ("http", "grpc") * 12:
-        with suppress(QuotaExceeded), HplmClient(cluster.address, protocol, "toy", retries=0) as client:
-            client.infer(TEXTS[0], tenant=tenant)
-            admitted += 1
-    assert AT_ONCE <= admitted <= AT_ONCE * homes
-    assert len(requests(cluster) - before) == homes
-    manager.limit(tenant, rate=0, homes=1)
-    assert manager.settle_now() == []
 
 
 def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_failed_request(cluster):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -32,13 +31,11 @@ class DoorToAsk(Front):
         """Sends a request as `ask` does. Returns what a client of ours raises for the answer."""
         return self.ask(*given, **more).refused
 
-    def rows(self) -> list[dict[str, str]]:
-        """Returns the statistics of all proxies and servers."""
-        return list(csv.DictReader(self.socket.ask("show stat").strip().removeprefix("# ").splitlines()))
-
     def waiting(self, backend: str) -> int:
         """Returns how many requests wait in a backend."""
-        return sum(int(row["qcur"] or 0) for row in self.rows() if (row["pxname"], row["svname"]) == (backend, "BACKEND"))
+        return sum(
+            int(row["qcur"] or 0) for row in self.socket.statistics() if (row["pxname"], row["svname"]) == (backend, "BACKEND")
+        )
 
     def in_flight(self, key: str, table: str = "tenants_in_flight") -> int:
         """Returns how many requests in flight it counts for a key."""

@@ -1,4 +1,4 @@
-"""The container image without a container engine: its files in a folder, and its documented commands as lists."""
+"""The container image without a container engine: its files in a folder, and the documented commands as lists of words."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sysconfig
 import urllib.request
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
 
-from hplm.server import process_group
 from hplm.server.discovery import find_installation
 from hplm.server.ports import Ports
-from tests.support.wait import eventually
+from hplm.server.process import Process
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+PAGES = {"cluster": (ROOT / "docs/cluster.md").read_text("utf-8"), "deploy": (DEPLOY / "README.md").read_text("utf-8")}
+_BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_ANY_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`hplm ([^`]+)`")
 SECRET = "the-administrators-secret"
 # Installed here, not in the image: what trains, measures and serves without a container.
 NOT_IN_THE_IMAGE = (
@@ -88,31 +91,49 @@ def started(folder: Path, repository: Path, **variables: str) -> Iterator[Simple
     flags = [flag.replace("=/models", f"={repository}") for flag in docker_run()[1][1:]]
     flags += [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     flags += [f"--backend-directory={opt}/tritonserver/backends", *(f"{flag}={port}" for flag, port in ports.items())]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [str(installation.binary), *flags],
-            cwd=opt / "tritonserver", env=environment, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+    command = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), str(installation.binary), *flags]
+    server = Process("tritonserver", command, folder / "log", folder=str(opt / "tritonserver"))
+    server.start()
     try:
-        eventually(lambda: _is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, folder / "log"), 240)
+        server.wait_until(lambda: _is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready"), 240)
         yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
     finally:
-        process_group.stop(server.pid, grace=10)
-        server.wait()
+        server.stop(10)
 
 
-def _is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
-    assert server.poll() is None, log.read_text()
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
+def _is_ready(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
+
+
+def commands_of_pages(*pages: str) -> list[list[str]]:
+    """Returns the whole commands of the blocks, also those that a container runs."""
+    blocks = [block for page in pages or PAGES for block in _BLOCK.findall(PAGES[page])]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [command for line in lines if (command := _command(line))]
+
+
+def _command(line: list[str]) -> list[str]:
+    """Returns what follows the program `hplm`, which begins the line or follows the name of the image."""
+    for place, word in enumerate(line):
+        if word == "hplm" and (place == 0 or line[place - 1] in ("hplm", "--")) and line[place + 1 : place + 2] != ["hplm"]:
+            return line[place + 1 :]
+    return []
+
+
+def mentioned() -> list[tuple[list[str], list[str]]]:
+    """Returns the commands that sentences name: the words of the command, and the options named with it."""
+    texts = [" ".join(span.split()) for page in PAGES.values() for span in _SPAN.findall(_ANY_BLOCK.sub("", page))]
+    return [
+        (list(takewhile(re.compile(r"[a-z]+").fullmatch, text.split())), re.findall(r"--[a-z-]+", text))
+        for text in dict.fromkeys(texts)
+    ]
 
 
 def docker_run(program: str = "tritonserver") -> tuple[list[str], list[str]]:
     """Returns the words of the documented line before this word, and from it on."""
-    lines = re.findall(r"^docker run (?:.*\\\n)*.*$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    lines = re.findall(r"^docker run (?:.*\\\n)*.*$", PAGES["deploy"], re.MULTILINE)
     commands = [shlex.split(line.replace("\\\n", " ").replace("$HPLM_ADMIN", SECRET)) for line in lines]
     (words,) = [words for words in commands if program in words]
     start = words.index(program)

@@ -1,26 +1,69 @@
-"""Kubernetes' objects: where they name each other, and what of that is wrong."""
+"""Objects of Kubernetes and of its extensions: which fields they may have, and what they name that is not there."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import kubernetes_validate
 import yaml
 
-from tests.deploy.image import DEPLOY
+from tests.deploy.image import DEPLOY, PAGES
 from tests.deploy.programs import helm, run
-from tests.deploy.schemas import FIELDS, check
 
 Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev)\b[\w./-]*")
-DOCUMENTED = (DEPLOY.parent / "docs/cluster.md").read_text("utf-8")
+# Where kinds of objects say the labels of pods, and the names of these pods' ports.
+SELECTING = {
+    "Service": ("selector", "ports.*.targetPort"),
+    "NetworkPolicy": ("podSelector.matchLabels", "ingress.*.ports.*.port"),
+    "PodDisruptionBudget": ("selector.matchLabels",),
+    "PodMonitor": ("selector.matchLabels", "podMetricsEndpoints.*.port"),
+}
 BUCKET = "--set=registry.address=s3://bucket/hplm"
+
+TEXT, NUMBER, ANYTHING = '".+"', r"\d+", ".*"
+ENDPOINT, MODEL = r"podMetricsEndpoints\[\]\.", r"predictor\.model\."
+SCALING = r"advanced\.horizontalPodAutoscalerConfig\.behavior\.scale(Up|Down)\."
+# By kind its version, and of each field below `spec` the values as JSON. Both are patterns; [] is a place of a list.
+FIELDS = {
+    "PrometheusRule": ("monitoring.coreos.com/v1", {r"groups\[\]\..+": ANYTHING}),  # promtool checks the rules
+    "PodMonitor": ("monitoring.coreos.com/v1", {
+        r"selector\.matchLabels\..+|podTargetLabels\[\]": TEXT,
+        ENDPOINT + "interval": r'"\d+(ms|s|m|h)"',
+        ENDPOINT + r"(port|(metricR|r)elabelings\[\]\.(targetLabel|sourceLabels\[\]|regex))": TEXT,
+        ENDPOINT + r"metricRelabelings\[\]\.action": '"(drop|keep)"',
+    }),
+    "ScaledObject": ("keda.sh/v1alpha1", {  # of KEDA 2
+        r"scaleTargetRef\.(name|apiVersion|kind)": TEXT,
+        "pollingInterval|(min|max)ReplicaCount": NUMBER,
+        SCALING + r"(stabilizationWindowSeconds|policies\[\]\.(value|periodSeconds))": NUMBER,
+        SCALING + r"policies\[\]\.type": '"(Pods|Percent)"',
+        r"triggers\[\]\.(type|metricType)": '"(prometheus|AverageValue|Value)"',
+        r"triggers\[\]\.metadata\.(serverAddress|query|threshold|ignoreNullValues)": TEXT,
+    }),
+    "ServingRuntime": ("serving.kserve.io/v1alpha1", {  # of KServe. Its containers are checked as those of a pod
+        r"annotations\..+|supportedModelFormats\[\]\.(name|version)": TEXT,
+        r"multiModel|supportedModelFormats\[\]\.autoSelect": "true|false",
+        r"protocolVersions\[\]": '"(v1|v2|grpc-v1|grpc-v2)"',
+        r"(containers|volumes)\[\]\..+": ANYTHING,
+    }),
+    "InferenceService": ("serving.kserve.io/v1beta1", {
+        r"predictor\.(minReplicas|terminationGracePeriodSeconds|securityContext\.fsGroup)": NUMBER,
+        MODEL + r"(modelFormat\.(name|version)|runtime|protocolVersion)": TEXT,
+        MODEL + "storageUri": '"pvc://[a-z0-9-]+(/.*)?"',
+    }),
+}  # fmt: skip
+# The fields that an object must have, where no other test reads them.
+NEEDED = {
+    "PrometheusRule": ("groups[].name", "groups[].rules[].expr"),
+    "ScaledObject": ("triggers[].type", "triggers[].metadata.query", "triggers[].metadata.threshold"),
+}
 
 
 def rendered(*options: str, release: str = "hplm", namespace: str = "hplm") -> list[Object]:
@@ -42,38 +85,21 @@ def validate(one: Object, version: str = NEWEST) -> None:
 
 def made_by_the_operator() -> set[str]:
     """The secrets, their keys and the folder of the image that docs/cluster.md tells to make."""
-    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", DOCUMENTED, re.MULTILINE)
+    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", PAGES["cluster"], re.MULTILINE)
     keys = {f"{name}/{key}" for name, rest in secrets for key in re.findall(r"--from-file=([\w-]+)", rest)}
-    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", DOCUMENTED))
+    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["cluster"]))
 
 
-@dataclass(frozen=True)
 class Workload:
-    object: Object
+    """A deployment or a set, and what lies deep in it."""
 
-    @property
-    def name(self) -> str:
-        return self.object["metadata"]["name"]
-
-    @property
-    def template(self) -> Object:
-        return self.object["spec"]["template"]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return self.template["metadata"]["labels"]
-
-    @property
-    def pod(self) -> Object:
-        return self.template["spec"]
-
-    @property
-    def containers(self) -> list[Object]:
-        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
-
-    @property
-    def ports(self) -> dict[str, int]:
-        return {port["name"]: port["containerPort"] for one in self.pod["containers"] for port in one.get("ports", [])}
+    def __init__(self, given: Object) -> None:
+        self.object, self.name = given, given["metadata"]["name"]
+        template = given["spec"]["template"]
+        self.labels, self.annotations = template["metadata"]["labels"], template["metadata"].get("annotations")
+        self.pod = template["spec"]
+        self.containers = [*self.pod.get("initContainers", []), *self.pod["containers"]]
+        self.ports = {port["name"]: port["containerPort"] for own in self.containers for port in own.get("ports", [])}
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:
@@ -123,7 +149,7 @@ def faults(objects: list[Object], outside: set[str]) -> Iterator[str]:
         yield from (
             f"{one.name}: nothing mounts volume {name}" for name in at(one.pod, "volumes.*.name") if name not in mounted
         )
-        if not all(_selects(selector, one) for selector in at(one.object, "spec.selector")):
+        if not all(labels.items() <= one.labels.items() for labels in at(one.object, "spec.selector.matchLabels")):
             yield f"{one.name}: it does not select its own pods"
     for one, name in zip(objects, have, strict=True):
         yield from (f"{name}: {fault}" for fault in _faults_of_selectors(one["kind"], one.get("spec", {}), objects))
@@ -151,26 +177,16 @@ def _named_by(one: Workload) -> Iterator[str]:
 
 
 def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iterator[str]:
-    if kind == "Service":
-        chosen = _chosen({"matchLabels": spec["selector"]}, objects)
-        yield from _faults_of_ports(chosen, [port["targetPort"] for port in spec["ports"]])
-    elif kind == "NetworkPolicy":
-        chosen = _chosen(spec["podSelector"], objects)
-        for rule in spec["ingress"]:
-            yield from _faults_of_ports(chosen, [port["port"] for port in rule["ports"]])
-            for peer in rule.get("from", []):
-                if "podSelector" in peer and not _chosen(peer["podSelector"], objects):
-                    yield f"no pod has the labels {peer['podSelector']['matchLabels']}"
-    elif kind == "PodDisruptionBudget":
-        yield from _faults_of_ports(_chosen(spec["selector"], objects), [])
-    elif kind == "PodMonitor":
-        chosen = _chosen(spec["selector"], objects)
-        if not chosen:
-            yield "it selects nothing"
-        for one in chosen:
-            yield from _faults_of_ports([one], [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]])
-        labels = {label for one in chosen for label in one.labels}
-        yield from (f"no label {name}" for name in spec["podTargetLabels"] if name not in labels)
+    if kind in SELECTING:
+        (labels,), ports = at(spec, SELECTING[kind][0]), [port for path in SELECTING[kind][1:] for port in at(spec, path)]
+        chosen = _chosen(labels, objects)
+        if not chosen or (len(chosen) > 1 and kind != "PodMonitor"):
+            yield f"it selects {[one.name for one in chosen] or 'nothing'}"
+        yield from (f"{one.name} has no port {port}" for one in chosen for port in ports if port not in one.ports)
+        peers = at(spec, "ingress.*.from.*.podSelector.matchLabels")
+        yield from (f"no pod has the labels {labels}" for labels in peers if not _chosen(labels, objects))
+        known = {label for one in chosen for label in one.labels}
+        yield from (f"no label {name}" for name in at(spec, "podTargetLabels.*") if name not in known)
     elif kind == "ScaledObject":
         target = spec["scaleTargetRef"]
         (scaled,) = [one for one in workloads(objects) if one.name == target["name"]] or [None]
@@ -180,15 +196,30 @@ def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iter
             yield f"{target['name']} has a number of replicas, which each `kubectl apply` would set again"
 
 
-def _faults_of_ports(chosen: list[Workload], ports: list[str]) -> Iterator[str]:
-    if len(chosen) != 1:
-        yield f"it selects {[one.name for one in chosen] or 'nothing'}"
-    yield from (f"{one.name} has no port {port}" for one in chosen for port in ports if port not in one.ports)
+def _chosen(labels: Object, objects: list[Object]) -> list[Workload]:
+    return [one for one in workloads(objects) if labels.items() <= one.labels.items()]
 
 
-def _chosen(selector: Object, objects: list[Object]) -> list[Workload]:
-    return [one for one in workloads(objects) if _selects(selector, one)]
+def check(one: dict[str, Any]) -> None:
+    """Fails if an object lacks a field, or has a field or a value that it may not have."""
+    version, fields = FIELDS[one["kind"]]
+    assert one["apiVersion"] == version and one.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    values = list(leaves(one["spec"]))
+    for needed in NEEDED.get(one["kind"], ()):
+        assert any(path.startswith(needed) for path, _ in values), f"{one['kind']} lacks {needed}"
+    for path, value in values:
+        (allowed,) = [pattern for field, pattern in fields.items() if re.fullmatch(field, path)] or [None]
+        assert allowed, f"{one['kind']} has no field {path}"
+        assert re.fullmatch(allowed, json.dumps(value)), f"{path} may not be {value!r}"
 
 
-def _selects(selector: Object, one: Workload) -> bool:
-    return selector["matchLabels"].items() <= one.labels.items()
+def leaves(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values that have no parts, each with its path."""
+    if isinstance(of, dict) and of:
+        for name, one in of.items():
+            yield from leaves(one, f"{path}.{name}".lstrip("."))
+    elif isinstance(of, list) and of:
+        for one in of:
+            yield from leaves(one, f"{path}[]")
+    else:
+        yield path, of

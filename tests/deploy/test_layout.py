@@ -9,7 +9,17 @@ import yaml
 from hplm.cli.main import main, parsed
 from hplm.server.flags import contract_flags
 from hplm_openai.__main__ import parser as gateway_parser
-from tests.deploy.image import DEPLOY, ROOT, SECRET, compose_service, docker_run, dockerfile_copies, dockerfile_variables
+from tests.deploy.image import (
+    DEPLOY,
+    ROOT,
+    SECRET,
+    commands_of_pages,
+    compose_service,
+    docker_run,
+    dockerfile_copies,
+    dockerfile_variables,
+    mentioned,
+)
 from tests.deploy.manifests import BUCKET, Object, container, faults, made_by_the_operator, rendered, validate, workload
 
 
@@ -28,6 +38,7 @@ def test_docker_run_and_compose_start_the_same_in_the_same_way(toy, tmp_path):
             assert mount.endswith(wanted)
     published = [word for option, word in pairwise(docker) if option == "-p"]
     assert published == service["ports"] == [f"127.0.0.1:{port}:{port}" for port in (8000, 8001, 8002)]
+    assert parsed(service["healthcheck"]["test"][2:])[1].arguments["once"]
     (exit_timeout,) = [int(flag.partition("=")[2]) for flag in command if flag.startswith("--exit-timeout-secs=")]
     assert int(docker[docker.index("--stop-timeout") + 1]) > exit_timeout
     assert int(service["stop_grace_period"].removesuffix("s")) > exit_timeout
@@ -39,6 +50,16 @@ def test_compose_watches_the_server_from_a_container_that_reaches_it_and_knows_i
     assert watch["image"] == compose_service()["image"] and "HPLM_ADMIN" in watch["environment"]
     program, *arguments = watch["command"]
     assert program == "hplm" and parsed(arguments)[1].arguments["url"] == "127.0.0.1:8000"
+
+
+def test_every_documented_command_is_whole_and_exists_with_its_options(capsys):
+    """`test_published` runs some with the image's files."""
+    for words in commands_of_pages():
+        parsed(words)
+    for words, options in mentioned():
+        assert main([*words, "--help"]) == 0, words
+        text = capsys.readouterr().out
+        assert not [option for option in options if option not in text], words
 
 
 def test_every_backend_is_copied_to_where_triton_looks():

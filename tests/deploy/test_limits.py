@@ -259,7 +259,6 @@ def lets_in(door, source=HOST):
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [
-        ({"method": "ModelConfig"}, "UNIMPLEMENTED", ["inference"]),
         ({"compression": grpc.Compression.Gzip}, "INVALID_ARGUMENT", ["compression"]),
         ({"metadata": [("content-encoding", "gzip")]}, "INVALID_ARGUMENT", ["Content-Encoding"]),
         ({"metadata": [("authorization", "a" * 10_000)]}, "INVALID_ARGUMENT", ["8"]),

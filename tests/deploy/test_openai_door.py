@@ -87,20 +87,6 @@ def test_errors_and_models_have_the_classes_of_openai_s_client(client):
     assert [model.id for model in keyed.models.list()] == ["keyed", *OPEN]
 
 
-def test_a_decoder_answers_whole_by_infer_of_the_model_hplm(door):
-    settings = json.dumps({"temperature": 0, "max_tokens": 24, "ignore_eos": True})
-    given = {"text_input": "some words", "sampling_parameters": settings}
-    inputs = [{"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [text]} for name, text in given.items()]
-    answer = door.post("/v2/models/hplm/infer", json.dumps({"parameters": {"tenant": "plain"}, "inputs": inputs}).encode())
-    (text,) = (one["data"][0] for one in json.loads(answer.body)["outputs"] if one["name"] == "text_output")
-    assert text == "some words" + json.loads(door.post(COMPLETIONS, body_of()).body)["choices"][0]["text"]
-
-    refused = door.post("/v2/models/hplm/generate", json.dumps({"tenant": "plain", "text_input": "some words"}).encode())
-    assert refused.status == 400 and mentions(refused.error, "text_input")
-    flag = {"name": "return_finish_reason", "shape": [1, 1], "datatype": "BOOL", "data": [True]}
-    assert door.post("/v2/models/hplm/infer", json.dumps({"inputs": [flag]}).encode()).status == 400
-
-
 def test_a_client_that_goes_frees_its_place(door, server):
     for stream in (True, False):
         before = cancelled(server)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from builder.store.store import Store, TenantFile
 from testing.random_store import random_store, random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import CONFIG
-from tests.deploy.documented import commands_of_pages
-from tests.deploy.image import SECRET, copy_files, python_of_the_image, started
+from tests.cli.commands import process_without
+from tests.deploy.image import SECRET, commands_of_pages, copy_files, python_of_the_image, started
 from tests.deploy.manifests import BUCKET, container, find, rendered, words
 from tests.deploy.programs import debian_program, run
 from tests.server.stock import LIBRARIES, Stock
@@ -37,33 +35,20 @@ TEXT = "a few words"
 ACME = TenantFile("acme", 1, "bio", 1, "classify", ["x", "y"], 4)
 
 
-RUN = """
-import contextlib, io, json, sys
-from hplm.cli.main import main
-for line in sys.stdin:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        status = main(json.loads(line))
-    print(json.dumps([status, said.getvalue()]), flush=True)
-"""
-
-
 @dataclass(frozen=True)
 class Place:
     """A store, its export and a bucket, and a process of the image's Python that runs commands to change them."""
 
     store: Store
     repository: Path
-    process: subprocess.Popen[str]
+    main: Callable[[Sequence[str]], tuple[int, str, str]]
 
     def run(self, *command: str) -> str:
         """Runs `hplm` with a documented command, and returns what it says."""
         folders = {"store": self.store.folder, "model_repository": self.repository}
         here = [str(folders.get(word.lstrip("/").replace("models", "model_repository"), word)) for word in command]
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(here), file=self.process.stdin, flush=True)
-        status, said = json.loads(self.process.stdout.readline())
-        assert status == 0, (here, said)
+        status, said, errors = self.main(here)
+        assert status == 0, (here, said, errors)
         return said
 
     def json(self, *command: str) -> dict[str, Any]:
@@ -84,11 +69,8 @@ def place(tmp_path, bucket) -> Iterator[Place]:
     random_tenant(store, ACME, 0.3, seed=1)
     python = python_of_the_image(tmp_path / "python", copy_files(tmp_path / "opt")) / "python"
     home = {"HOME": str(tmp_path), "HPLM_MIRROR": str(tmp_path / "mirror")}
-    piped: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([python, "-c", RUN], cwd=python.parent, env={**os.environ, **bucket, **home}, **piped) as process:
-        yield Place(store, tmp_path / "repository", process)
-        assert process.stdin is not None
-        process.stdin.close()
+    with process_without(python=python, cwd=python.parent, **bucket, **home) as main:
+        yield Place(store, tmp_path / "repository", main)
 
 
 def documented(*start: str) -> list[str]:
@@ -168,11 +150,3 @@ def _moved(word: str, folders: dict[str, str]) -> str:
     for old, new in folders.items():
         word = word.replace(old, new)
     return word
-
-
-def test_packages_that_the_image_lacks_are_missing_here_too(tmp_path):
-    python = python_of_the_image(tmp_path / "python", copy_files(tmp_path / "opt")) / "python"
-    run(str(python), "-c", "import hplm, builder.publish.live", cwd=python.parent)
-    for package in ("transformers", "bench"):
-        with pytest.raises(AssertionError, match="ModuleNotFoundError"):
-            run(str(python), "-c", f"import {package}", cwd=python.parent)

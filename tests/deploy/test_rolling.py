@@ -52,7 +52,7 @@ def asking(door):
 
 def is_out(door, server, state):
     """Whether a server is in this state, and the door has all answers of requests that it has passed to it."""
-    found = [row for row in door.rows() if row["svname"] == server]
+    found = [row for row in door.socket.statistics() if row["svname"] == server]
     assert {row["pxname"] for row in found} == BACKENDS
     return all(row["status"].startswith(state) and row["scur"] == "0" for row in found)
 

@@ -1,21 +1,24 @@
-"""A profile measured from a small repository: its parts, its bytes, and what it refuses."""
+"""A profile measured from a small repository: its parts, its bytes and the terms of its times."""
 
-from __future__ import annotations
-
+import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from hplm.engine.backbone import Backbone
 from hplm.errors import Internal
-from hplm.placement import measuring
-from hplm.placement.measuring import Measurement, measure, profile_repository, sources_of
-from hplm.placement.profile import Profile
+from hplm.placement.fit import fit_error, fitted
+from hplm.placement.measuring import Measurement, RoundTrip, measure, profile_repository, sources_of
+from hplm.placement.profile import Shape, Terms
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import refusing
+from tests.support.wait import eventually
 
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
+RNG = np.random.default_rng(3)
+SHAPES = [Shape.of(RNG.integers(1, 200, RNG.integers(1, 30))) for _ in range(40)]
 
 
 def test_the_measured_texts_have_many_lengths(toy):
@@ -26,13 +29,13 @@ def test_the_measured_texts_have_many_lengths(toy):
 
 
 @pytest.mark.slow
-def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path):
+def test_a_profile_is_measured_in_processes_of_its_own(toy):
     """Takes seconds: a process for each number of devices computes every batch."""
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = sources_of(toy.repository)
     profile = profile_repository(
-        sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": measuring.RoundTrip(9e9, 4e9)}, show_progress=False
+        sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": RoundTrip(9e9, 4e9)}, show_progress=False
     )
     own = profile.backbones["toy"]
     assert set(own.times) == {1, len(cores)} and all(len(times) == CONFIG.upper_layers for times in own.times.values())
@@ -49,18 +52,30 @@ def test_a_profile_is_measured_in_processes_of_its_own_and_written(toy, tmp_path
     records = sum(file.stat().st_size for file in (toy.folder / "records").iterdir())
     assert 0 < own.record_bytes * len(TENANTS) <= records
     assert own.slot_bytes > own.record_bytes  # slots of all layouts, in 32 bits
-    profile.write(tmp_path / "p.json")
-    read = Profile.read(tmp_path / "p.json")
-    assert read == profile and read.digest == profile.digest
     assert os.sched_getaffinity(0) == before
 
 
-def killed(given):
-    os._exit(9)
-
-
 @pytest.mark.slow
-def test_a_measuring_process_that_is_killed_is_named(toy, monkeypatch):
-    monkeypatch.setattr(measuring, "measure", killed)
-    with refusing(Internal, "toy, 1 device"):
-        profile_repository(sources_of(toy.repository), [CORE], [1], show_progress=False)
+def test_a_measuring_process_that_is_killed_is_named(toy):
+    with ThreadPoolExecutor(1) as thread, refusing(Internal, "toy, 1 device"):
+        measured = thread.submit(profile_repository, sources_of(toy.repository), [CORE], [1], show_progress=False)
+        eventually(multiprocessing.active_children)
+        for process in multiprocessing.active_children():
+            process.kill()
+        measured.result()
+
+
+@pytest.mark.parametrize("terms", [Terms(1e6, 2e4, 3.0, 1e3), Terms(1e6), Terms(0.0, 2e4, 1.0, 0.0)])
+def test_exact_times_give_their_terms(terms):
+    ns = np.array([terms.ns(*shape) for shape in SHAPES])
+    found = fitted(SHAPES, ns)
+    error = fit_error(found, SHAPES, ns)
+    assert error.max < 1e-6
+    assert found.batch_ns == pytest.approx(terms.batch_ns, rel=1e-4, abs=1)
+    assert found.token_ns == pytest.approx(terms.token_ns, rel=1e-4, abs=1e-3)
+
+
+def test_no_term_is_negative_though_the_best_line_has_one():
+    ns = np.array([max(1e3, 2e4 * shape.tokens - 1e5) for shape in SHAPES])
+    found = fitted(SHAPES, ns)
+    assert min(found.batch_ns, found.token_ns, found.score_ns, found.text_ns) >= 0

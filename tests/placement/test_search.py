@@ -1,28 +1,81 @@
-"""Algorithm 2."""
+"""Algorithm 2, Algorithm 1 that fills its groups and is held to an exhaustive search, and when what they find is worth it."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
+from hplm.errors import InvalidInput
+from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.confirming import confirm
-from hplm.placement.partition import (
-    Parallel,
-    backbone_buckets,
-    groups_of,
-    parallels,
-)
+from hplm.placement.partition import Parallel, backbone_buckets, groups_of, parallels
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
+from hplm.placement.renewal import Comparison, divided
 from hplm.placement.screen import alone_ns
 from hplm.placement.search import Found, _Search, search
+from hplm.placement.selection import beam, completed, fast
 from hplm.placement.servers import Serving
 from hplm.placement.simulation import simulate
 from hplm.placement.units import units_of
+from hplm.placement.workload import Trace
+from hplm.simulate.arrivals import SECOND
 from research.papers.placements import replication
 from testing.random_trace import random_trace
-from tests.placement.problems import backbone, problem_of
-from tests.placement.profiles import cluster_of, profile_of
+from tests.placement.problems import backbone, cluster_of, problem_of, profile_of
+from tests.support.message import refusing
+
+
+def _exhaustive(problem, groups):
+    """Returns the best share of all ways to put units into groups that fit."""
+    best = 0.0
+    places = list(product(range(len(groups)), [unit.name for unit in problem.units]))
+    for chosen in product((False, True), repeat=len(places)):
+        filled = groups
+        for (at, unit), wanted in zip(places, chosen, strict=True):
+            if wanted and filled is not None:
+                filled = problem.room.added(filled, at, unit)
+        if filled is not None:
+            best = max(best, problem.screen.attained(filled).share)
+    return best
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("stages, memory_mb", [(1, 40), (1, 80), (2, 20), (2, 40)])
+def test_a_wide_beam_is_an_exhaustive_search(stages, memory_mb, seed):
+    problem = problem_of(8.0, 6.0, 8.0, devices=2, memory_mb=memory_mb, rate=110.0, seed=seed, seconds=10.0)
+    groups = groups_of(problem, Parallel(stages, 1))
+    assert beam(problem, groups, 1000).share == _exhaustive(problem, groups)
+
+
+def test_the_heuristic_is_nearly_as_good_as_the_beam_and_screens_less():
+    problem = problem_of(8.0, 6.0, 9.0, 7.0, devices=4, memory_mb=80, rate=220.0)
+    groups = groups_of(problem, Parallel(1, 1))
+    wide, quick = beam(problem, groups), fast(problem, groups)
+    assert quick.share >= 0.95 * wide.share and quick.screened < wide.screened / 3
+
+
+def test_a_unit_that_would_make_others_late_is_left_out():
+    problem = problem_of(1.0, 100.0, devices=1, memory_mb=80, rate=300.0, scale=2.0)
+    groups = problem.room.added(groups_of(problem, Parallel(1, 1)), 0, "b0/law")
+    assert groups is not None and completed(problem, groups) == groups
+    silent = problem.of({"b0/law", "b1/law"}).on(problem.trace.only(problem.trace.unit == 0))
+    assert completed(silent, groups)[0].units == ("b0/law", "b1/law")
+
+
+def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40)
+    groups = groups_of(problem, Parallel(2, 1))
+    for unit in problem.units:
+        groups = problem.room.added(groups, 0, unit.name) or groups
+    assert set(groups[0].cuts) == {"b0", "b1"}
+    assert problem.room.added(groups, 0, "b0/law") is None  # it is there
+
+
+def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
+    with refusing(InvalidInput, "b0", "40,000,000", "30,000,000", "cpu:0"):
+        search(problem_of(8.0, devices=2, memory_mb=15))
 
 
 def test_backbones_of_unlike_times_are_kept_apart():
@@ -38,14 +91,27 @@ def test_unlike_backbones_share_a_device_where_there_is_only_one():
     assert found.groups[0].units == ("b0/law", "b1/law") and min(found.attained.by_unit.values()) > 0
 
 
-@pytest.mark.parametrize("devices, expected", [(8, [4, 4]), (6, [4, 2]), (7, [4, 2, 1]), (3, [2, 1])])
-def test_groups_are_equal_and_the_remainder_is_powers_of_two(devices, expected):
-    problem = replace(problem_of(8.0), cluster=cluster_of(devices=devices, machines=2))
-    groups = groups_of(problem, Parallel(2, 2))
-    sizes = [len(group.devices) for group in groups if group.machine == "m0"]
-    assert sizes == expected == [len(group.devices) for group in groups if group.machine == "m1"]
+@pytest.mark.parametrize(
+    "devices, measured, parallel, expected",
+    [
+        (8, (1, 2), (2, 2), [4, 4]),
+        (7, (1, 2), (2, 2), [4, 2, 1]),
+        (7, (1, 4), (1, 4), [4, 1, 1, 1]),
+        (7, (1, 4), (2, 4), [4, 2, 1]),
+        (7, (4,), (1, 4), [4]),
+        (7, (2, 4), (1, 4), [4, 2]),
+    ],
+)
+def test_groups_are_equal_and_the_remainder_is_powers_of_two_that_were_measured(devices, measured, parallel, expected):
+    problem = problem_of(8.0)
+    own = problem.profile.backbones["b0"]
+    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
+    groups = groups_of(replace(problem, profile=profile, cluster=cluster_of(devices, machines=2)), Parallel(*parallel))
+    for machine in ("m0", "m1"):
+        assert [len(group.devices) for group in groups if group.machine == machine] == expected
     named = [(group.machine, device) for group in groups for device in group.devices]
-    assert len(named) == len(set(named)) == 2 * devices
+    assert len(named) == len(set(named)) == 2 * sum(expected)
+    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
     assert all(len(group.devices) % group.intra == 0 for group in groups)
 
 
@@ -114,20 +180,44 @@ def test_a_unit_that_the_sample_lost_is_placed():
     assert search(problem, sample=160)[0].attained.by_unit["b1/law"] == 1
 
 
-@pytest.mark.parametrize(
-    "measured, parallel, expected",
-    [((1, 4), (1, 4), [4, 1, 1, 1]), ((1, 4), (2, 4), [4, 2, 1]), ((4,), (1, 4), [4]), ((2, 4), (1, 4), [4, 2])],
-)
-def test_a_remainder_has_stages_as_wide_as_some_that_were_measured(measured, parallel, expected):
-    problem = problem_of(8.0, devices=7)
-    own = problem.profile.backbones["b0"]
-    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
-    groups = groups_of(replace(problem, profile=profile), Parallel(*parallel))
-    assert [len(group.devices) for group in groups] == expected
-    assert all(group.intra in measured and group.stages <= parallel[0] for group in groups)
-
-
 def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
     found = parallels(problem_of(8.0, devices=8))
     assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
     assert set(parallels(problem_of(8.0, devices=8), most_stages=1)) == {Parallel(1, 1), Parallel(1, 2)}
+
+
+def _trace(*seconds):
+    at = (np.array(seconds) * SECOND).astype(np.int64)
+    return Trace(("b0/law",), at, np.zeros(len(at), np.int64), np.full(len(at), 5), np.full(len(at), SECOND), "a test")
+
+
+def _attained(served, texts=1000):
+    ends = np.full(texts, REFUSED)
+    ends[:served] = 1.0
+    return Attained(_trace(*range(texts)), ends, np.zeros(1))
+
+
+def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
+    searched, held_out = divided(_trace(0, 10, 11, 19.5, 20.5, 21), search_seconds=10, test_seconds=1)
+    assert (searched.arrival_ns / SECOND).tolist() == [11, 19.5]
+    assert (held_out.arrival_ns / SECOND).tolist() == [20.5, 21]
+
+
+def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_with():
+    with refusing(InvalidInput, "--test-seconds", "a test"):
+        divided(_trace(0, 5), search_seconds=10, test_seconds=6)
+    with refusing(InvalidInput, "--search-seconds", "a test"):
+        divided(_trace(0, 50), search_seconds=10, test_seconds=6)
+
+
+@pytest.mark.parametrize(
+    "wanted, current, found, is_worth",
+    [
+        *((1.0, 930, 940, True), (1.0, 930, 939, False), (1.0, 940, 930, False), (1.0, 940, 940, False)),
+        *((0.0, 930, 929, False), (0.0, 930, 930, False), (0.0, 930, 931, True)),
+    ],
+)
+def test_a_placement_is_worth_it_from_the_wanted_gain_on(wanted, current, found, is_worth):
+    compared = Comparison(_attained(current), _attained(found))
+    assert compared.is_worth(wanted) is is_worth
+    assert compared.gain_points == pytest.approx((found - current) / 10)

@@ -11,8 +11,7 @@ from hplm.placement.units import units_of
 from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
 from testing.random_trace import random_trace
-from tests.placement.problems import profile
-from tests.placement.profiles import backbone_profile, profile_of
+from tests.placement.problems import backbone_profile, profile, profile_of
 from tests.support.message import mentions, refusing
 
 UNITS = {"x": "b0/law", "y": "b1/law"}
@@ -156,11 +155,8 @@ def test_parts_of_a_trace():
     zeros = np.zeros(8, np.int64)
     trace = Trace(("u",), at, zeros, zeros + 1, zeros)
     assert trace.busiest(10).arrival_ns.tolist() == at[3:7].tolist()
-    assert [len(window) for window in trace.windows(30)] == [3, 4, 1]
     assert len(trace.sampled(100)) == 8 and len(trace.sampled(3)) == 3
     for seconds in (1e-10, 0.0, np.inf, np.nan):
-        with refusing(InvalidInput, "seconds"):
-            trace.windows(seconds)
         with refusing(InvalidInput, "seconds"):
             trace.busiest(seconds)
     twice = trace.at_rate(2.0)

@@ -35,7 +35,7 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.verification import Part, repository_parts
 from loadtest.traffic import read_recorded
 from testing.toy import CONFIG, WORDS, Toy
-from tests.placement.profiles import cluster_of, profile_of, write_cluster
+from tests.placement.problems import cluster_of, profile_of, write_cluster
 from tests.refusals.mutations import dumped
 
 SAVED = Path(__file__).parents[1] / "builder" / "importing" / "fixtures"
