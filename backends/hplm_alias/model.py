@@ -181,17 +181,16 @@ class TritonPythonModel:
 
 def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone: str) -> None:
     """Raises if the tenant's backbone does not take these inputs. To Triton all of the alias's inputs are optional."""
-    for given in request.inputs():
-        if given.name() not in kind.inputs:
+    inputs = replies.inputs_of(request)
+    for name, given in inputs.items():
+        if name not in kind.inputs:
             wanted = " or ".join(kind.inputs[:2])
-            raise InvalidInput(f"tenant {tenant!r} of backbone {backbone!r} does not read {given.name()}: send {wanted}")
-        if kind is DECODER and given.as_numpy().size != 1:
-            raise InvalidInput(
-                f"{given.name()} has {given.as_numpy().size} values, but a request has one prompt: send one each"
-            )
+            raise InvalidInput(f"tenant {tenant!r} of backbone {backbone!r} does not read {name}: send {wanted}")
+        if kind is DECODER and (values := given.as_numpy().size) != 1:
+            raise InvalidInput(f"{name} has {values} values, but a request has one prompt: send one each")
     if kind is ENCODER:
-        replies.required(request, "TEXT")
-    elif replies.flag(request, "stream"):
+        replies.required(inputs, "TEXT")
+    elif replies.flag(inputs, "stream"):
         raise InvalidInput(f"the model 'hplm' answers whole: send requests with 'stream' to backbone {backbone!r}")
 
 

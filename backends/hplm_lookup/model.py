@@ -101,11 +101,12 @@ class TritonPythonModel:
         if deadline_ns and deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
+        inputs = replies.inputs_of(request)
         reading = Reading(
             view,
             tenant,
-            replies.texts(request, "TEXT"),
-            replies.optional_texts(request, "TEXT_PAIR"),
+            replies.texts(inputs, "TEXT"),
+            replies.optional_texts(inputs, "TEXT_PAIR"),
             asked_flag(parameters, "truncate"),
             arrival_ns=arrival_ns,
             deadline_ns=deadline_ns,

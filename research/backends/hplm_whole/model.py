@@ -53,7 +53,8 @@ class TritonPythonModel:
 
     def _read(self, request: pb_utils.InferenceRequest) -> Question:
         parameters = replies.request_parameters(request)
-        texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
+        inputs = replies.inputs_of(request)
+        texts, pairs = replies.texts(inputs, "TEXT"), replies.optional_texts(inputs, "TEXT_PAIR")
         return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
 
 
