@@ -146,7 +146,18 @@ class TritonPythonModel:
             parameters.pop(name, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
         self._lanes[kind].offer(
-            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns, received_ns)
+            Forwarded(
+                request,
+                sender,
+                parameters,
+                kind,
+                outputs,
+                backbone,
+                (backbone, tenant.uid),
+                arrival_ns,
+                deadline_ns,
+                received_ns,
+            )
         )
 
     def _forward_prompt(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:

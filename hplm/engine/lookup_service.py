@@ -16,12 +16,14 @@ from hplm.clock import Clock
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.refused import Refused
 from hplm.engine.threads import repeat
+from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
 PASSED_ON = "passed_on"
@@ -51,29 +53,32 @@ class Bounds:
 BOUNDS = Bounds()
 
 
-class LookupRequest:
-    """A request of a tenant that was admitted. Times are nanoseconds of the monotonic clock."""
+class LookupRequest(Reading):
+    """A request of a tenant that was admitted, and whose client waits. Times are nanoseconds of the monotonic clock."""
 
     def __init__(
         self,
-        reading: Reading,
+        view: View,
+        tenant: Tenant,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        truncate: bool,
         respond: Callable[[bytearray | Exception], None],
-        refuse_at_once: bool = False,
-        defer: Callable[[], None] = lambda: None,
+        defer: Callable[[], None],
+        refuse_at_once: bool,
+        **asked: int,
     ) -> None:
-        """`refuse_at_once`: even if its tenant is refused often. `defer` is called before another thread may answer."""
-        self.reading = reading
-        self.respond = respond
-        self.refuse_at_once = refuse_at_once
-        self.defer = defer
-        self.tenant = reading.tenant.uid
-        head = reading.head
+        """`defer` is called before another thread may answer. `refuse_at_once`: even if its tenant is refused often."""
+        super().__init__(view, tenant, texts, pairs, truncate, **asked)
+        self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
+        self.owner = tenant.uid
+        head = self.head
         # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
         self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
 
     @property
     def left(self) -> int:
-        return self.reading.characters_left + A_TEXT * self.reading.texts_left
+        return self.characters_left + A_TEXT * self.texts_left
 
 
 Answered = tuple[LookupRequest, bytearray | Exception]
@@ -183,7 +188,7 @@ class LookupService:
 
     def _tell(self, refused: LookupRequest) -> None:
         full = QueueFull(
-            f"too many requests wait for lookup, most of them of tenant {refused.reading.tenant.id!r}: retry after "
+            f"too many requests wait for lookup, most of them of tenant {refused.tenant.id!r}: retry after "
             f"{self._waiting_s():.1f} s, or send fewer texts in a request"
         )
         self._answer([(refused, full)])
@@ -257,7 +262,7 @@ class LookupService:
         self._paced_since = since if len(self._line) else None
 
     def _expire(self, late: list[LookupRequest]) -> None:
-        heads = [request.reading.head for request in late]
+        heads = [request.head for request in late]
         self._answer(
             [(one, DeadlineMissed.after(head.arrival_ns, head.deadline_ns)) for one, head in zip(late, heads, strict=True)]
         )
@@ -268,12 +273,12 @@ class LookupService:
         allowed: list[LookupRequest] = []
         for request in taken:
             try:  # the requests before it in the line may have used up its tenant's texts or tokens
-                self._quotas.check(request.reading.tenant)
+                self._quotas.check(request.tenant)
                 allowed.append(request)
             except Exception as error:
                 answers.append((request, error))
         try:
-            found = self._lookup.read([request.reading for request in allowed], PIECE)
+            found = self._lookup.read(allowed, PIECE)
         except Exception as error:
             found = [error] * len(allowed)
         for request, answer in zip(allowed, found, strict=True):
@@ -286,10 +291,9 @@ class LookupService:
     def _charged(self, request: LookupRequest, answer: bytearray | Exception) -> bytearray | Exception:
         """Charges its tenant for a request that was read. Returns the answer, or why the tenant may not have it."""
         if isinstance(answer, bytearray):
-            reading = request.reading
             try:
-                self._quotas.check(reading.tenant)  # again, because requests that were read with it are charged by now
-                self._quotas.charge(reading.tenant, len(reading.texts), reading.tokens)
+                self._quotas.check(request.tenant)  # again, because requests that were read with it are charged by now
+                self._quotas.charge(request.tenant, len(request.texts), request.tokens)
             except Exception as error:
                 return error
         return answer
