@@ -28,6 +28,15 @@ from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
 
+
+def serialized(strings: Array) -> bytes | tuple[()]:
+    """Returns strings as they travel to the server process, each behind its size. Nothing is an empty tuple."""
+    return b"".join([part for one in strings.ravel().tolist() for part in (len(one).to_bytes(4, "little"), one)]) or ()
+
+
+# The stub looks it up there for each output of strings. Its own takes more than twice as long, because it does not know that
+# all are bytes.
+pb_utils.serialize_byte_tensor = serialized
 faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
@@ -181,31 +190,25 @@ def given_state() -> Place | None:
     return place_of(found) if found else None
 
 
-def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
-    """Returns the parameters and forwarded headers, as the client sent them."""
-    try:
-        return json.loads(request.parameters() or "{}")
-    except UnicodeDecodeError:  # it holds all parameters, API keys too
-        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
-
-
 def timeout_us(request: pb_utils.InferenceRequest, parameters: Mapping[str, Any]) -> int:
     """Returns the timeout of a request; 0: none. Triton reads that of `infer`, and leaves that of `generate` a parameter."""
     return request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)
 
 
 def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
-    """Returns the parameters of a request, and lets `sender` know if it is a probe. Raises while the server drains."""
-    parameters = request_parameters(request)
+    """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
+
+    Lets `sender` know if the request only asks whether the model works.
+    """
+    try:
+        parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    except UnicodeDecodeError:  # it holds all parameters, API keys too
+        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
     if parameters.get(PROBE) is True:
         sender.take_for_probe()
-    refuse_while_draining()
-    return parameters
-
-
-def refuse_while_draining() -> None:
     if DRAIN.begun:
         raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
+    return parameters
 
 
 def answer_to_probe(wanted: Collection[str]) -> Outputs:
