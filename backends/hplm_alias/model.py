@@ -37,6 +37,7 @@ AT_ONCE = 32  # as many threads as Triton's own pool for such requests
 PROMPTS_AT_ONCE = 16  # an answer takes long: the other threads of that pool are for texts
 WAITING = Limits(items=1024, work=1024)  # the most requests that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
+GONE = "the client has closed the connection"
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
 
 
@@ -76,7 +77,8 @@ class Lane:
             try:
                 waited = time.monotonic_ns() - forwarded.received_ns
                 cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
-                response = _cancelled() if cancelled else self._forward(forwarded)
+                # No client reads the response that ends a cancelled request.
+                response = replies.failure_with("CANCELLED", GONE) if cancelled else self._forward(forwarded)
             except Exception as error:
                 response = replies.failure(error, DOING)
             forwarded.sender.send(response)
@@ -234,8 +236,3 @@ def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceRespons
     """Returns the answer of a decoupled model. Triton may end it with an empty response."""
     responses = [one for one in call.exec(decoupled=True) if one.has_error() or one.output_tensors()]
     return responses[0]
-
-
-def _cancelled() -> pb_utils.InferenceResponse:
-    """Returns a response that ends the request. No client reads it."""
-    return replies.failure_with("CANCELLED", "the client has closed the connection")

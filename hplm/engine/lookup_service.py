@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hplm.clock import Clock
 from hplm.engine.lookup import Lookup, Reading
@@ -31,6 +30,7 @@ A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that a call of `submit` reads at a time: a tenth of a millisecond, or one if its words are new
 AT_ONCE_SECONDS = 0.003  # after which a call of `submit` reads no more
+SOON_SECONDS = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
@@ -39,18 +39,6 @@ IN_LINE = 0.5  # share of the time that a request has left which it may wait her
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The most requests that wait for lookup or for their refusals, and the longest wait of a call of `submit`."""
-
-    waiting: Limits = WAITING
-    refused: Limits = REFUSED
-    soon_s: float = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
-
-
-BOUNDS = Bounds()
 
 
 class LookupRequest(Reading):
@@ -91,20 +79,22 @@ class LookupService:
         meter: Meter,
         quotas: Quotas,
         ahead: Callable[[], int] = lambda: 0,
-        bounds: Bounds = BOUNDS,
+        waiting: Limits = WAITING,
+        refused: Limits = REFUSED,
+        soon_s: float = SOON_SECONDS,
         clock: Clock = time,
     ) -> None:
         """`ahead` says how many looked-up requests are not answered yet. Requests were counted with `Quotas.spend`."""
         self._ahead = ahead
-        self._soon_s = bounds.soon_s
+        self._soon_s = soon_s
         self._time = clock
         self._lookup = lookup
         self.meter = meter
         self._quotas = quotas
-        self._line: Turns[LookupRequest] = Turns(bounds.waiting, PIECE, clock.monotonic_ns)
+        self._line: Turns[LookupRequest] = Turns(waiting, PIECE, clock.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
-        self._refused: Refused[LookupRequest] = Refused(bounds.refused, self._tell, clock.monotonic_ns)
+        self._refused: Refused[LookupRequest] = Refused(refused, self._tell, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False

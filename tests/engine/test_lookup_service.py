@@ -25,7 +25,6 @@ from hplm.engine.lookup_service import (
     PASSED_ON,
     PIECE,
     STUCK_SECONDS,
-    Bounds,
     LookupRequest,
     LookupService,
 )
@@ -82,8 +81,8 @@ class World(Clock):
         self.is_closed = self.has_been_full = self._offers = self._steps = False
         self.poor_is_charged, self.counted, self.wrong = False, Counter(), []
         self.meter, self.limits, self.quotas = Meter(), (waiting, refused), Quotas(self.monotonic)
-        bounds = Bounds(Limits(waiting, 1 << 40), Limits(refused, KEPT), soon_s=0.0)
-        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead, bounds, self)
+        bounds = Limits(waiting, 1 << 40), Limits(refused, KEPT)
+        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead, *bounds, soon_s=0.0, clock=self)
 
     # The service calls these.
 
