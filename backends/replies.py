@@ -22,21 +22,14 @@ from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.parameters import asked_number
 from hplm.registry.store import Place, place_of
-from hplm.request.answers import Outputs, outputs_of, size_of
+from hplm.request.answers import Outputs, deserialized, outputs_of, serialized, size_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
 
-
-def serialized(strings: Array) -> bytes | tuple[()]:
-    """Returns strings as they travel to the server process, each behind its size. Nothing is an empty tuple."""
-    return b"".join([part for one in strings.ravel().tolist() for part in (len(one).to_bytes(4, "little"), one)]) or ()
-
-
-# The stub looks it up there for each output of strings. Its own takes more than twice as long, because it does not know that
-# all are bytes.
-pb_utils.serialize_byte_tensor = serialized
+# The stub looks them up there for each tensor of strings. Its own take more than twice as long.
+pb_utils.serialize_byte_tensor, pb_utils.deserialize_bytes_tensor = serialized, deserialized
 faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()

@@ -9,9 +9,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tritonclient.utils import deserialize_bytes_tensor
 
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
@@ -81,14 +78,6 @@ def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alon
         assert [response is not None for response in call.responses()] == [True, False, False, True, False, True]
         assert all(requests[number].next() for number in (1, 2, 4)) and not shown.held
         refusals.close()
-
-
-@given(st.lists(st.binary(max_size=300), max_size=20))
-def test_strings_are_sent_as_triton_reads_them(sent):
-    utilities = fake_utilities()
-    with with_fake_triton(utilities, "backends.replies"):
-        found = utilities.serialize_byte_tensor(strings(sent).reshape(-1, 1))
-    assert deserialize_bytes_tensor(found).tolist() == sent if sent else found == ()
 
 
 @pytest.fixture
