@@ -12,7 +12,6 @@ from backends import replies
 from hplm.errors import DeadlineMissed, Draining, Internal, error_in
 from hplm.request.answers import OUTPUTS
 from hplm.tasks import TASKS
-from hplm.tenants.snapshot import Tenant
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,11 @@ class Forwarded:
     kind: Kind
     outputs: list[str]  # that the client asked for
     backbone: str
-    found: Tenant
+    owner: tuple[str, int]  # the backbone, and the tenant's uid in it
     arrival_ns: int
     deadline_ns: int  # 0: no deadline
     received_ns: int  # when the model `hplm` got it
     left: int = 1  # every request counts as one
-
-    @property
-    def tenant(self) -> tuple[str, int]:
-        """The backbone and the tenant's uid in it."""
-        return self.backbone, self.found.uid
 
     @property
     def timeout_us(self) -> int:

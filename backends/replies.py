@@ -11,7 +11,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -22,16 +22,19 @@ from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
 from hplm.parameters import asked_number
 from hplm.registry.store import Place, place_of
-from hplm.request.answers import Outputs, outputs_of, size_of
+from hplm.request.answers import Outputs, deserialized, outputs_of, serialized, size_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
 
+# The stub looks them up there for each tensor of strings. Its own take more than twice as long.
+pb_utils.serialize_byte_tensor, pb_utils.deserialize_bytes_tensor = serialized, deserialized
 faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()
+Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
 WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
 
 
@@ -180,36 +183,25 @@ def given_state() -> Place | None:
     return place_of(found) if found else None
 
 
-def request_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
-    """Returns the parameters and forwarded headers, as the client sent them."""
-    try:
-        return json.loads(request.parameters() or "{}")
-    except UnicodeDecodeError:  # it holds all parameters, API keys too
-        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
-
-
 def timeout_us(request: pb_utils.InferenceRequest, parameters: Mapping[str, Any]) -> int:
     """Returns the timeout of a request; 0: none. Triton reads that of `infer`, and leaves that of `generate` a parameter."""
     return request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)
 
 
-def is_probe(parameters: Mapping[str, Any]) -> bool:
-    """Whether a request only asks whether the model works."""
-    return parameters.get(PROBE) is True
-
-
 def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
-    """Returns the parameters of a request, and lets `sender` know if it is a probe. Raises while the server drains."""
-    parameters = request_parameters(request)
-    if is_probe(parameters):
+    """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
+
+    Lets `sender` know if the request only asks whether the model works.
+    """
+    try:
+        parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    except UnicodeDecodeError:  # it holds all parameters, API keys too
+        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+    if parameters.get(PROBE) is True:
         sender.take_for_probe()
-    refuse_while_draining()
-    return parameters
-
-
-def refuse_while_draining() -> None:
     if DRAIN.begun:
         raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
+    return parameters
 
 
 def answer_to_probe(wanted: Collection[str]) -> Outputs:
@@ -225,39 +217,36 @@ def request_id(request: pb_utils.InferenceRequest) -> str:
         raise InvalidInput("the id of the request is not UTF-8: send UTF-8") from None
 
 
-def required(request: pb_utils.InferenceRequest, name: str) -> pb_utils.Tensor:
+def inputs_of(request: pb_utils.InferenceRequest) -> Inputs:
+    """Returns the inputs of a request by their names. Triton makes a list of new objects whenever it is asked for them."""
+    return {tensor.name(): tensor for tensor in request.inputs()}
+
+
+def required(inputs: Inputs, name: str) -> pb_utils.Tensor:
     """Returns an input that the model's config.pbtxt does not call optional."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:  # Triton refuses such requests before we see them
+    if name not in inputs:  # Triton refuses such requests before we see them
         raise InvalidInput(f"the request has no input {name}: send it")
-    return tensor
+    return inputs[name]
 
 
-def texts(request: pb_utils.InferenceRequest, name: str) -> list[str]:
+def texts(inputs: Inputs, name: str) -> list[str]:
     """Returns an input of strings."""
-    return _texts(required(request, name), name)
+    encoded: list[bytes] = required(inputs, name).as_numpy().ravel().tolist()
+    try:
+        return [raw.decode() for raw in encoded]
+    except UnicodeDecodeError as error:
+        number = encoded.index(error.object) + 1
+        raise InvalidInput(f"{name} {number} is not UTF-8 ({error.reason} at byte {error.start}): send UTF-8") from None
 
 
-def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str] | None:
+def optional_texts(inputs: Inputs, name: str) -> list[str] | None:
     """Returns an input of strings, or None if the request does not have it."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return None if tensor is None else _texts(tensor, name)
+    return texts(inputs, name) if name in inputs else None
 
 
-def flag(request: pb_utils.InferenceRequest, name: str, otherwise: bool = False) -> bool:
+def flag(inputs: Inputs, name: str, otherwise: bool = False) -> bool:
     """Returns an optional input of one truth value."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return otherwise if tensor is None else bool(tensor.as_numpy().reshape(-1)[0])
-
-
-def _texts(tensor: pb_utils.Tensor, name: str) -> list[str]:
-    decoded: list[str] = []
-    for i, raw in enumerate(tensor.as_numpy().reshape(-1)):
-        try:
-            decoded.append(raw.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{name} {i + 1} is not UTF-8 ({error.reason} at byte {error.start}): send UTF-8") from None
-    return decoded
+    return bool(inputs[name].as_numpy().reshape(-1)[0]) if name in inputs else otherwise
 
 
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:

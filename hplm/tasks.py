@@ -184,14 +184,7 @@ def check_backbone(name: str, config: BackboneConfig) -> None:
 
 def first_token(text: str, pair: str | None, encoded: Encoded) -> Array:
     """Returns one row for the whole text."""
-    return first_tokens_of([text])
-
-
-def first_tokens_of(texts: Sequence[str]) -> Array:
-    """Returns what `first_token` does for each of many texts."""
-    rows = np.zeros((len(texts), 3), dtype=np.int32)
-    rows[:, 2] = [*map(len, texts)]
-    return rows
+    return np.array([[0, 0, len(text)]], dtype=np.int32)
 
 
 def each_word(text: str, pair: str | None, encoded: Encoded) -> Array:

@@ -56,15 +56,13 @@ class TritonPythonModel:
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender) -> None:
-        replies.refuse_while_draining()
-        parameters = replies.request_parameters(request)
-        if replies.is_probe(parameters):
-            sender.take_for_probe()
+        parameters = replies.taken(request, sender)
+        if sender.is_probe:
             replies.send_outputs(sender, _outputs("{}"))
             return
         if not allows(self._keys, presented_key(parameters), time.time()):
             raise NoTenant
-        commands = replies.required(request, "COMMAND").as_numpy().reshape(-1)
+        commands = replies.required(replies.inputs_of(request), "COMMAND").as_numpy().reshape(-1)
         if len(commands) != 1:
             raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
         try:

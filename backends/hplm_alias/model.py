@@ -37,6 +37,7 @@ AT_ONCE = 32  # as many threads as Triton's own pool for such requests
 PROMPTS_AT_ONCE = 16  # an answer takes long: the other threads of that pool are for texts
 WAITING = Limits(items=1024, work=1024)  # the most requests that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
+GONE = "the client has closed the connection"
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
 
 
@@ -76,7 +77,8 @@ class Lane:
             try:
                 waited = time.monotonic_ns() - forwarded.received_ns
                 cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
-                response = _cancelled() if cancelled else self._forward(forwarded)
+                # No client reads the response that ends a cancelled request.
+                response = replies.failure_with("CANCELLED", GONE) if cancelled else self._forward(forwarded)
             except Exception as error:
                 response = replies.failure(error, DOING)
             forwarded.sender.send(response)
@@ -146,7 +148,18 @@ class TritonPythonModel:
             parameters.pop(name, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
         self._lanes[kind].offer(
-            Forwarded(request, sender, parameters, kind, outputs, backbone, tenant, arrival_ns, deadline_ns, received_ns)
+            Forwarded(
+                request,
+                sender,
+                parameters,
+                kind,
+                outputs,
+                backbone,
+                (backbone, tenant.uid),
+                arrival_ns,
+                deadline_ns,
+                received_ns,
+            )
         )
 
     def _forward_prompt(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
@@ -181,17 +194,16 @@ class TritonPythonModel:
 
 def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone: str) -> None:
     """Raises if the tenant's backbone does not take these inputs. To Triton all of the alias's inputs are optional."""
-    for given in request.inputs():
-        if given.name() not in kind.inputs:
+    inputs = replies.inputs_of(request)
+    for name, given in inputs.items():
+        if name not in kind.inputs:
             wanted = " or ".join(kind.inputs[:2])
-            raise InvalidInput(f"tenant {tenant!r} of backbone {backbone!r} does not read {given.name()}: send {wanted}")
-        if kind is DECODER and given.as_numpy().size != 1:
-            raise InvalidInput(
-                f"{given.name()} has {given.as_numpy().size} values, but a request has one prompt: send one each"
-            )
+            raise InvalidInput(f"tenant {tenant!r} of backbone {backbone!r} does not read {name}: send {wanted}")
+        if kind is DECODER and (values := given.as_numpy().size) != 1:
+            raise InvalidInput(f"{name} has {values} values, but a request has one prompt: send one each")
     if kind is ENCODER:
-        replies.required(request, "TEXT")
-    elif replies.flag(request, "stream"):
+        replies.required(inputs, "TEXT")
+    elif replies.flag(inputs, "stream"):
         raise InvalidInput(f"the model 'hplm' answers whole: send requests with 'stream' to backbone {backbone!r}")
 
 
@@ -224,8 +236,3 @@ def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceRespons
     """Returns the answer of a decoupled model. Triton may end it with an empty response."""
     responses = [one for one in call.exec(decoupled=True) if one.has_error() or one.output_tensors()]
     return responses[0]
-
-
-def _cancelled() -> pb_utils.InferenceResponse:
-    """Returns a response that ends the request. No client reads it."""
-    return replies.failure_with("CANCELLED", "the client has closed the connection")

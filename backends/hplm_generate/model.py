@@ -127,17 +127,18 @@ class TritonPythonModel:
             self._cancel(str(parameters[CANCEL]))
             replies.send_outputs(sender, WELL)
             return []
-        inputs = (replies.optional_texts(request, name) for name in ("text_input", "messages", "sampling_parameters"))
-        text, messages, sampling = (given[0] if given is not None else None for given in inputs)
-        stream = replies.flag(request, "stream")
+        inputs = replies.inputs_of(request)
+        strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))
+        text, messages, sampling = (given[0] if given is not None else None for given in strings)
+        stream = replies.flag(inputs, "stream")
         asked = Asked(
             text,
             messages,
             sampling,
             parameters,
             stream,
-            replies.flag(request, "exclude_input_in_output", otherwise=stream or messages is not None),
-            tuple(name for name in RETURNED if replies.flag(request, name)),
+            replies.flag(inputs, "exclude_input_in_output", otherwise=stream or messages is not None),
+            tuple(name for name in RETURNED if replies.flag(inputs, name)),
             request.timeout(),
             self._arrivals.arrival_ns(parameters, received_ns),
         )

@@ -13,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.lookup import Lookup, Reading
+from hplm.engine.lookup import Lookup
 from hplm.engine.lookup_service import LookupRequest, LookupService
 from hplm.engine.views import Views, Watch
 from hplm.errors import DeadlineMissed, word_of
@@ -101,12 +101,18 @@ class TritonPythonModel:
         if deadline_ns and deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
-        reading = Reading(
+        inputs = replies.inputs_of(request)
+        texts = replies.texts(inputs, "TEXT")
+        return LookupRequest(
             view,
             tenant,
-            replies.texts(request, "TEXT"),
-            replies.optional_texts(request, "TEXT_PAIR"),
+            texts,
+            replies.optional_texts(inputs, "TEXT_PAIR"),
             asked_flag(parameters, "truncate"),
+            partial(self._respond, sender, len(texts)),
+            sender.defer,
+            # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
+            refuse_at_once=self._mark.is_on(parameters),
             arrival_ns=arrival_ns,
             deadline_ns=deadline_ns,
             waited_ns=received_ns - arrival_ns,
@@ -115,9 +121,6 @@ class TritonPythonModel:
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
         )
-        respond = partial(self._respond, sender, len(reading.texts))
-        # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-        return LookupRequest(reading, respond, self._mark.is_on(parameters), sender.defer)
 
     def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> None:
         """Sends the form of a request, or the error."""

@@ -62,15 +62,14 @@ def ticket_bytes(tokens: int) -> tuple[int, int]:
 
 def _form(texts: int, tokens: int) -> bytearray:
     """Returns the form of a request to classify texts, with an answer row for each."""
-    token = np.zeros(texts * tokens, np.int64)
     return write(
         b"",
         Head(0, 0, 0, 0, "general", "tenant-00"),
         [tokens] * texts,
         [1] * texts,
-        token,
-        token,
-        np.zeros((texts, 3), np.int32),
+        np.zeros(texts * tokens, np.int64),
+        bytes(texts * tokens),
+        bytes(12 * texts),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numpy as np
 
-from hplm.arrays import Array, together
+from hplm.arrays import Array
 from hplm.engine.views import View, Views
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
@@ -16,12 +17,12 @@ from hplm.plot.forest import Chain
 from hplm.plot.kernel import kernel
 from hplm.plot.levels import Tally
 from hplm.request.form import Form, Head, write
-from hplm.tasks import first_tokens_of
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
 LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_TOKENS = 1 << 19  # of a request: 1,024 texts of 512 tokens
+ROW = 12  # bytes of an answer row's span
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
 Found = bytes | Encoded | InvalidInput  # what tokenising a text gives; bytes: its tokens, as int64
 
@@ -59,8 +60,8 @@ class Reading:
         self.tokens = 0  # of these texts
         self.windows: list[int] = []  # tokens of each window of these texts
         self.counts: list[int] = []  # answer rows of each
-        self.segments: list[Array] = []  # of one or more of these texts, as are the spans
-        self.spans: list[Array] = []
+        self.segments: list[bytes] = []  # of one or more of these texts, as are the spans, both as a form has them
+        self.spans: list[bytes] = []
         self.characters_left = sum(characters)
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
@@ -103,20 +104,22 @@ class Reading:
 
     def _take_words(self, ids: Sequence[bytes]) -> None:
         sizes = [len(own) // ITEM for own in ids]
-        spans = first_tokens_of(self.texts[len(self.ids) : len(self.ids) + len(ids)])
-        self._add(ids, sizes, np.zeros(sum(sizes), dtype=np.uint8), spans, [1] * len(ids))
+        spans = array("i", bytes(ROW * len(ids)))
+        spans[2::3] = array("i", map(len, self.texts[len(self.ids) : len(self.ids) + len(ids)]))  # as `first_token`
+        self._add(ids, sizes, bytes(sum(sizes)), spans.tobytes(), [1] * len(ids))
 
     def _take_encoded(self, encoded: Encoded | InvalidInput) -> None:
         index = len(self.ids)
         try:
             if isinstance(encoded, InvalidInput):
                 raise encoded
-            spans = self.task.rows(self.texts[index], self._pair(index), encoded)
+            rows = self.task.rows(self.texts[index], self._pair(index), encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {len(self.texts)}: {error}") from None
-        self._add([encoded.tokens.tobytes()], encoded.lengths.tolist(), encoded.segments, spans, [len(spans)])
+        spans = rows.astype(np.int32, copy=False).tobytes()
+        self._add([encoded.tokens.tobytes()], encoded.lengths.tolist(), encoded.segments.tobytes(), spans, [len(rows)])
 
-    def _add(self, ids: Sequence[bytes], windows: Sequence[int], segments: Array, spans: Array, counts: Sequence[int]) -> None:
+    def _add(self, ids: Sequence[bytes], windows: Sequence[int], segments: bytes, spans: bytes, counts: Sequence[int]) -> None:
         first = len(self.ids)
         self.ids += ids
         self.tokens += sum(windows)
@@ -154,8 +157,8 @@ class Reading:
             lengths=[len(own) // ITEM for own in self.ids],
             counts=counts,
             addresses=addresses,
-            segments=together(self.segments),
-            spans=together(self.spans),
+            segments=b"".join(self.segments),
+            spans=b"".join(self.spans),
             passages=self.pairs if self.pairs is not None and in_windows else (),
         )
 
@@ -210,15 +213,17 @@ class Lookup:
         return results
 
     def _tokenised(self, readings: Sequence[Reading], characters: int) -> list[list[Found]]:
-        """Returns for each request its next texts."""
+        """Returns for each request its next texts. All that are read by words are read by one call."""
+        numbers = [reading.next_texts(characters) for reading in readings]
+        both = list(zip(readings, numbers, strict=True))
+        texts = [text for reading, own in both if reading.by_words for text in reading.texts[own.start : own.stop]]
+        read = iter(self._tokenizer.by_words(texts))
         tokenised: list[list[Found]] = []
         others: list[tuple[list[Found], int, Given]] = []  # that cannot be read by words, and their places
-        for reading in readings:
-            numbers = reading.next_texts(characters)
-            texts = reading.texts[numbers.start : numbers.stop]
-            found: list[Found] = [*self._tokenizer.by_words(texts)] if reading.by_words else [b""] * len(texts)
+        for reading, own in both:
+            found: list[Found] = [*islice(read, len(own))] if reading.by_words else [b""] * len(own)
             if not all(found):
-                others += [(found, at, reading.given(numbers[at])) for at, one in enumerate(found) if not one]
+                others += [(found, at, reading.given(own[at])) for at, one in enumerate(found) if not one]
             tokenised.append(found)
         if others:
             encoded = self._tokenizer.encode_all([given for _, _, given in others])

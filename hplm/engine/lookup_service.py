@@ -10,18 +10,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hplm.clock import Clock
 from hplm.engine.lookup import Lookup, Reading
 from hplm.engine.refused import Refused
 from hplm.engine.threads import repeat
+from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tenants.quotas import Quotas
+from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
 PASSED_ON = "passed_on"
@@ -29,6 +30,7 @@ A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that a call of `submit` reads at a time: a tenth of a millisecond, or one if its words are new
 AT_ONCE_SECONDS = 0.003  # after which a call of `submit` reads no more
+SOON_SECONDS = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
 STUCK_SECONDS = 5.0  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
@@ -39,41 +41,32 @@ WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters t
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The most requests that wait for lookup or for their refusals, and the longest wait of a call of `submit`."""
-
-    waiting: Limits = WAITING
-    refused: Limits = REFUSED
-    soon_s: float = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
-
-
-BOUNDS = Bounds()
-
-
-class LookupRequest:
-    """A request of a tenant that was admitted. Times are nanoseconds of the monotonic clock."""
+class LookupRequest(Reading):
+    """A request of a tenant that was admitted, and whose client waits. Times are nanoseconds of the monotonic clock."""
 
     def __init__(
         self,
-        reading: Reading,
+        view: View,
+        tenant: Tenant,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        truncate: bool,
         respond: Callable[[bytearray | Exception], None],
-        refuse_at_once: bool = False,
-        defer: Callable[[], None] = lambda: None,
+        defer: Callable[[], None],
+        refuse_at_once: bool,
+        **asked: int,
     ) -> None:
-        """`refuse_at_once`: even if its tenant is refused often. `defer` is called before another thread may answer."""
-        self.reading = reading
-        self.respond = respond
-        self.refuse_at_once = refuse_at_once
-        self.defer = defer
-        self.tenant = reading.tenant.uid
-        head = reading.head
+        """`defer` is called before another thread may answer. `refuse_at_once`: even if its tenant is refused often."""
+        super().__init__(view, tenant, texts, pairs, truncate, **asked)
+        self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
+        self.owner = tenant.uid
+        head = self.head
         # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
         self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
 
     @property
     def left(self) -> int:
-        return self.reading.characters_left + A_TEXT * self.reading.texts_left
+        return self.characters_left + A_TEXT * self.texts_left
 
 
 Answered = tuple[LookupRequest, bytearray | Exception]
@@ -86,20 +79,22 @@ class LookupService:
         meter: Meter,
         quotas: Quotas,
         ahead: Callable[[], int] = lambda: 0,
-        bounds: Bounds = BOUNDS,
+        waiting: Limits = WAITING,
+        refused: Limits = REFUSED,
+        soon_s: float = SOON_SECONDS,
         clock: Clock = time,
     ) -> None:
         """`ahead` says how many looked-up requests are not answered yet. Requests were counted with `Quotas.spend`."""
         self._ahead = ahead
-        self._soon_s = bounds.soon_s
+        self._soon_s = soon_s
         self._time = clock
         self._lookup = lookup
         self.meter = meter
         self._quotas = quotas
-        self._line: Turns[LookupRequest] = Turns(bounds.waiting, PIECE, clock.monotonic_ns)
+        self._line: Turns[LookupRequest] = Turns(waiting, PIECE, clock.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
-        self._refused: Refused[LookupRequest] = Refused(bounds.refused, self._tell, clock.monotonic_ns)
+        self._refused: Refused[LookupRequest] = Refused(refused, self._tell, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False
@@ -183,7 +178,7 @@ class LookupService:
 
     def _tell(self, refused: LookupRequest) -> None:
         full = QueueFull(
-            f"too many requests wait for lookup, most of them of tenant {refused.reading.tenant.id!r}: retry after "
+            f"too many requests wait for lookup, most of them of tenant {refused.tenant.id!r}: retry after "
             f"{self._waiting_s():.1f} s, or send fewer texts in a request"
         )
         self._answer([(refused, full)])
@@ -257,7 +252,7 @@ class LookupService:
         self._paced_since = since if len(self._line) else None
 
     def _expire(self, late: list[LookupRequest]) -> None:
-        heads = [request.reading.head for request in late]
+        heads = [request.head for request in late]
         self._answer(
             [(one, DeadlineMissed.after(head.arrival_ns, head.deadline_ns)) for one, head in zip(late, heads, strict=True)]
         )
@@ -268,12 +263,12 @@ class LookupService:
         allowed: list[LookupRequest] = []
         for request in taken:
             try:  # the requests before it in the line may have used up its tenant's texts or tokens
-                self._quotas.check(request.reading.tenant)
+                self._quotas.check(request.tenant)
                 allowed.append(request)
             except Exception as error:
                 answers.append((request, error))
         try:
-            found = self._lookup.read([request.reading for request in allowed], PIECE)
+            found = self._lookup.read(allowed, PIECE)
         except Exception as error:
             found = [error] * len(allowed)
         for request, answer in zip(allowed, found, strict=True):
@@ -286,10 +281,9 @@ class LookupService:
     def _charged(self, request: LookupRequest, answer: bytearray | Exception) -> bytearray | Exception:
         """Charges its tenant for a request that was read. Returns the answer, or why the tenant may not have it."""
         if isinstance(answer, bytearray):
-            reading = request.reading
             try:
-                self._quotas.check(reading.tenant)  # again, because requests that were read with it are charged by now
-                self._quotas.charge(reading.tenant, len(reading.texts), reading.tokens)
+                self._quotas.check(request.tenant)  # again, because requests that were read with it are charged by now
+                self._quotas.charge(request.tenant, len(request.texts), request.tokens)
             except Exception as error:
                 return error
         return answer

@@ -24,7 +24,7 @@ class Unread:
     request: Request
     read: Callable[[], None]
     left: int  # bytes of its prompt
-    tenant: int
+    owner: int
     deadline_ns: int
 
 

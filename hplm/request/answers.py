@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import struct
 from collections.abc import Collection, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the ans
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
 OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
+_SIZE = struct.Struct("<I")  # the bytes of a string, before it
 _BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
 
 
@@ -70,6 +72,23 @@ def strings(values: Sequence[bytes]) -> Array:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
+
+
+def serialized(values: Array) -> bytes | tuple[()]:
+    """Returns strings, which are bytes, as Triton's server takes them: each behind its size. None at all are an empty tuple."""
+    return b"".join([part for one in values.ravel().tolist() for part in (_SIZE.pack(len(one)), one)]) or ()
+
+
+def deserialized(values: Array) -> Array:
+    """Returns strings that Triton's server has sent. Raises if one is cut off."""
+    given, found, at = values.tobytes(), list[bytes](), 0
+    while at < len(given):
+        start = at + _SIZE.size
+        at = start + _SIZE.unpack_from(given, at)[0]
+        found.append(given[start:at])
+    if at > len(given):
+        raise ValueError(f"the last of {len(found)} strings is cut off")
+    return strings(found)
 
 
 def size_of(outputs: Mapping[str, Array]) -> int:

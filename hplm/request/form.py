@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, pairwise
@@ -88,17 +89,18 @@ def write(
     lengths: Sequence[int],
     counts: Sequence[int],
     addresses: Array,
-    segments: Array,
-    spans: Array,
+    segments: bytes,
+    spans: bytes,
     passages: Sequence[str] = (),
 ) -> bytearray:
     """Returns a signed form. Its size is a multiple of its texts, because Triton takes tensors with a row for each text.
 
-    `spans` are answer rows x 3: the token to read (-1: none), and the first and last code point that the row is about.
+    `segments` and `spans` are as a form has them. `spans` are answer rows x 3: the token to read (-1: none), and the first and
+    last code point that the row is about.
     """
     encoded = [passage.encode() for passage in passages]
     domain, tenant = head.domain.encode(), head.tenant.encode()
-    counted = len(addresses), len(lengths), len(spans), len(encoded), len(domain), len(tenant)
+    counted = sum(lengths), len(lengths), sum(counts), len(encoded), len(domain), len(tenant)
     form = bytearray().join(
         (
             bytes(_SIGNATURE_BYTES),
@@ -106,11 +108,11 @@ def write(
             domain,
             tenant,
             bytes(-(len(domain) + len(tenant)) % 8),
-            np.ascontiguousarray(addresses, np.int64).data,
-            np.array([*lengths, *counts], np.uint32).data,
-            np.ascontiguousarray(spans, np.int32).data,
-            np.array([*map(len, encoded)], np.uint32).data,
-            np.ascontiguousarray(segments, np.uint8).data,
+            addresses.data,
+            array("I", [*lengths, *counts]),
+            spans,
+            array("I", map(len, encoded)),
+            segments,
             *encoded,
         )
     )

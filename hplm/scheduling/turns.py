@@ -23,7 +23,7 @@ class Item(Protocol):
     """Something that waits for its turn. Times are nanoseconds of the line's clock."""
 
     @property
-    def tenant(self) -> Hashable: ...
+    def owner(self) -> Hashable: ...  # the tenant
     @property
     def left(self) -> int: ...  # work that is not yet done; at least 1
     @property
@@ -75,10 +75,10 @@ class Turns(Generic[T]):
         with self._changed:
             if self._closed:
                 raise Draining("the server is shutting down: send the request to another replica, or retry later")
-            evicted = self._shares.evicted(item.tenant, 1, item.left, self._newest)
+            evicted = self._shares.evicted(item.owner, 1, item.left, self._newest)
             if evicted is None:
                 return [item]
-            refused = [self._leave(self._tenants[place.item.tenant].places.pop()) for place in evicted]
+            refused = [self._leave(self._tenants[place.item.owner].places.pop()) for place in evicted]
             self._enter(item, at_front=False)
             self._changed.notify()
             return refused
@@ -119,10 +119,10 @@ class Turns(Generic[T]):
     def charge(self, item: T, more: int) -> None:
         """Counts what was done of a taken item beyond a piece."""
         with self._changed:
-            tenant = self._tenants.get(item.tenant)
+            tenant = self._tenants.get(item.owner)
             if more > 0 and tenant is not None:  # else nobody waits
                 tenant.meter += more
-                self._line_up(item.tenant, tenant)
+                self._line_up(item.owner, tenant)
 
     def close(self) -> None:
         """Refuses new items. Waiting items are still taken."""
@@ -134,16 +134,16 @@ class Turns(Generic[T]):
         return ((1, place.work, place) for place in reversed(self._tenants[tenant].places))
 
     def _enter(self, item: T, at_front: bool) -> None:
-        tenant = self._tenants.get(item.tenant)
+        tenant = self._tenants.get(item.owner)
         if tenant is None:
-            tenant = self._tenants[item.tenant] = _Tenant(self._clock)
-            self._line_up(item.tenant, tenant)
+            tenant = self._tenants[item.owner] = _Tenant(self._clock)
+            self._line_up(item.owner, tenant)
         place = _Place(item, item.left)
         if at_front:
             tenant.places.appendleft(place)
         else:
             tenant.places.append(place)
-        self._shares.add(item.tenant, 1, place.work)
+        self._shares.add(item.owner, 1, place.work)
         if item.deadline_ns:
             self._entries += 1
             heappush(self._expiries, (item.deadline_ns, self._entries, place))
@@ -167,13 +167,13 @@ class Turns(Generic[T]):
         place = tenant.places.popleft()
         self._clock = tenant.meter
         tenant.meter += work
-        self._line_up(place.item.tenant, tenant)
+        self._line_up(place.item.owner, tenant)
         return self._leave(place)
 
     def _leave(self, place: _Place[T]) -> T:
         """Counts a place that was removed from its tenant."""
         place.here = False
-        self._shares.remove(place.item.tenant, 1, place.work)
+        self._shares.remove(place.item.owner, 1, place.work)
         if not len(self):  # nobody waits, so nobody is ahead
             self._tenants.clear()
             self._next.clear()
@@ -187,7 +187,7 @@ class Turns(Generic[T]):
         while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].here):
             place = heappop(self._expiries)[2]
             if place.here:
-                self._tenants[place.item.tenant].places.remove(place)
+                self._tenants[place.item.owner].places.remove(place)
                 late.append(self._leave(place))
         if len(self._expiries) > LAZY + 2 * len(self):
             self._expiries = [entry for entry in self._expiries if entry[2].here]

@@ -29,8 +29,6 @@ from hplm.request.form import Head, write
 from hplm.tenants.quarantine import Quarantine
 from tests.support.wait import PATIENCE, eventually
 
-NONE = np.zeros(0, np.int64)
-
 
 class Engine:
     """Stands for the `Popen` of an engine. `has`: the names of the requests that it has, by number."""
@@ -123,7 +121,9 @@ class Asked:
         self.allowed_s, self.sends = allowed_s, sends
         now = time.monotonic_ns()
         times = {"arrival_ns": now, "deadline_ns": now + round(1e9 * allowed_s) if allowed_s else 0}
-        form = write(b"", Head(0, 0, 0, uid_of(name), "law", name.split()[0], **times), [0], [0], NONE, NONE, NONE)
+        form = write(
+            b"", Head(0, 0, 0, uid_of(name), "law", name.split()[0], **times), [0], [0], np.zeros(0, np.int64), b"", b""
+        )
         respond = partial(self._answered)
         self.kept = weakref.ref(respond)
         pending = PendingTexts(form, name, 1, respond, partial(self.events.append, "deferred"))

@@ -25,15 +25,14 @@ from hplm.engine.lookup_service import (
     PASSED_ON,
     PIECE,
     STUCK_SECONDS,
-    Bounds,
     LookupRequest,
     LookupService,
 )
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, Quota, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.request.form import Head
 from hplm.scheduling.limits import Limits
+from hplm.tasks import find_task
 from hplm.tenants.quotas import Quotas
 from tests.support.message import mentions
 from tests.support.wait import Clock, eventually
@@ -42,25 +41,26 @@ KEPT = 2 * PIECE  # characters of a refused request
 FOUND = bytearray(b"a form")
 MS = 1_000_000
 SHORT, LONG = AT_ONCE // 2 - A_TEXT, AT_ONCE + 1  # two short ones are read by who brings them, a long one is not
+VIEW = SimpleNamespace(snapshot=SimpleNamespace(export_number=0, generation=0))
 FAILURES = {"invalid": InvalidInput("too long"), "a bug": RuntimeError("a bug")}
 
 
-class Asked:
+class Asked(LookupRequest):
     """A request, and all that happens to it. `fails`: a failure of its own, or "gone": nobody reads its answer."""
 
-    def __init__(self, tenant="acme", characters=LONG, allowed_ms=0, fails="", at_once=False, waited_ms=0, now=0):
-        self.tenant, self.characters, self.fails, self.at_once = tenant, characters, fails, at_once
+    def __init__(self, name="acme", characters=LONG, allowed_ms=0, fails="", at_once=False, waited_ms=0, now=0):
+        self.name, self.characters, self.fails, self.at_once = name, characters, fails, at_once
         times = {"arrival_ns": now - waited_ms * MS, "deadline_ns": allowed_ms and now + allowed_ms * MS}
         self.until_ns = allowed_ms and now + (allowed_ms - waited_ms) * MS // 2  # when half of its time is over
-        rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if tenant == "poor" else 0, "homes": 1}
-        self.reading = SimpleNamespace(
-            tenant=SimpleNamespace(id=tenant, uid=hash(tenant), **rates), head=Head(0, 0, 0, 0, "law", tenant, **times),
-            asked=self, texts=["a text"], tokens=100, characters_left=characters, texts_left=1,
-        )  # fmt: skip
+        rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if name == "poor" else 0, "homes": 1}
+        tenant = SimpleNamespace(id=name, uid=hash(name), version=1, domain="law", task_object=find_task("classify"), **rates)
         self.answers, self.is_deferred = [], False
+        super().__init__(VIEW, tenant, ["a" * characters], None, False, None, self._defer, at_once, **times)
+        self.tokens = 100
 
     def sent(self, respond):
-        return LookupRequest(self.reading, respond, self.at_once, self._defer)
+        self.respond = respond
+        return self
 
     def _defer(self):
         self.is_deferred = True
@@ -81,8 +81,8 @@ class World(Clock):
         self.is_closed = self.has_been_full = self._offers = self._steps = False
         self.poor_is_charged, self.counted, self.wrong = False, Counter(), []
         self.meter, self.limits, self.quotas = Meter(), (waiting, refused), Quotas(self.monotonic)
-        bounds = Bounds(Limits(waiting, 1 << 40), Limits(refused, KEPT), soon_s=0.0)
-        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead, bounds, self)
+        bounds = Limits(waiting, 1 << 40), Limits(refused, KEPT)
+        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead, *bounds, soon_s=0.0, clock=self)
 
     # The service calls these.
 
@@ -91,10 +91,9 @@ class World(Clock):
         self.wrong += [] if holds else [otherwise]
 
     def read(self, readings, characters):
-        asked = [reading.asked for reading in readings]
-        self._check(characters == PIECE and not self._late(asked), "what is late was read")
-        self._check(not self.poor_is_charged or "poor" not in [one.tenant for one in asked], "a tenant in debt was read")
-        self._check(self.is_closed or len(asked) <= MOST_AHEAD - self.ahead, "more were read than have room ahead")
+        self._check(characters == PIECE and not self._late(readings), "what is late was read")
+        self._check(not self.poor_is_charged or "poor" not in [one.name for one in readings], "a tenant in debt was read")
+        self._check(self.is_closed or len(readings) <= MOST_AHEAD - self.ahead, "more were read than have room ahead")
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
         self.seconds += self.read_s
@@ -105,8 +104,8 @@ class World(Clock):
 
     def _piece(self, reading):
         reading.characters_left -= min(PIECE, reading.characters_left)
-        reading.texts_left = 0
-        return FAILURES.get(reading.asked.fails) or (None if reading.characters_left else FOUND)
+        reading.ids = [b""]
+        return FAILURES.get(reading.fails) or (None if reading.characters_left else FOUND)
 
     def sleep(self, seconds):
         """Called while too many are ahead."""
@@ -127,13 +126,13 @@ class World(Clock):
         elif isinstance(answer, DeadlineMissed):
             self._check(self._late([one]), "it was not late")
         elif isinstance(answer, Quota):
-            self._check(one.tenant == "poor" and self.poor_is_charged, "a tenant that owes nothing was refused")
+            self._check(one.name == "poor" and self.poor_is_charged, "a tenant that owes nothing was refused")
         elif isinstance(answer, Draining):
             self._check(self.is_closed, "it was refused before it closes")
         elif answer is FOUND:
             self._check(one.fails in ("", "gone"), f"{one.fails} was answered")
-            self._check(one.tenant != "poor" or not self.poor_is_charged, "a tenant in debt was answered")
-            self.poor_is_charged |= one.tenant == "poor"
+            self._check(one.name != "poor" or not self.poor_is_charged, "a tenant in debt was answered")
+            self.poor_is_charged |= one.name == "poor"
         if one.fails == "gone":
             raise ConnectionError("the client is gone")
 
@@ -206,7 +205,7 @@ class Lookups(RuleBasedStateMachine):
         self.world = World(waiting=4, refused=2)
 
     @rule(
-        tenant=st.sampled_from(["noisy", "noisy", "quiet", "poor"]), characters=st.sampled_from([1, SHORT, LONG, 3 * PIECE]),
+        name=st.sampled_from(["noisy", "noisy", "quiet", "poor"]), characters=st.sampled_from([1, SHORT, LONG, 3 * PIECE]),
         allowed_ms=st.sampled_from([0, 0, 1, 40]), waited_ms=st.sampled_from([0, 20, 60]), at_once=st.booleans(),
         fails=st.sampled_from(["", "", "", "gone", *FAILURES]), meanwhile=st.booleans(),
     )  # fmt: skip
@@ -285,7 +284,7 @@ def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up_and_i
 @pytest.mark.parametrize("room", [2, 3])
 def test_as_much_is_read_together_as_has_room_and_a_debt_counts_for_the_next_request(world, room):
     world.ahead = MOST_AHEAD
-    first, quiet, second = (world.offer(tenant, 1) for tenant in ("poor", "quiet", "poor"))
+    first, quiet, second = (world.offer(name, 1) for name in ("poor", "quiet", "poor"))
     world.ahead = MOST_AHEAD - room
     world.step()
     assert sum(len(one.answers) for one in (first, quiet, second)) == room

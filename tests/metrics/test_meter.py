@@ -6,10 +6,9 @@ import weakref
 import pytest
 
 from hplm.metrics import names
-from hplm.metrics.busiest import OTHERS, Busiest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
-from hplm.metrics.outcomes import BUSIEST, Outcomes
+from hplm.metrics.outcomes import BUSIEST, OTHERS, Busiest, Outcomes
 from hplm.metrics.publisher import Publisher
 from tests.support.wait import eventually
 

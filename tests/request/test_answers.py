@@ -3,11 +3,24 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from hplm.request.answers import OUTPUTS, End, Reply, outputs_of, packed, replies_in, size_of, strings
+from hplm.request.answers import (
+    OUTPUTS,
+    End,
+    Reply,
+    deserialized,
+    outputs_of,
+    packed,
+    replies_in,
+    serialized,
+    size_of,
+    strings,
+)
 from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each, columns_of
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
@@ -83,3 +96,17 @@ def test_replies_are_read_as_they_were_written(written):
         for name, values in own.outputs.items():
             assert values.dtype == expected.outputs[name].dtype
             np.testing.assert_array_equal(values, expected.outputs[name])
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.integers(1, 9))
+def test_strings_travel_as_tritons_client_writes_and_reads_them(sent, missing):
+    found = serialized(strings(sent).reshape(-1, 1))
+    assert found == serialize_byte_tensor(strings(sent)).item()
+    assert deserialized(np.frombuffer(found, np.uint8)).tolist() == deserialize_bytes_tensor(found).tolist() == sent
+    if missing <= len(sent[-1]):
+        with pytest.raises(ValueError, match="cut off"):
+            deserialized(np.frombuffer(found[:-missing], np.uint8))
+
+
+def test_no_string_travels_as_nothing():
+    assert serialized(strings([])) == () and deserialized(np.zeros(0, np.uint8)).tolist() == []

@@ -20,7 +20,8 @@ def arrays(lengths, counts):
 
 
 def form_of(lengths=(2, 1), counts=(1, 3), passages=()):
-    return write(b"secret", HEAD, lengths, counts, *arrays(lengths, counts), passages)
+    addresses, segments, spans = arrays(lengths, counts)
+    return write(b"secret", HEAD, lengths, counts, addresses, segments.tobytes(), spans.tobytes(), passages)
 
 
 texts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.text(max_size=5)), min_size=1, max_size=9)

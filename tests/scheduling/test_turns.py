@@ -16,7 +16,7 @@ PIECE = 10
 
 @dataclass(eq=False)
 class Asked:
-    tenant: str
+    owner: str
     left: int = 1
     deadline_ns: int = 0
 
@@ -37,7 +37,7 @@ class Line(Turns[Asked]):
         """Does a piece of each item whose turn it is. Returns the tenants with the work that was done."""
         done = Counter()
         for item in self.take(most)[0]:
-            done[item.tenant] += (piece := min(item.left, PIECE))
+            done[item.owner] += (piece := min(item.left, PIECE))
             item.left -= piece
             if item.left:
                 self.give_back(item)
@@ -65,8 +65,8 @@ def test_what_is_done_beyond_a_piece_counts_too():
     order = []
     while len(line):
         for item in line.take(1)[0]:
-            order.append(item.tenant)
-            line.charge(item, 4 * PIECE if item.tenant == "long" else 0)
+            order.append(item.owner)
+            line.charge(item, 4 * PIECE if item.owner == "long" else 0)
     assert order == ["long", *["short"] * 10, *["long"] * 9]
 
 
@@ -102,7 +102,7 @@ def test_every_item_leaves_once_and_the_bounds_hold(steps):
             item = Asked(tenant, work, line.now + allowed if allowed else 0)
             inside.add(item)
             left.update(gone := line.offer(item))
-            check_displaced(waiting, item, gone, (6, 90), lambda one: (1, one.left), lambda one: one.tenant)
+            check_displaced(waiting, item, gone, (6, 90), lambda one: (1, one.left), lambda one: one.owner)
             waiting = [one for one in [*waiting, item] if one not in gone]
         elif len(line):
             taken, expired = line.take()

@@ -158,4 +158,4 @@ def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, mon
         for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged} for forged in ("", "0" * 64, True))):
             model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
-    assert [one.reading.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]
+    assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]

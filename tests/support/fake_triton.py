@@ -51,7 +51,6 @@ def fake_utilities(**more: Any) -> SimpleNamespace:
         Tensor=Tensor,
         TritonError=TritonError,
         InferenceResponse=lambda outputs=(), error=None: error or {one.name(): one.as_numpy() for one in outputs},
-        get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton_python_backend_utils as pb_utils
@@ -39,8 +41,7 @@ class TritonPythonModel:
         for request in requests:
             sender = replies.Sender(request, self._held)
             try:
-                replies.refuse_while_draining()
-                question = self._read(request)
+                question = self._read(request, replies.taken(request, sender))
                 respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
                 self._worker.submit(question, respond)
             except Exception as error:
@@ -51,9 +52,9 @@ class TritonPythonModel:
         self._worker.close()
         self._held.close()
 
-    def _read(self, request: pb_utils.InferenceRequest) -> Question:
-        parameters = replies.request_parameters(request)
-        texts, pairs = replies.texts(request, "TEXT"), replies.optional_texts(request, "TEXT_PAIR")
+    def _read(self, request: pb_utils.InferenceRequest, parameters: Mapping[str, Any]) -> Question:
+        inputs = replies.inputs_of(request)
+        texts, pairs = replies.texts(inputs, "TEXT"), replies.optional_texts(inputs, "TEXT_PAIR")
         return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
 
 
