@@ -9,8 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
-from hplm.generation.attention import BlockAttention, CachedAttention, Chunk, reads_blocks
-from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache
+from hplm.generation.attention import BlockAttention, CachedAttention, Chunks, reads_blocks
+from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, table_of
 from hplm.generation.kernel import kernel
 from testing.toy import CHAT
 from tests.generation.world import CPU, places
@@ -32,13 +32,19 @@ def filled(config, tokens, seed):
     return cache
 
 
-def expected(config, cache, chunk, query):
+def chunks_of(*parts):
+    """Returns chunks, each of its blocks, the tokens before it and its own."""
+    blocks, before, counts = zip(*parts, strict=True)
+    return Chunks(table_of(blocks), np.array(before), np.array(counts))
+
+
+def expected(config, cache, blocks, before, query):
     """Returns the attention of one chunk, token by token and head by head."""
     keys, values = cache.layer(LAYER)
     head, group = config.head_size, config.heads * config.head_size // config.key_width
     out = torch.empty_like(query)
-    for token in range(chunk.count):
-        seen = places(cache, chunk.blocks, 0, chunk.before + token + 1)
+    for token in range(len(query)):
+        seen = places(cache, blocks, 0, before + token + 1)
         for h in range(config.heads):
             own, its = slice(h * head, (h + 1) * head), slice(h // group * head, (h // group + 1) * head)
             three = (x[None] for x in (query[token : token + 1, own], keys[seen][:, its], values[seen][:, its]))
@@ -55,7 +61,7 @@ def random_chunks(chance, cache):
         before = int(chance.integers(0, 300)) if chance.random() < 0.8 else 0
         whole = before + count
         own = tuple(next(blocks) for _ in range(-(-whole // BLOCK)))
-        chunks.append(Chunk(own, before, count))
+        chunks.append((own, before, count))
         read[places(cache, own, 0, whole)] = True
     return chunks, read
 
@@ -68,14 +74,14 @@ def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, c
     for trial in range(5):
         cache = filled(config, 4096, trial)
         chunks, read = random_chunks(chance, cache)
-        sizes = [chunk.count for chunk in chunks]
+        sizes = [count for _, _, count in chunks]
         for number in range(2):
             for part in cache.layer(number):
                 part[~read] = torch.nan
         projected = torch.randn(sum(sizes), config.query_width + 2 * config.key_width) * 2
         query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)  # as `Layer` does
-        found = CachedAttention(config, cache, chunks, compiled)(LAYER, query, key, value)
-        wanted = [expected(config, cache, chunk, own) for chunk, own in zip(chunks, query.split(sizes), strict=True)]
+        found = CachedAttention(config, cache, chunks_of(*chunks), compiled)(LAYER, query, key, value)
+        wanted = [expected(config, cache, *of[:2], own) for of, own in zip(chunks, query.split(sizes), strict=True)]
         assert torch.allclose(found, torch.cat(wanted), atol=1e-5)
 
 
@@ -84,9 +90,9 @@ def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, c
 def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch, heads, kv_heads, singles):
     """Stands in for the CUDA kernel: it reads keys through the table, and aligns queries with the last keys."""
     config = config_of(heads, kv_heads, 16)
-    chunks = [Chunk((1, 3), 39, 1), Chunk((0,), 4, 1)]
+    chunks = [((1, 3), 39, 1), ((0,), 4, 1)]
     if not singles:
-        chunks += [Chunk((2, 6, 4), 60, 9), Chunk((5,), 0, 5)]
+        chunks += [((2, 6, 4), 60, 9), ((5,), 0, 5)]
     cache = Cache(256, 256, 2, config.key_width, CPU)
     for part in cache.layer(LAYER):
         part.copy_(torch.randn(part.shape))
@@ -110,11 +116,12 @@ def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch
             parts.append(attended[0].transpose(0, 1))
         return torch.cat(parts)
 
+    step = chunks_of(*chunks)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-    projected = torch.randn(sum(chunk.count for chunk in chunks), config.query_width + 2 * config.key_width)
+    projected = torch.randn(step.counts.sum(), config.query_width + 2 * config.key_width)
     query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)
-    found = BlockAttention(config, cache, chunks, repeatable=singles)(LAYER, query, key, value)
-    assert torch.allclose(found, CachedAttention(config, cache, chunks)(LAYER, query, key, value), atol=1e-5)
+    found = BlockAttention(config, cache, step, repeatable=singles)(LAYER, query, key, value)
+    assert torch.allclose(found, CachedAttention(config, cache, step)(LAYER, query, key, value), atol=1e-5)
 
 
 def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie():
