@@ -9,9 +9,8 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
-from hplm.generation.choosing import Token
 from hplm.generation.forecast import Learned
-from hplm.generation.request import DEADLINE, Piece, Request, Sequence
+from hplm.generation.request import DEADLINE, Piece, Request, Sequence, Token
 from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter

@@ -21,10 +21,10 @@ from torch import Tensor
 from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, failure, say
-from hplm.generation.choosing import Token, choose
+from hplm.generation.choosing import choose
 from hplm.generation.forecast import BELIEVED, load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence
+from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
 from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
@@ -284,7 +284,7 @@ class Loop:
                 return []
             logits = self._decoder.run(step)
             complete = [one.sequence for one in step.planned if one.completes]
-            tokens = choose(logits, [one.wish(self._end_ids) for one in complete]) if complete else []
+            tokens = choose(logits, complete, self._end_ids) if complete else []
         finally:
             self._decoder.wait()  # a step that failed, or gave no token, may still read what ends with a request
         for one in step.planned:

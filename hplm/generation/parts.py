@@ -11,8 +11,7 @@ import numpy as np
 
 from hplm.errors import HplmError
 from hplm.generation.asked import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS, Asked
-from hplm.generation.choosing import Token
-from hplm.generation.request import Piece
+from hplm.generation.request import Piece, Token
 from hplm.model.prompts import Prompts
 from hplm.request.answers import End, Outputs, Reply, strings
 

@@ -10,15 +10,12 @@ from functools import cached_property
 from itertools import count
 from math import ceil
 
-import numpy as np
-
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import HplmError
 from hplm.generation.cache import Blocks
-from hplm.generation.choosing import Token, Wish, seed_of
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import Sampling, seed_of
 from hplm.generation.saying import Decode, Saying
 from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.plot.forest import Chain
@@ -47,6 +44,15 @@ class Source:
         Addresses name the tables, because each snapshot has other chains over the same tables.
         """
         return self.uid, self.version, tuple(base for _, base in self.chain.links)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A chosen token. `id` is -1 if the logits are no numbers."""
+
+    id: int
+    logprob: float | None = None  # of the model alone, before any setting
+    likeliest: tuple[tuple[int, float], ...] = ()  # tokens and their logprobs, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +182,6 @@ class Sequence:
     def in_the_end(self, share: float) -> int:
         """Returns how many tokens it is expected to have in the end."""
         return len(self.ids) + ceil(self.expected(share))
-
-    def wish(self, end_ids: Many[int]) -> Wish:
-        """Returns what its next token depends on."""
-        sampling, place = self.request.sampling, self.generated
-        barred = tuple({*end_ids, *sampling.stop_token_ids}) if place < sampling.min_tokens else ()
-        if not sampling.has_penalties:
-            return Wish(sampling, self.seed, place, barred=barred)
-        return Wish(sampling, self.seed, place, np.array(self.ids, dtype=np.int64), len(self.request.prompt), barred)
 
     def take(self, token: Token, end_ids: Many[int]) -> str:
         """Adds a chosen token, and returns the text that may be said now. Sets `finish` if the answer has ended."""

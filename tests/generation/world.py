@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, places_of, table_of
-from hplm.generation.choosing import Wish, choose, seed_of
+from hplm.generation.choosing import choose
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence
 from hplm.generation.running import Running
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import Sampling, seed_of
 from hplm.generation.settings import NO_PROMISE
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
@@ -251,6 +252,11 @@ def written(ids, sampling, end_ids) -> tuple[str, str | None]:
     return text, LENGTH if len(ids) >= sampling.max_tokens else None
 
 
+def growing(sampling, seed, place, ids=()):
+    """Returns as much of a sequence as the choice of its next token reads. The last `place` ids are those of its answer."""
+    return SimpleNamespace(request=SimpleNamespace(sampling=sampling), seed=seed, generated=place, ids=list(ids))
+
+
 def same_as_reference(model, said: Said, choice: int = 0) -> int:
     """Compares an answer with the reference, token by token. Returns how many tokens were compared.
 
@@ -260,13 +266,16 @@ def same_as_reference(model, said: Said, choice: int = 0) -> int:
     sampling, found = request.sampling, said.ids(choice)
     seed, prompt = seed_of(request.seed, choice), len(request.prompt)
     of_each = model.all_logits([*ids, *found], request.source)[prompt - 1 :]
+
+    def chosen(logits, grown):
+        return choose(logits[None].clone(), [grown], model.config.end_ids)[0].id
+
     for place, (token, logits) in enumerate(zip(found, of_each, strict=False)):
-        barred = [*model.config.end_ids, *sampling.stop_token_ids] if place < sampling.min_tokens else ()
-        wish = Wish(replace(sampling, logprobs=None), seed, place, np.array(ids), prompt, barred)
-        if choose(logits[None].clone(), [wish])[0].id != token:
+        grown = growing(replace(sampling, logprobs=None), seed, place, ids)
+        if chosen(logits, grown) != token:
             near = [logits + torch.randn(len(logits), generator=torch.Generator().manual_seed(i)) * MARGIN for i in range(50)]
             exact = isinstance(model, Fake)
-            assert not exact and token in {choose(one[None], [wish])[0].id for one in near}, f"token {place} of {found}"
+            assert not exact and token in {chosen(one, grown) for one in near}, f"token {place} of {found}"
             return place
         ids.append(token)
     return len(found)
