@@ -128,7 +128,7 @@ class Loop:
                     self._answers.finish(sequence.request, CANCELLED)
                 for sequence in self.queue.expired(now):
                     request = sequence.request
-                    self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
+                    self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
             except Exception:
                 self._failed()
                 raise
@@ -222,9 +222,7 @@ class Loop:
     def _drop(self, now: int) -> None:
         """Ends running requests that were cancelled, or are too late."""
         ending = [
-            request
-            for sequence in self.running.all
-            if (request := sequence.request).cancelled or 0 < request.deadline_ns <= now
+            request for sequence in self.running.all if (request := sequence.request).cancelled or 0 < request.end_by_ns <= now
         ]
         for request in dict.fromkeys(ending):
             if request.cancelled:
@@ -232,7 +230,7 @@ class Loop:
             elif request.generated:
                 self._answers.finish(request, DEADLINE)
             else:
-                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
+                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.end_by_ns))
 
     def _start(self, now: int) -> None:
         running = self.running

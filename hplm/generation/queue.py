@@ -133,8 +133,8 @@ class SequenceQueue(Queues[Sequence]):
                     f"{what} would take {needed / 1e6:.0f} ms, but the request allowed {allowed / 1e6:g} ms: allow more time, "
                     "ask for fewer tokens, or ask another replica"
                 )
-        if request.deadline_ns:
-            by = request.deadline_ns - int(rest_ns)
+        if request.end_by_ns:
+            by = request.end_by_ns - int(rest_ns)
             sequence.deadline_ns = min(by, request.first_token_by_ns) if request.first_token_by_ns else by
 
     def _ahead_of(self, load: Load, tenant: int) -> Ahead:

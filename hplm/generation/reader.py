@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, HplmError, QueueFull, for_client
@@ -15,17 +14,6 @@ from hplm.scheduling.turns import Turns
 
 log = logging.getLogger(__name__)
 SHORT = 2000  # bytes of a prompt that is read in less than a millisecond
-
-
-@dataclass(frozen=True, eq=False)
-class Unread:
-    """A request whose prompt still has to be read, as `Turns` sees it."""
-
-    request: Request
-    read: Callable[[], None]
-    left: int  # bytes of its prompt
-    tenant: int
-    deadline_ns: int
 
 
 class Reader:
@@ -42,7 +30,7 @@ class Reader:
 
         `drained` is called when everything was read, after `close`. `wake` is called by the thread after each of them.
         """
-        self._turns: Turns[Unread] = Turns(limits, limits.work, time.monotonic_ns)
+        self._turns: Turns[Request] = Turns(limits, limits.work, time.monotonic_ns)
         self._pass_on, self._drained, self._wake = pass_on, drained, wake
         self._since: float | None = None  # when the thread began to read a prompt
         self._thread = repeat(self._read_next, "read")
@@ -56,20 +44,16 @@ class Reader:
         since = self._since
         return time.monotonic() - since if since is not None else 0.0
 
-    def submit(self, request: Request, read: Callable[[], None], size: int, at_once: bool) -> None:
-        """Takes a request, or raises. `read` sets the tokens of its prompt, which has so many bytes.
-
-        `at_once`: it may be called here, if the prompt is short.
-        """
-        unread = Unread(request, read, max(1, size), request.source.uid, request.start_by_ns)
-        if at_once and size <= SHORT and not len(self) and self._since is None:
-            self._read(unread)
+    def submit(self, request: Request, at_once: bool) -> None:
+        """Takes a request, or raises. `at_once`: its prompt may be read here, if it is short."""
+        if at_once and request.left <= SHORT and not len(self) and self._since is None:
+            self._read(request)
             return
-        for one in self._turns.offer(unread):
+        for one in self._turns.offer(request):
             full = QueueFull("too many prompts wait, and its tenant has the most: retry after 0.1 s")
-            if one is unread:
+            if one is request:
                 raise full
-            one.request.refuse(full)
+            one.refuse(full)
 
     def close(self) -> None:
         """Takes no further prompts. Those that wait are still read."""
@@ -86,7 +70,7 @@ class Reader:
             return False
         taken, late = turn
         for one in late:
-            one.request.refuse(DeadlineMissed.after(one.request.arrival_ns, one.deadline_ns))
+            one.refuse(DeadlineMissed.after(one.arrival_ns, one.deadline_ns))
         for one in taken:
             self._since = time.monotonic()
             try:
@@ -96,11 +80,11 @@ class Reader:
         self._wake()
         return True
 
-    def _read(self, unread: Unread) -> None:
-        request = unread.request
+    def _read(self, request: Request) -> None:
         try:
-            if not request.cancelled:  # otherwise the loop ends it before it starts
-                unread.read()
+            read, request.read = request.read, None  # it keeps the prompt's text
+            if read is not None and not request.cancelled:  # otherwise the loop ends it before it starts
+                read(request)
             self._pass_on(request)
         except Exception as error:
             if not isinstance(error, HplmError):

@@ -74,7 +74,7 @@ Respond = Callable[[Piece | HplmError], None]
 
 @dataclass(eq=False, repr=False)
 class Request:
-    """The loop alone changes it.
+    """Waits until its prompt is read (`hplm.scheduling.turns`). Then the loop alone changes it.
 
     `respond` is called for each piece. The last call has a piece that `is_last`, or an error. Times are nanoseconds of the
     monotonic clock; 0 means none.
@@ -93,6 +93,8 @@ class Request:
     promise: Promise = NO_PROMISE
     priority: int = 0
     mark: bytes = b""  # what is known of it if the engine ends (`hplm.engine.in_flight`)
+    read: Callable[[Request], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
+    left: int = 1  # bytes of the prompt that was not read
     first_token_ns: int = field(default=0, init=False)  # when it came
     cancelled: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
@@ -103,19 +105,12 @@ class Request:
         if self.sampling.seed is not None:
             self.seed = self.sampling.seed
         whole_ns, first_ns = self.promise.whole_ns, self.promise.first_token_ns
-        self.deadline_ns = self.arrival_ns + whole_ns if whole_ns else 0
+        self.end_by_ns = self.arrival_ns + whole_ns if whole_ns else 0
         self.first_token_by_ns = self.arrival_ns + first_ns if first_ns else 0
+        self.deadline_ns = min((by for by in (self.end_by_ns, self.first_token_by_ns) if by), default=0)  # of its first token
+        self.tenant = self.source.uid
         self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
         self._echoed: set[int] = set()
-
-    def read(self, prompt: list[int], addresses: Array, echo: str) -> None:
-        """Sets what was read of its prompt."""
-        self.prompt, self.addresses, self.echo = prompt, addresses, echo
-
-    @property
-    def start_by_ns(self) -> int:
-        """The deadline of its first token; 0: none."""
-        return min((by for by in (self.deadline_ns, self.first_token_by_ns) if by), default=0)
 
     @property
     def bytes(self) -> int:
@@ -161,10 +156,10 @@ class Sequence:
         self.tokens = 0  # its weight: of the prompt and the expected answer, for each choice
         self.bytes = request.bytes
         self.arrival_ns = request.arrival_ns
-        self.deadline_ns = request.start_by_ns
+        self.deadline_ns = request.deadline_ns
         self.priority = request.priority
         self.slot_key: Hashable = request.source.adapter
-        self.tenant = request.source.uid
+        self.tenant = request.tenant
         self.backbone = 0  # a decoder has a line of its own
 
     @property

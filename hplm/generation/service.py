@@ -161,12 +161,12 @@ class Service:
                 self._quotas.give_back(tenant)
             respond(piece)
 
-        def read() -> None:
+        def read(request: Request) -> None:
             self._quotas.check(tenant)  # others were charged while it waited
             tokens, echo = self._tokens(asked, sampling.max_tokens, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
             addresses = request.source.chain.lookup(tokens, np.array([len(tokens)])).addresses
-            request.read(tokens.tolist(), addresses, echo if sampling.echo else "")
+            request.prompt, request.addresses, request.echo = tokens.tolist(), addresses, echo if sampling.echo else ""
 
         own = Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)
         try:
@@ -182,10 +182,11 @@ class Service:
                 promise=promise.or_else(own).or_else(self._settings.promise),
                 priority=priority,
                 mark=Mark(number, number_of(0, tenant.uid), tenant.id).packed(),
+                read=read,
+                left=max(1, getsizeof(asked.messages or text)),
             )
             self._requests[number] = request
-            size, is_chat = getsizeof(asked.messages or text), asked.messages is not None  # a template may take long
-            self.reader.submit(request, read, size, not is_chat)
+            self.reader.submit(request, at_once=asked.messages is None)  # a template may take long
         except BaseException:
             self._requests.pop(number, None)
             self._quotas.give_back(tenant)  # nobody will say its end

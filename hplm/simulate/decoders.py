@@ -58,7 +58,7 @@ class Answer:
             self.error is None
             and request.generated == self.wanted
             and request.first_token_ns <= (request.first_token_by_ns or inf)
-            and self.last_ns <= (request.deadline_ns or inf)
+            and self.last_ns <= (request.end_by_ns or inf)
         )
 
 

@@ -46,15 +46,16 @@ class Served:
         """`before` is called before each piece is taken, `reading` when its prompt is read."""
         said = Said()
         respond = lambda piece: (before(), said(piece))  # noqa: E731
-        said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **more)
 
-        def read():
+        def read(request):
             self.read.append(tenant)
             reading()
-            ids = [START, *prompt]
-            said.request.read(ids, self.world.model.addresses(said.request.source, ids), "")
+            request.prompt = [START, *prompt]
+            request.addresses = self.world.model.addresses(request.source, request.prompt)
 
-        self.reader.submit(said.request, read, size or len(prompt), at_once)
+        unread = {"read": read, "left": size or len(prompt)}
+        said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **unread, **more)
+        self.reader.submit(said.request, at_once)
         if at_once:
             self.process.wake()
         return said

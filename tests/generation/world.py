@@ -208,7 +208,7 @@ class World:
         return any(slots.pinned for slots in self.stager.slots().values())
 
     def _must_end(self, request) -> bool:
-        by = [request.deadline_ns, 0 if request.generated or request.first_token_ns else request.first_token_by_ns]
+        by = [request.end_by_ns, 0 if request.generated or request.first_token_ns else request.first_token_by_ns]
         return request.cancelled or bool(by[0] and by[0] <= self.now)
 
     def assert_right(self, said) -> int:
