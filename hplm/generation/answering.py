@@ -35,7 +35,7 @@ class Answers:
         stager: Staging,
         learned: Learned,
         end_ids: Many[int],
-        meter: Meter | None,
+        meter: Meter,
         lock: threading.RLock,
     ) -> None:
         """`meter` counts the times of tokens."""
@@ -126,10 +126,9 @@ class Answers:
 
     def observe(self) -> None:
         """Counts the times of this step's tokens."""
-        if self._meter is not None:
-            self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
-            self._meter.observe(TOKEN_SECONDS, self._next_tokens)
-            self._meter.add(LATE_TOKENS, self._late_tokens)
+        self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
+        self._meter.observe(TOKEN_SECONDS, self._next_tokens)
+        self._meter.add(LATE_TOKENS, self._late_tokens)
         self._first_tokens, self._next_tokens, self._late_tokens = [], [], 0
 
 

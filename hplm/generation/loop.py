@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,13 +42,6 @@ class Computing(Protocol):
         """Returns when the device has computed all that was started."""
 
 
-class Prepared(NamedTuple):
-    """The next step."""
-
-    planned: list[Planned]
-    began_ns: int
-
-
 class Loop:
     """It is the only owner of its requests, whose lock is around the queue and the answers."""
 
@@ -69,7 +62,6 @@ class Loop:
 
         `device_failed` is called after a fault of the device that stays, and when no step succeeds, before anybody is told.
         """
-        self.prompt_tokens = 0  # that were computed, those of sequences that were put back too
         self.alone: frozenset[int] = frozenset()  # tenants whose sequences share no step with those of others
         self.queue = queue
         queue.measure = lambda: load_of(running, queue.cost, queue.learned.share)
@@ -84,8 +76,9 @@ class Loop:
         self._in_flight = in_flight or InFlight(1, running.seats)
         self._lock = threading.RLock()
         self._computing = self._cancelling = self._abandoned = False
+        self._began_ns = 0  # when the step was planned
         self._failures = 0  # steps in a row
-        self._answers = Answers(running, stager, queue.learned, end_ids, meter, self._lock)
+        self._answers = Answers(running, stager, queue.learned, end_ids, meter or Meter(), self._lock)
 
     def check(self, request: Request) -> None:
         """Raises if the request could never be answered. Any thread may call it."""
@@ -133,7 +126,7 @@ class Loop:
                 self._failed()
                 raise
 
-    def prepare(self, now: int = 0) -> Prepared | None:
+    def prepare(self, now: int = 0) -> list[Planned] | None:
         """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
         now = now or self._now_ns()
         with self._lock:
@@ -149,19 +142,18 @@ class Loop:
             except Exception:
                 self._failed()
                 raise
-            self._computing = bool(planned)
-        return Prepared(planned, now) if planned else None
+            self._computing, self._began_ns = bool(planned), now
+        return planned or None
 
-    def compute(self, prepared: Prepared, stage: int = 0, /) -> bool:
+    def compute(self, planned: list[Planned], stage: int = 0, /) -> bool:
         """Computes a step, and says its tokens. Returns False: a decoder has one stage."""
-        planned = prepared.planned
         try:
             self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
             tokens = self._computed(planned)
             now = self._now_ns()
             with self._together(), self._lock:
                 if computed := [one for one in planned if one.sequence.blocks is not None]:
-                    self._count(computed, now - prepared.began_ns)
+                    self._count(computed, now - self._began_ns)
                 for sequence, token in tokens:
                     try:
                         self._answers.took(sequence, token, now)
@@ -295,4 +287,3 @@ class Loop:
         if decoding and self._cost.observed >= BELIEVED:
             self.queue.learned.step(self._cost.predict(decoding, decoding), took_ns)
         self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))
-        self.prompt_tokens += sum(one.count for one in planned if one.count > 1)

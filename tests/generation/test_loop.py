@@ -95,7 +95,7 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used():
     """All answers to a prompt, one that begins alike, and the next turn of a conversation share what their tenant has."""
     model = Fake()
     world, count = World(model), len(ALIKE) + 1
-    expected = world.loop.prompt_tokens
+    expected = world.prompt_tokens
 
     def asked(prompt, tenant, new, n=1):
         """Asks until the first token, and says how many tokens must have been computed."""
@@ -103,7 +103,7 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used():
         said = world.ask(prompt, greedy(12, n=n), tenant)
         world.step(3)
         expected += new
-        assert world.loop.prompt_tokens == expected
+        assert world.prompt_tokens == expected
         return said
 
     first = asked(ALIKE, 0, count, n=3)
@@ -170,13 +170,13 @@ def test_few_sequences_are_remembered():
     for i in range(FINISHED + 5):
         world.ask([3 + i] * 40, greedy(2))
         world.run()
-    before = world.loop.prompt_tokens
+    before = world.prompt_tokens
     world.ask([3 + FINISHED + 4] * 40, greedy(2))
     world.run()
-    assert world.loop.prompt_tokens == before
+    assert world.prompt_tokens == before
     world.ask([3] * 40, greedy(2))
     world.run()
-    assert world.loop.prompt_tokens == before + 40  # all have the start in common
+    assert world.prompt_tokens == before + 40  # all have the start in common
 
 
 def test_the_times_of_tokens_are_counted():

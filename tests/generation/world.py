@@ -133,7 +133,7 @@ class World:
         self.model, self.now, self.step_tokens, self.limit = model, 1, step_tokens, limit
         self.fault, self.hit = None, defaultdict(set)  # the next fault; by request, the errors of faults that hit it
         self.met: list[str] = []  # faults
-        self.sizes: list[int] = []  # tokens of each step that a fake computed
+        self.prompt_tokens = 0  # that a fake computed, those of sequences that were put back too
         config = model.config
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
         self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
