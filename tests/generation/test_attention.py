@@ -1,4 +1,4 @@
-"""Attention over cached keys is that over whole sequences, by torch and by the compiled kernel."""
+"""Where cached keys lie, and attention over them: that over whole sequences, by torch and by the compiled kernel."""
 
 from dataclasses import replace
 from itertools import product
@@ -9,11 +9,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
+from hplm.errors import InvalidInput
 from hplm.generation.attention import BlockAttention, CachedAttention, Chunks, reads_blocks
-from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, table_of
+from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, least_tokens, places_of, table_of
 from hplm.generation.kernel import kernel
 from testing.toy import CHAT
 from tests.generation.world import CPU, places
+from tests.support.message import mentioning
 
 LAYER = 1
 compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
@@ -153,3 +155,19 @@ def test_scores_far_apart_do_not_overflow(block):
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
     found = kernel().attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
     assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)
+
+
+def test_places_of_several_sequences_lie_end_to_end():
+    found = places_of(table_of([(2, 0), (4,), (1, 3)]), 32, np.array([30, 5, 0]), np.array([4, 2, 33]))
+    assert found.tolist() == [94, 95, 0, 1, 133, 134, *range(32, 64), 96]
+
+
+@pytest.mark.parametrize(("device", "block"), [("cpu", BLOCK), ("cuda", CUDA_BLOCK)])
+def test_a_cache_has_a_block_of_its_device_at_least(device, block):
+    device = torch.device(device)
+    with FakeTensorMode():  # there need be no GPU
+        assert Cache(block, 512, 1, 1, device).block == block
+        assert Cache(2 * 512, 512, 1, 1, device).take(512 + 1) is None, "no sequence is so long"
+    with pytest.raises(InvalidInput, match=mentioning(block - 1, block)):
+        Cache(block - 1, 512, 1, 1, device)
+    assert least_tokens(512 - 1) == least_tokens(512) == 512

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import InvalidInput
 from hplm.generation.choosing import CANDIDATES, choose
 from hplm.generation.sampling import GREEDY, Sampling, read_sampling, seed_of, uniform
 from tests.generation.world import growing
@@ -118,24 +117,21 @@ def test_a_nucleus_beyond_the_candidates_is_exact():
     assert len(found.keys() - nucleus) <= 1 and len(found) > 0.99 * len(nucleus)
 
 
-def extremes_of(name):
-    """Returns the least and the largest number that is read for a setting, and those next to 0, as far as they may be given."""
-    extremes = []
-    for value in (-100, -2, 0, 1e-300, 1e-39, GREEDY, 0.01, 1, 2, 100):
-        try:
-            extremes.append(read_sampling({name: value}))
-        except InvalidInput:
-            continue
-    return extremes
+EXTREMES = {
+    "temperature": [0, 1e-300, 1e-39, GREEDY, 100],
+    "top_p": [1e-300, 1e-39, 1],
+    "min_p": [1e-300, 1e-39, 1],
+    "presence_penalty": [-2, 2],
+    "frequency_penalty": [-2, 2],
+    "repetition_penalty": [0.01, 100],
+}
 
 
-@pytest.mark.parametrize(
-    "name", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
-)
+@pytest.mark.parametrize("name", EXTREMES)
 def test_no_number_that_is_read_makes_logits_overflow(name):
     logits = torch.tensor([[-1e6, -30.0, 0.0, 30.0, 1e6]])
-    for sampling in extremes_of(name):
-        assert chosen(logits, growing(sampling, 0, 2, [0, 1, 3, 4]))[0] >= 0
+    for value in EXTREMES[name]:
+        assert chosen(logits, growing(read_sampling({name: value}), 0, 2, [0, 1, 3, 4]))[0] >= 0
 
 
 SETTINGS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3), Sampling(temperature=1.5, top_p=0.5)]

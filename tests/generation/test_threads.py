@@ -4,12 +4,11 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import patch
 
 import pytest
 
 from hplm.engine.process import Process
-from hplm.errors import DeadlineMissed, Draining, HplmError, Internal, InvalidInput, QueueFull
+from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
 from hplm.generation.reader import Reader
 from hplm.generation.request import Sequence
 from hplm.generation.sampling import Sampling
@@ -119,13 +118,6 @@ def test_a_client_that_cannot_be_told_is_cancelled_and_harms_no_other(served):
     assert len(good.wait().ids()) == 20
     eventually(lambda: bad.request.ended)
     assert bad.request.cancelled
-
-
-def test_a_step_that_fails_is_followed_by_the_next(served):
-    with patch.object(served.world.running, "plan", side_effect=HplmError("a bug")) as plan:
-        said = served.ask([3], greedy(3))
-        eventually(lambda: plan.called)
-    assert said.wait().error is None
 
 
 def test_what_is_abandoned_during_a_step_is_told_at_once_and_freed_after_it():
