@@ -22,13 +22,14 @@ from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, failure, say
 from hplm.generation.choosing import choose
-from hplm.generation.forecast import BELIEVED, load_of, most_tokens
+from hplm.generation.forecast import load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
 from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.model import faults
+from hplm.scheduling.cost import FIRST
 
 log = logging.getLogger(__name__)
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
@@ -284,6 +285,6 @@ class Loop:
     def _count(self, planned: list[Planned], took_ns: int) -> None:
         tokens = sum(one.count for one in planned)
         decoding = sum(one.count == 1 for one in planned)
-        if decoding and self._cost.observed >= BELIEVED:
+        if decoding and self._cost.observed >= FIRST:
             self.queue.learned.step(self._cost.predict(decoding, decoding), took_ns)
         self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))

@@ -1,6 +1,7 @@
 """Forecasts, who starts next, and the memory of those that wait."""
 
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from hplm.generation.forecast import Ahead, Learned, Load, forecast
 from hplm.generation.request import Request, Sequence
 from hplm.generation.sampling import Sampling
+from hplm.scheduling.cost import Cost
 from tests.generation.fake import Fake
 from tests.generation.world import MS, World, greedy
 
-COSTS = {"step_ns": 5 * MS, "token_ns": MS / 10, "sequence_ns": MS / 10, "mean_tokens": 40}
-LOAD = Load(believed=True, seats=4, places=1024, free=256, ends=[(10, 256), (20, 256), (30, 256)], **COSTS)
+RUNNING = SimpleNamespace(seats=4, cache=SimpleNamespace(tokens=1024))
+COST = Cost(np.array([5 * MS, MS / 10, MS / 10, 0]))
+LOAD = Load(RUNNING, COST, free=256, ends=[(10, 256), (20, 256), (30, 256)], mean_tokens=40)
 
 
 @pytest.mark.parametrize(
