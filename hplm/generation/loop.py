@@ -81,23 +81,25 @@ class Loop:
         self._failures = 0  # steps in a row
         self._answers = Answers(running, stager, queue.learned, end_ids, meter or Meter(), self._lock)
 
-    def check(self, request: Request) -> None:
-        """Raises if the request could never be answered. Any thread may call it."""
+    def offer(self, request: Request) -> None:
+        """Adds a request, or raises. Answers requests that lose their places to it."""
+        if not request.cancelled:  # otherwise its prompt was not read
+            self._check(request)
+        with self._together(), self._lock:
+            self._cancelling |= request.cancelled
+            for evicted in self.queue.offer([Sequence(request)], self._now_ns()):
+                tenant = evicted.request.source.tenant
+                full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
+                self._answers.fail(evicted.request, full)
+
+    def _check(self, request: Request) -> None:
+        """Raises if the request could never be answered."""
         needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.largest
         if needed > longest:
             raise InvalidInput(
                 f"a prompt of {len(request.prompt)} tokens with 'max_tokens' {request.sampling.max_tokens} needs memory for "
                 f"{needed} tokens, but a sequence has {longest} at most: shorten the prompt, or lower 'max_tokens'"
             )
-
-    def offer(self, sequence: Sequence) -> None:
-        """Adds the first sequence of a request, or raises. Answers requests that lose their places to it."""
-        with self._together(), self._lock:
-            self._cancelling |= sequence.request.cancelled  # since it was read
-            for evicted in self.queue.offer([sequence], self._now_ns()):
-                tenant = evicted.request.source.tenant
-                full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
-                self._answers.fail(evicted.request, full)
 
     def cancel(self, request: Request) -> None:
         """Ends a request soon, because nobody reads its answers. It still gets its end."""

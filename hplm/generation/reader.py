@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, HplmError, QueueFull, for_client
+from hplm.generation.loop import Loop
 from hplm.generation.request import Request
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
@@ -17,26 +18,27 @@ SHORT = 2000  # bytes of a prompt that is read in less than a millisecond
 
 
 class Reader:
-    """It ends requests that it does not pass on."""
+    """A loop whose requests have their prompts read first: `hplm.engine.process` drives it as it drives an encoder.
 
-    def __init__(
-        self,
-        limits: Limits,
-        pass_on: Callable[[Request], None],
-        drained: Callable[[], None],
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`limits`: how many prompts, and bytes of them, may wait. `pass_on` takes a request that was read, or raises.
+    It ends requests that the loop does not get.
+    """
 
-        `drained` is called when everything was read, after `close`. `wake` is called by the thread after each of them.
-        """
+    def __init__(self, loop: Loop, limits: Limits) -> None:
+        """`limits`: how many prompts, and bytes of them, may wait."""
+        self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
+        self.abandon = loop.abandon
+        self.wake: Callable[[], None] = lambda: None  # lets the threads of the process look at the loop
+        self._loop = loop
         self._turns: Turns[Request] = Turns(limits, limits.work, time.monotonic_ns)
-        self._pass_on, self._drained, self._wake = pass_on, drained, wake
         self._since: float | None = None  # when the thread began to read a prompt
         self._thread = repeat(self._read_next, "read")
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    @property
+    def is_drained(self) -> bool:
+        return self._loop.is_drained
 
     @property
     def busy_s(self) -> float:
@@ -56,7 +58,7 @@ class Reader:
             one.refuse(full)
 
     def close(self) -> None:
-        """Takes no further prompts. Those that wait are still read."""
+        """Refuses new requests. Those that were taken are still read and answered."""
         self._turns.close()
 
     def join(self) -> None:
@@ -65,8 +67,8 @@ class Reader:
     def _read_next(self) -> bool:
         turn = self._turns.take(1)
         if turn is None:
-            self._drained()
-            self._wake()
+            self._loop.close()
+            self.wake()
             return False
         taken, late = turn
         for one in late:
@@ -77,7 +79,7 @@ class Reader:
                 self._read(one)
             finally:
                 self._since = None
-        self._wake()
+        self.wake()
         return True
 
     def _read(self, request: Request) -> None:
@@ -85,7 +87,7 @@ class Reader:
             read, request.read = request.read, None  # it keeps the prompt's text
             if read is not None and not request.cancelled:  # otherwise the loop ends it before it starts
                 read(request)
-            self._pass_on(request)
+            self._loop.offer(request)
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("cannot read a prompt")

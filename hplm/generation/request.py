@@ -148,7 +148,6 @@ class Sequence:
         self.token_ns = 0  # when its newest token came
         self.computed = 0  # tokens whose keys and values are in the blocks
         self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
-        self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet
         # As the line sees it:
         self.checked_ns = 0  # when its first token was forecast

@@ -27,7 +27,7 @@ from hplm.generation.loop import Loop
 from hplm.generation.parts import Parts
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.reader import Reader
-from hplm.generation.request import Piece, Request, Respond, Sequence, Source
+from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Promise, Settings, promise_of
@@ -52,7 +52,7 @@ TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, i
 
 
 class Service:
-    """An engine as `hplm.engine.process` drives it."""
+    """Its `reader` is what `hplm.engine.process` drives."""
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class Service:
         config = backbone.config
         check_backbone("generate", config)
         self.meter = Meter()
-        self.wake: Callable[[], None] = lambda: None  # lets the threads look at the loop
         self._backbone = backbone
         self._prompts = prompts
         self._settings = settings
@@ -104,10 +103,7 @@ class Service:
             device_failed=device_failed,
             in_flight=InFlight(1, settings.max_sequences, shown),
         )
-        self.reader = Reader(limits, self._pass_on, self.loop.close, lambda: self.wake())
-        loop = self.loop
-        self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
-        self.abandon = loop.abandon
+        self.reader = Reader(self.loop, limits)
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
@@ -198,14 +194,6 @@ class Service:
         if (request := self._requests.get(number)) is not None:
             self.loop.cancel(request)
 
-    def close(self) -> None:
-        """Refuses new requests. Those that were taken are still answered."""
-        self.reader.close()
-
-    @property
-    def is_drained(self) -> bool:
-        return self.loop.is_drained
-
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
         self.loop.alone, (self._quarantined,) = apart.alone, apart.quarantined
@@ -228,11 +216,6 @@ class Service:
             meter.set(names.REGISTRY_AGE_SECONDS, self._backbone.age)
         meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
-
-    def _pass_on(self, request: Request) -> None:
-        if not request.cancelled:  # its prompt was read
-            self.loop.check(request)
-        self.loop.offer(Sequence(request))
 
     def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""

@@ -104,10 +104,9 @@ class Simulation:
             Source(f"tenant-{uid}", uid, self._asked, NO_TABLES), [WORD] * prompt, np.zeros(prompt, dtype=np.int64),
             Sampling(temperature=0, max_tokens=most, n=n), respond, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
         )  # fmt: skip
-        self._loop.check(request)
         answer = self._answers[request] = Answer(request, wanted)
         try:
-            self._loop.offer(Sequence(request))
+            self._loop.offer(request)
         except HplmError:
             del self._answers[request]
             raise

@@ -12,7 +12,7 @@ from hplm.adapters.slots import Slots
 from hplm.errors import Broken, DeadlineMissed, HplmError, Internal
 from hplm.generation import staging
 from hplm.generation.loop import MOST_FAILURES
-from hplm.generation.request import CANCELLED, Request, Sequence
+from hplm.generation.request import CANCELLED, Request
 from hplm.generation.running import FINISHED
 from hplm.generation.settings import Promise
 from hplm.plot.forest import Forest
@@ -158,7 +158,7 @@ def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     )
     world.cancel(said)
     world.loop.expire()
-    world.loop.offer(Sequence(said.request))
+    world.loop.offer(said.request)
     other = world.ask([3], greedy(2))
     assert world.loop.prepare() is not None
     assert [said.finish(choice) for choice in range(2)] == [CANCELLED] * 2

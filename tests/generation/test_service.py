@@ -53,8 +53,8 @@ class Place:
 
     def started(self, **settings):
         service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
-        service.process = Process(service)
-        service.wake = service.process.wake
+        service.process = Process(service.reader)
+        service.reader.wake = service.process.wake
         return service
 
     def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, messages=None, **more):
@@ -63,7 +63,7 @@ class Place:
         service = service or self.service
         asked = Asked(prompt, messages, None, more)
         said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, said)
-        service.wake()
+        service.reader.wake()
         return said
 
     def refused(self, *given, **more):
@@ -85,7 +85,7 @@ def end(service):
     """Ends a service when it has answered all."""
     service.process.close()
     service.reader.join()
-    service.wake = lambda: None
+    service.reader.wake = lambda: None
     service.process.join()
 
 

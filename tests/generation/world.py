@@ -15,7 +15,7 @@ from hplm.generation.cache import Cache, places_of, table_of
 from hplm.generation.choosing import choose
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence
+from hplm.generation.request import LENGTH, STOP, Piece, Request
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, seed_of
 from hplm.generation.settings import NO_PROMISE
@@ -165,8 +165,7 @@ class World:
         said = Said()
         arrival = self.now - waited_ns
         said.request = self.request(prompt, sampling, said, tenant, arrival, promise=promise, **more)
-        self.loop.check(said.request)
-        self.loop.offer(Sequence(said.request))
+        self.loop.offer(said.request)
         self.said.append(said)
         return said
 
