@@ -51,8 +51,7 @@ class CachedAttention:
     keys of other chunks are gathered first.
     """
 
-    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Chunks, compiled: bool = True) -> None:
-        """`compiled`: use the compiled kernel where it can attend."""
+    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Chunks) -> None:
         self._cache = cache
         self._head = config.head_size
         self._kv_heads = config.key_width // config.head_size
@@ -60,7 +59,7 @@ class CachedAttention:
         table, before, counts = chunks
         lengths = before + counts
         self._places = sent(places_of(table, cache.block, before, counts), cache.device)
-        singles = int((counts == 1).sum()) if compiled and fits(cache.device, cache.dtype, self._head) else 0
+        singles = int((counts == 1).sum()) if fits(cache.device, cache.dtype, self._head) else 0
         assert (counts[:singles] == 1).all()  # they come first
         self._table, self._lengths = table[:singles], lengths[:singles]
         self._counts: list[int] = [singles, *counts[singles:].tolist()]

@@ -166,8 +166,9 @@ class Service:
 
         own = Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)
         try:
+            chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             request = Request(
-                self._source(view, tenant),
+                Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view),
                 [],
                 NO_ADDRESSES,
                 sampling,
@@ -237,7 +238,3 @@ class Service:
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
         return tokens, text
-
-    def _source(self, view: View, tenant: Tenant) -> Source:
-        chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
-        return Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view)

@@ -68,9 +68,10 @@ def random_chunks(chance, cache):
     return chunks, read
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 12), (9, 3, 64), (4, 4, 16), (6, 1, 32), (7, 1, 16)])
-def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, compiled):
+# The compiled kernel takes heads of a multiple of 16 numbers.
+@pytest.mark.parametrize("head", [12, 16, 64])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (4, 4), (7, 1)])
+def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head):
     config = config_of(heads, kv_heads, head)
     chance = np.random.default_rng(heads)
     for trial in range(5):
@@ -82,7 +83,7 @@ def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, c
                 part[~read] = torch.nan
         projected = torch.randn(sum(sizes), config.query_width + 2 * config.key_width) * 2
         query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)  # as `Layer` does
-        found = CachedAttention(config, cache, chunks_of(*chunks), compiled)(LAYER, query, key, value)
+        found = CachedAttention(config, cache, chunks_of(*chunks))(LAYER, query, key, value)
         wanted = [expected(config, cache, *of[:2], own) for of, own in zip(chunks, query.split(sizes), strict=True)]
         assert torch.allclose(found, torch.cat(wanted), atol=1e-5)
 
