@@ -29,7 +29,6 @@ from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Source
-from hplm.generation.request import Sequence as Answer
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Stager
@@ -220,7 +219,7 @@ class Bench:
         addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
         request = Request(source, ids, addresses, sampling, _take, _decode, arrival_ns=time.monotonic_ns(), seed=0)
-        self.loop.offer(Answer(request))
+        self.loop.offer(request)
 
     def answer(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], sources: Iterable[Source | None]) -> float:
         """Answers prompts with so many tokens each. Returns the tokens a second."""

@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from hplm.engine.client import Failure
 from hplm.engine.threads import repeat
-from hplm.errors import HplmError, Internal, error_in, word_of
+from hplm.errors import Internal, error_in, word_of
 from hplm.generation.asked import NAMES, RETURNED, Asked
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics import names
@@ -40,19 +40,23 @@ class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
     def __init__(self, sender: replies.Sender, count: Callable[[End | str], None], form: bytes, name: str) -> None:
-        """`count` is called once, with the end of the answer or the word of the error that the client got."""
-        super().__init__(form, self._say, sender.defer, name)
+        """`count` is called once, with the end of the answer or the word of the error that the client got.
+
+        `name`: of a prompt that the model `hplm` has forwarded.
+        """
+        super().__init__(form, self._say, sender.defer)
+        self.name = name
         self._sender = sender
         self._count = count
         self.ended = False
 
-    def _say(self, said: Reply | Failure) -> HplmError | None:
+    def _say(self, said: Reply | Failure) -> None:
         """Called in order, by one thread."""
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
             self._end((error_in(failure[1]) or Internal).word)
             self._sender.send(replies.failure_with(*failure))
-            return None
+            return
         assert isinstance(said, Reply)  # any other tuple is a failure
         end = said.end
         try:
@@ -66,7 +70,6 @@ class Answer(PendingPrompt):
             raise failed
         if end is not None:
             self._end(end)
-        return None
 
     def _end(self, end: End | str) -> None:
         self.ended = True

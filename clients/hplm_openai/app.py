@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -76,16 +77,14 @@ class Gateway:
         return JSONResponse({"object": "list", "data": listed})
 
     async def _completions(self, request: Request) -> Response:
-        key = _key_of(request)
-        asked = read_completion(await read_body(request, self._limits.largest_body), key)
-        return await self._answer(request, CompletionAnswer(_with_arrival(request, asked)))
+        return await self._answer(request, read_completion, CompletionAnswer)
 
     async def _chat(self, request: Request) -> Response:
-        key = _key_of(request)
-        asked = read_chat(await read_body(request, self._limits.largest_body), key, self._limits.usual_tokens)
-        return await self._answer(request, ChatAnswer(_with_arrival(request, asked)))
+        return await self._answer(request, partial(read_chat, usual_tokens=self._limits.usual_tokens), ChatAnswer)
 
-    async def _answer(self, request: Request, answer: Answer) -> Response:
+    async def _answer(self, request: Request, read: Callable[..., Asked], kind: type[Answer]) -> Response:
+        key = _key_of(request)
+        answer = kind(_with_arrival(request, read(await read_body(request, self._limits.largest_body), key)))
         responses = self._decoders.ask(answer.asked)
         if not answer.asked.stream:
             return JSONResponse(answer.whole(await while_connected(request.receive, _only(responses))))

@@ -13,7 +13,7 @@ from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant, Unexpecte
 from hplm_client.generation import Outputs
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc_aio import AsyncGrpcTransport
-from hplm_openai.requests import Asked, Opened
+from hplm_openai.requests import Asked, opened_by
 
 SECONDS_KNOWN = 5.0  # how long the server's list of decoders is used; it changes when models are loaded
 SECONDS_TO_FIND = 10.0
@@ -67,7 +67,7 @@ class Decoders:
 
     async def _opened(self, name: str, key: str | None) -> list[str]:
         try:
-            responses = [one async for one in self._transport.generate(name, Opened(key), None, SECONDS_TO_FIND)]
+            responses = [one async for one in self._transport.generate(name, opened_by(key), None, SECONDS_TO_FIND)]
             return json.loads(responses[0][generation.OUTPUT][0])
         except NoBackbone:  # it was unloaded meanwhile
             return []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hplm_client.generation import PROMPT, inputs_of
+from hplm_client.generation import inputs_of
 from hplm_openai.errors import Refused, wrong
 
 # OpenAI does not have those of the second line, but other servers with its interface do.
@@ -32,7 +32,7 @@ ROLES = {"developer": "system"}  # OpenAI's newer names, and those that template
 class Asked:
     """One request to a decoder. Either `text` or `messages` is given."""
 
-    tenant: str
+    tenant: str = ""  # "": it asks for no answer of a tenant
     text: str | None = None
     messages: str | None = None  # JSON
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -54,25 +54,14 @@ class Asked:
         return inputs
 
     def parameters(self) -> dict[str, str | int | bool]:
-        return {"tenant": self.tenant, **self.more, **authorization(self.key)}
+        """Returns parameters, with the key: all clients share one connection, so it is not a header of it."""
+        tenant = {"tenant": self.tenant} if self.tenant else {}
+        return {**tenant, **self.more, **({} if self.key is None else {"authorization": f"Bearer {self.key}"})}
 
 
-@dataclass(frozen=True)
-class Opened:
-    """Asks a decoder which of its tenants a key opens."""
-
-    key: str | None = field(default=None, repr=False)
-
-    def inputs(self) -> dict[str, str | bool]:
-        return {PROMPT: ""}
-
-    def parameters(self) -> dict[str, str | int | bool]:
-        return {"hplm_tenants": True, **authorization(self.key)}
-
-
-def authorization(key: str | None) -> dict[str, str]:
-    """Returns the parameter that holds a key. All clients share one connection, so it is not a header of it."""
-    return {} if key is None else {"authorization": f"Bearer {key}"}
+def opened_by(key: str | None) -> Asked:
+    """Returns the request that asks a decoder which of its tenants a key opens."""
+    return Asked(text="", more={"hplm_tenants": True}, key=key)
 
 
 def key_in(headers: list[str]) -> str | None:

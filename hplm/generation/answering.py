@@ -9,9 +9,8 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
-from hplm.generation.choosing import Token
 from hplm.generation.forecast import Learned
-from hplm.generation.request import DEADLINE, Piece, Request, Sequence
+from hplm.generation.request import DEADLINE, Piece, Request, Sequence, Token
 from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
@@ -36,7 +35,7 @@ class Answers:
         stager: Staging,
         learned: Learned,
         end_ids: Many[int],
-        meter: Meter | None,
+        meter: Meter,
         lock: threading.RLock,
     ) -> None:
         """`meter` counts the times of tokens."""
@@ -127,10 +126,9 @@ class Answers:
 
     def observe(self) -> None:
         """Counts the times of this step's tokens."""
-        if self._meter is not None:
-            self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
-            self._meter.observe(TOKEN_SECONDS, self._next_tokens)
-            self._meter.add(LATE_TOKENS, self._late_tokens)
+        self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
+        self._meter.observe(TOKEN_SECONDS, self._next_tokens)
+        self._meter.add(LATE_TOKENS, self._late_tokens)
         self._first_tokens, self._next_tokens, self._late_tokens = [], [], 0
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
-from hplm.generation.cache import CUDA_BLOCK, Blocks, Cache, places_of, table_of
+from hplm.generation.cache import CUDA_BLOCK, Cache, places_of
 from hplm.generation.kernel import fits, kernel
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
@@ -22,17 +20,16 @@ CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA tak
 CUDA_DTYPES = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """New tokens of a sequence, which lie together in the step, and where its keys and values are."""
+class Chunks(NamedTuple):
+    """The new tokens of each sequence, which lie together in the step. Single tokens come first."""
 
-    blocks: Blocks
-    before: int  # tokens that are in the cache
-    count: int
+    table: Array  # a row for each sequence with the blocks of its keys and values
+    before: Array  # how many of its tokens are in the cache
+    counts: Array  # how many are new
 
 
-def attention_over(config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], repeatable: bool = False) -> Attend:
-    """Returns the attention of a step. Chunks of one token come first.
+def attention_over(config: BackboneConfig, cache: Cache, chunks: Chunks, repeatable: bool = False) -> Attend:
+    """Returns the attention of a step.
 
     `repeatable`: a sequence's numbers must not depend on the others of the step, even if that takes longer.
     """
@@ -54,23 +51,23 @@ class CachedAttention:
     keys of other chunks are gathered first.
     """
 
-    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], compiled: bool = True) -> None:
-        """`compiled`: use the compiled kernel where it can attend."""
+    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Chunks) -> None:
         self._cache = cache
         self._head = config.head_size
         self._kv_heads = config.key_width // config.head_size
         self._group = config.heads // self._kv_heads
-        table, before, counts = _columns(chunks)
+        table, before, counts = chunks
         lengths = before + counts
         self._places = sent(places_of(table, cache.block, before, counts), cache.device)
-        singles = int((counts == 1).sum()) if compiled and fits(cache.device, cache.dtype, self._head) else 0
+        singles = int((counts == 1).sum()) if fits(cache.device, cache.dtype, self._head) else 0
         assert (counts[:singles] == 1).all()  # they come first
         self._table, self._lengths = table[:singles], lengths[:singles]
         self._counts: list[int] = [singles, *counts[singles:].tolist()]
         gathered = places_of(table[singles:], cache.block, np.zeros_like(before)[singles:], lengths[singles:])
         sizes: list[int] = lengths[singles:].tolist()
         self._seen = sent(gathered, cache.device).split_with_sizes(sizes)  # the places that each other chunk sees
-        self._masks = [self._mask(chunk) if chunk.before and chunk.count > 1 else None for chunk in chunks[singles:]]
+        others: zip[tuple[int, int]] = zip(before[singles:].tolist(), counts[singles:].tolist(), strict=True)
+        self._masks = [self._mask(old, new) if old and new > 1 else None for old, new in others]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = _written(self._cache, layer, self._places, key, value)
@@ -96,21 +93,20 @@ class CachedAttention:
         attended = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         return attended.permute(2, 0, 1, 3).reshape(count, width)
 
-    def _mask(self, chunk: Chunk) -> Tensor:
+    def _mask(self, before: int, count: int) -> Tensor:
         """Returns what is added to the scores of a chunk: new tokens x all tokens."""
-        whole = chunk.before + chunk.count
-        mask = torch.full((chunk.count, whole), -torch.inf, dtype=self._cache.dtype, device=self._cache.device)
-        return mask.triu_(chunk.before + 1)
+        mask = torch.full((count, before + count), -torch.inf, dtype=self._cache.dtype, device=self._cache.device)
+        return mask.triu_(before + 1)
 
 
 class BlockAttention:
     """The same with torch's kernel for CUDA, in one call: it reads the blocks of each sequence where they lie."""
 
-    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Sequence[Chunk], repeatable: bool = False) -> None:
+    def __init__(self, config: BackboneConfig, cache: Cache, chunks: Chunks, repeatable: bool = False) -> None:
         self._cache = cache
         self._repeatable = repeatable
         self._head = config.head_size
-        table, before, counts = _columns(chunks)
+        table, before, counts = chunks
         lengths = before + counts
         self._places = sent(places_of(table, cache.block, before, counts), cache.device)
         self._table, self._lengths = self._sent(table), self._sent(lengths)
@@ -137,13 +133,6 @@ class BlockAttention:
 
     def _sent(self, numbers: Array) -> Tensor:
         return sent(numbers.astype(np.int32), self._cache.device)
-
-
-def _columns(chunks: Sequence[Chunk]) -> tuple[Array, Array, Array]:
-    """Returns the table of the blocks of chunks, their tokens in the cache, and their new tokens."""
-    before = np.array([chunk.before for chunk in chunks], dtype=np.int64)
-    counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
-    return table_of([chunk.blocks for chunk in chunks]), before, counts
 
 
 def _written(cache: Cache, layer: int, at: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

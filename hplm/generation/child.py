@@ -48,8 +48,8 @@ class Child(Host):
         self._separate(begin.apart)
         backbone.catch_up()
         self._watch = Watch(backbone)
-        self._process = Process(self._service, (self._service.threads, 1), self._channel, self._take_in)
-        self._service.wake = self._process.wake
+        self._process = Process(self._service.reader, (self._service.threads, 1), self._channel, self._take_in)
+        self._service.reader.wake = self._process.wake
 
     def _take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
         put = partial(self._outbox.put, number, wanted, 0)

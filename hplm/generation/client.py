@@ -18,14 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class PendingPrompt(Pending):
-    __slots__ = ("grows", "is_cancelled", "name")
+    __slots__ = ("grows", "is_cancelled")
 
-    def __init__(
-        self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None], name: str = ""
-    ) -> None:
-        """`name`: of a prompt that the model `hplm` has forwarded."""
+    def __init__(self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None]) -> None:
         super().__init__(form, "", 0, respond, defer)
-        self.name = name
         self.grows = self.is_cancelled = False
 
 

@@ -8,9 +8,8 @@ from math import ceil
 from typing import NamedTuple
 
 from hplm.generation.running import Running
-from hplm.scheduling.cost import CostModel
+from hplm.scheduling.cost import FIRST, Cost, CostModel
 
-BELIEVED = 8  # steps before predictions are used: a process starts slowly
 LEARNING = 0.1  # rate of the running means
 LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
 LEAST_CHUNK = 16  # tokens of prompts in a step, even if a promise for single tokens is broken by it: prompts must get on
@@ -33,25 +32,25 @@ NOTHING = Ahead()
 
 @dataclass(frozen=True)
 class Load:
-    """The running sequences after a step. Tokens and places are those of the cache."""
+    """The sequences that run after a step. Tokens and places are those of the cache."""
 
-    believed: bool = False  # whether enough steps were seen
-    step_ns: float = 0.0  # a step that adds nothing
-    token_ns: float = 0.0  # more for each token
-    sequence_ns: float = 0.0  # more for each sequence
-    seats: int = 0  # the most sequences that run together
-    step_tokens: int = 0  # the most tokens of a step
-    places: int = 0  # of the whole cache
-    free: int = 0  # of them, that no running sequence is expected to need
+    running: Running
+    cost: Cost  # of a step
+    free: int  # places that no running sequence is expected to need
     uncomputed: int = 0  # tokens of prompts that have started
     tenants: Mapping[int, bool] = field(default_factory=dict[int, bool])  # of those that run: whether a prompt is still read
     ends: Sequence[tuple[float, int]] = ()  # tokens left, and places in the end, of each that runs; the next end first
     mean_tokens: float = 1.0  # of an answer
     further: Ahead = NOTHING  # further answers to requests that have started
 
+    @property
+    def token_ns(self) -> float:
+        """The time that another token of a prompt adds to a step."""
+        return float(self.cost.terms[1])
+
     def decoding_ns(self, sequences: float) -> float:
         """Returns how long a step takes that adds a token to so many sequences."""
-        return self.step_ns + sequences * (self.token_ns + self.sequence_ns)
+        return self.cost.predict(sequences, sequences)
 
     def fair_ns(self, sequences: int, tenants: int, reading: int) -> float:
         """Returns how long a step takes in which each tenant that only reads a prompt has an equal share of the time.
@@ -59,18 +58,19 @@ class Load:
         `sequences`: those that it adds a token to. `tenants`: all that have sequences in it.
         """
         growing_ns = self.decoding_ns(sequences)
-        return min(growing_ns * tenants / (tenants - reading), growing_ns + self.step_tokens * self.token_ns)
+        return min(growing_ns * tenants / (tenants - reading), growing_ns + self.running.step_tokens * self.token_ns)
 
     def steps_until(self, places: float, seats: float) -> float:
         """Returns after how many steps there are so many free places and seats."""
+        all_places, all_seats = self.running.cache.tokens, self.running.seats
         places -= self.free
-        seats -= self.seats - len(self.ends)
+        seats -= all_seats - len(self.ends)
         steps = 0.0
         for left, size in self.ends:
             if places <= 0 and seats <= 0:
                 return steps
             steps, places, seats = left, places - size, seats - 1
-        rounds = max(0, ceil(places / max(1, self.places)), ceil(seats / max(1, self.seats)))
+        rounds = max(0, ceil(places / all_places), ceil(seats / all_seats))
         return steps + rounds * self.mean_tokens
 
 
@@ -79,7 +79,7 @@ def forecast(load: Load, ahead: Ahead, prompt: int, places: int) -> tuple[float,
 
     Its prompt has so many tokens, and it needs so many places to start.
     """
-    together = min(load.seats, len(load.ends) + ahead.sequences + 1)
+    together = min(load.running.seats, len(load.ends) + ahead.sequences + 1)
     step_ns = load.decoding_ns(together)
     waits = load.steps_until(ahead.places + places, ahead.sequences + 1) * step_ns
     reading = (load.uncomputed + ahead.tokens + prompt) * load.token_ns
@@ -108,23 +108,17 @@ class Learned:
             self.factor += LEARNING * (wrong - self.factor)
 
 
-def load_of(running: Running, cost: CostModel, share: float) -> Load:
+def load_of(running: Running, cost: Cost, share: float) -> Load:
     """Returns the load of what runs. By it the queue refuses at once what cannot be in time.
 
     `share`: the part of `max_tokens` that an answer usually has.
     """
-    step, token, sequence_ns, _ = cost.terms.tolist()
     ends = sorted((sequence.expected(share), running.places(sequence, share)) for sequence in running.sequences)
     lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
     return Load(
-        believed=cost.observed >= BELIEVED,
-        step_ns=step,
-        token_ns=token,
-        sequence_ns=sequence_ns,
-        seats=running.seats,
-        step_tokens=running.step_tokens,
-        places=running.cache.tokens,
-        free=running.spare(share),
+        running,
+        cost,
+        running.spare(share),
         uncomputed=running.uncomputed,
         tenants={one.tenant: one.uncomputed > 1 for one in sorted(running.sequences, key=lambda one: one.uncomputed)},
         ends=ends,
@@ -141,7 +135,7 @@ def most_tokens(running: Running, cost: CostModel, share: float) -> int:
     """
     sequences = running.sequences
     growing = [one for one in sequences if one.uncomputed == 1]
-    if not growing or len(growing) == len(sequences) or cost.observed < BELIEVED:
+    if not growing or len(growing) == len(sequences) or cost.observed < FIRST:
         return running.step_tokens
     load, promised = load_of(running, cost, share), [one for one in growing if one.request.promise.token_ns]
     reading = {one.tenant for one in sequences if one.uncomputed > 1} - {one.tenant for one in promised or growing}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,14 +21,15 @@ from torch import Tensor
 from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, failure, say
-from hplm.generation.choosing import Token, choose
-from hplm.generation.forecast import BELIEVED, load_of, most_tokens
+from hplm.generation.choosing import choose
+from hplm.generation.forecast import load_of, most_tokens
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence
+from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
 from hplm.generation.running import Planned, Running, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.model import faults
+from hplm.scheduling.cost import FIRST
 
 log = logging.getLogger(__name__)
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
@@ -40,13 +41,6 @@ class Computing(Protocol):
 
     def wait(self) -> None:
         """Returns when the device has computed all that was started."""
-
-
-class Prepared(NamedTuple):
-    """The next step."""
-
-    planned: list[Planned]
-    began_ns: int
 
 
 class Loop:
@@ -69,7 +63,6 @@ class Loop:
 
         `device_failed` is called after a fault of the device that stays, and when no step succeeds, before anybody is told.
         """
-        self.prompt_tokens = 0  # that were computed, those of sequences that were put back too
         self.alone: frozenset[int] = frozenset()  # tenants whose sequences share no step with those of others
         self.queue = queue
         queue.measure = lambda: load_of(running, queue.cost, queue.learned.share)
@@ -84,26 +77,29 @@ class Loop:
         self._in_flight = in_flight or InFlight(1, running.seats)
         self._lock = threading.RLock()
         self._computing = self._cancelling = self._abandoned = False
+        self._began_ns = 0  # when the step was planned
         self._failures = 0  # steps in a row
-        self._answers = Answers(running, stager, queue.learned, end_ids, meter, self._lock)
+        self._answers = Answers(running, stager, queue.learned, end_ids, meter or Meter(), self._lock)
 
-    def check(self, request: Request) -> None:
-        """Raises if the request could never be answered. Any thread may call it."""
+    def offer(self, request: Request) -> None:
+        """Adds a request, or raises. Answers requests that lose their places to it."""
+        if not request.cancelled:  # otherwise its prompt was not read
+            self._check(request)
+        with self._together(), self._lock:
+            self._cancelling |= request.cancelled
+            for evicted in self.queue.offer([Sequence(request)], self._now_ns()):
+                tenant = evicted.request.source.tenant
+                full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
+                self._answers.fail(evicted.request, full)
+
+    def _check(self, request: Request) -> None:
+        """Raises if the request could never be answered."""
         needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.largest
         if needed > longest:
             raise InvalidInput(
                 f"a prompt of {len(request.prompt)} tokens with 'max_tokens' {request.sampling.max_tokens} needs memory for "
                 f"{needed} tokens, but a sequence has {longest} at most: shorten the prompt, or lower 'max_tokens'"
             )
-
-    def offer(self, sequence: Sequence) -> None:
-        """Adds the first sequence of a request, or raises. Answers requests that lose their places to it."""
-        with self._together(), self._lock:
-            self._cancelling |= sequence.request.cancelled  # since it was read
-            for evicted in self.queue.offer([sequence], self._now_ns()):
-                tenant = evicted.request.source.tenant
-                full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
-                self._answers.fail(evicted.request, full)
 
     def cancel(self, request: Request) -> None:
         """Ends a request soon, because nobody reads its answers. It still gets its end."""
@@ -128,12 +124,12 @@ class Loop:
                     self._answers.finish(sequence.request, CANCELLED)
                 for sequence in self.queue.expired(now):
                     request = sequence.request
-                    self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.start_by_ns))
+                    self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
             except Exception:
                 self._failed()
                 raise
 
-    def prepare(self, now: int = 0) -> Prepared | None:
+    def prepare(self, now: int = 0) -> list[Planned] | None:
         """Starts sequences and plans the next step. Returns None if a step is computed, or there is nothing to compute."""
         now = now or self._now_ns()
         with self._lock:
@@ -149,19 +145,18 @@ class Loop:
             except Exception:
                 self._failed()
                 raise
-            self._computing = bool(planned)
-        return Prepared(planned, now) if planned else None
+            self._computing, self._began_ns = bool(planned), now
+        return planned or None
 
-    def compute(self, prepared: Prepared, stage: int = 0, /) -> bool:
+    def compute(self, planned: list[Planned], stage: int = 0, /) -> bool:
         """Computes a step, and says its tokens. Returns False: a decoder has one stage."""
-        planned = prepared.planned
         try:
             self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
             tokens = self._computed(planned)
             now = self._now_ns()
             with self._together(), self._lock:
                 if computed := [one for one in planned if one.sequence.blocks is not None]:
-                    self._count(computed, now - prepared.began_ns)
+                    self._count(computed, now - self._began_ns)
                 for sequence, token in tokens:
                     try:
                         self._answers.took(sequence, token, now)
@@ -222,9 +217,7 @@ class Loop:
     def _drop(self, now: int) -> None:
         """Ends running requests that were cancelled, or are too late."""
         ending = [
-            request
-            for sequence in self.running.all
-            if (request := sequence.request).cancelled or 0 < request.deadline_ns <= now
+            request for sequence in self.running.all if (request := sequence.request).cancelled or 0 < request.end_by_ns <= now
         ]
         for request in dict.fromkeys(ending):
             if request.cancelled:
@@ -232,7 +225,7 @@ class Loop:
             elif request.generated:
                 self._answers.finish(request, DEADLINE)
             else:
-                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
+                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.end_by_ns))
 
     def _start(self, now: int) -> None:
         running = self.running
@@ -284,7 +277,7 @@ class Loop:
                 return []
             logits = self._decoder.run(step)
             complete = [one.sequence for one in step.planned if one.completes]
-            tokens = choose(logits, [one.wish(self._end_ids) for one in complete]) if complete else []
+            tokens = choose(logits, complete, self._end_ids) if complete else []
         finally:
             self._decoder.wait()  # a step that failed, or gave no token, may still read what ends with a request
         for one in step.planned:
@@ -294,7 +287,6 @@ class Loop:
     def _count(self, planned: list[Planned], took_ns: int) -> None:
         tokens = sum(one.count for one in planned)
         decoding = sum(one.count == 1 for one in planned)
-        if decoding and self._cost.observed >= BELIEVED:
+        if decoding and self._cost.observed >= FIRST:
             self.queue.learned.step(self._cost.predict(decoding, decoding), took_ns)
         self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))
-        self.prompt_tokens += sum(one.count for one in planned if one.count > 1)

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hplm.errors import HplmError
 from hplm.generation.asked import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS, Asked
-from hplm.generation.choosing import Token
-from hplm.generation.request import Piece
+from hplm.generation.request import Piece, Token
 from hplm.model.prompts import Prompts
 from hplm.request.answers import End, Outputs, Reply, strings
-
-
-@dataclass
-class Choice:
-    """The part of one answer, of `n`, that was not sent yet."""
-
-    text: str = ""
-    finish: str = ""
-    tokens: list[Token] = field(default_factory=list[Token])
 
 
 class Parts:
@@ -36,7 +25,7 @@ class Parts:
         self._put, self._prompts, self._tenant = put, prompts, tenant
         self._requests = [(number, 1)]
         self._stream, self._returned = asked.stream, asked.returned
-        self._unsent = [Choice() for _ in range(choices)]
+        self._unsent: list[list[Piece]] = [[] for _ in range(choices)]  # by choice
         self._begun = self._ended = False
 
     def say(self, piece: Piece | HplmError) -> None:
@@ -46,10 +35,7 @@ class Parts:
         if isinstance(piece, HplmError):
             self._fail(piece)
             return
-        choice = self._unsent[piece.choice]
-        choice.text += piece.text
-        choice.finish = piece.finish or ""
-        choice.tokens += piece.tokens
+        self._unsent[piece.choice].append(piece)
         if piece.is_last or self._stream or not self._begun:
             try:
                 self._send(piece)
@@ -66,7 +52,7 @@ class Parts:
         end = None
         if piece.is_last or self._stream:
             outputs = self._outputs(piece)
-            self._unsent = [Choice() for _ in self._unsent]
+            self._unsent = [[] for _ in self._unsent]
         if piece.is_last:
             end = End(piece.finish or "", piece.prompt_tokens, piece.generated_tokens, self._tenant)
         self._begun, self._ended = True, piece.is_last
@@ -74,15 +60,16 @@ class Parts:
 
     def _outputs(self, piece: Piece) -> Outputs:
         returned, parts = self._returned, self._unsent
-        outputs = {"text_output": _strings([part.text for part in parts])}
+        tokens = [[token for piece in part for token in piece.tokens] for part in parts]
+        outputs = {"text_output": _strings(["".join(piece.text for piece in part) for part in parts])}
         if FINISH_REASON in returned:
-            outputs["finish_reason"] = _strings([part.finish for part in parts])
+            outputs["finish_reason"] = _strings([part[-1].finish or "" if part else "" for part in parts])
         if PROMPT_TOKENS in returned:
             outputs["num_input_tokens"] = np.array([piece.prompt_tokens], dtype=np.uint32)
         if GENERATED_TOKENS in returned:
-            outputs["num_output_tokens"] = np.array([len(part.tokens) for part in parts], dtype=np.uint32)
+            outputs["num_output_tokens"] = np.array(list(map(len, tokens)), dtype=np.uint32)
         if LOGPROBS in returned:
-            outputs["logprobs"] = _strings([json.dumps([self._told(token) for token in part.tokens]) for part in parts])
+            outputs["logprobs"] = _strings([json.dumps(list(map(self._told, own))) for own in tokens])
         return outputs
 
     def _told(self, token: Token) -> dict[str, dict[str, Any]]:

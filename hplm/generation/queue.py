@@ -27,7 +27,7 @@ class SequenceQueue(Queues[Sequence]):
         super().__init__((policy,), limits)
         self.learned = Learned()
         self.load: Load | None = None  # of the sequences that run; None: it has changed
-        self.measure: Callable[[], Load] = Load  # returns it
+        self.measure: Callable[[], Load]  # returns it
         (self._queue,) = self._queues
         self.cost = self._queue.cost
         self._size_for = size_for
@@ -105,10 +105,9 @@ class SequenceQueue(Queues[Sequence]):
 
     def _admit(self, texts: Many[Sequence], now_ns: int) -> None:
         (sequence,) = texts
-        if self._admission:
+        if self._admission and self._queue.known:
             self.load = self.load or self.measure()
-            if self.load.believed:
-                self._check(sequence, self.load, now_ns)
+            self._check(sequence, self.load, now_ns)
         choices, own = sequence.request.sampling.n, sequence.in_the_end(self.learned.share)
         sequence.tokens = choices * own
         self._waiting[sequence] = Ahead(choices, len(sequence.ids), choices * self._size_for(own))
@@ -133,8 +132,8 @@ class SequenceQueue(Queues[Sequence]):
                     f"{what} would take {needed / 1e6:.0f} ms, but the request allowed {allowed / 1e6:g} ms: allow more time, "
                     "ask for fewer tokens, or ask another replica"
                 )
-        if request.deadline_ns:
-            by = request.deadline_ns - int(rest_ns)
+        if request.end_by_ns:
+            by = request.end_by_ns - int(rest_ns)
             sequence.deadline_ns = min(by, request.first_token_by_ns) if request.first_token_by_ns else by
 
     def _ahead_of(self, load: Load, tenant: int) -> Ahead:
@@ -150,7 +149,7 @@ class SequenceQueue(Queues[Sequence]):
     def _fair_token_ns(self, load: Load, own: int) -> float:
         """Returns the time between two tokens of a tenant while each other one has its fair share of sequences and steps."""
         columns = self._queue.columns
-        together = min(load.seats, len(load.ends) + len(columns) + 1)
+        together = min(load.running.seats, len(load.ends) + len(columns) + 1)
         waiting = np.count_nonzero(self._counts()) - (columns.number_of(own) is not None)
         running = {tenant for tenant in load.tenants if tenant != own and columns.number_of(tenant) is None}
         reading = waiting + sum(load.tenants[tenant] for tenant in running)

@@ -10,15 +10,12 @@ from functools import cached_property
 from itertools import count
 from math import ceil
 
-import numpy as np
-
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import HplmError
 from hplm.generation.cache import Blocks
-from hplm.generation.choosing import Token, Wish, seed_of
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import Sampling, seed_of
 from hplm.generation.saying import Decode, Saying
 from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.plot.forest import Chain
@@ -50,6 +47,15 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """A chosen token. `id` is -1 if the logits are no numbers."""
+
+    id: int
+    logprob: float | None = None  # of the model alone, before any setting
+    likeliest: tuple[tuple[int, float], ...] = ()  # tokens and their logprobs, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of an answer. The parts of an answer come in order, and together they are the whole."""
 
@@ -68,7 +74,7 @@ Respond = Callable[[Piece | HplmError], None]
 
 @dataclass(eq=False, repr=False)
 class Request:
-    """The loop alone changes it.
+    """Waits until its prompt is read (`hplm.scheduling.turns`). Then the loop alone changes it.
 
     `respond` is called for each piece. The last call has a piece that `is_last`, or an error. Times are nanoseconds of the
     monotonic clock; 0 means none.
@@ -87,6 +93,8 @@ class Request:
     promise: Promise = NO_PROMISE
     priority: int = 0
     mark: bytes = b""  # what is known of it if the engine ends (`hplm.engine.in_flight`)
+    read: Callable[[Request], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
+    left: int = 1  # bytes of the prompt that was not read
     first_token_ns: int = field(default=0, init=False)  # when it came
     cancelled: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
@@ -97,19 +105,12 @@ class Request:
         if self.sampling.seed is not None:
             self.seed = self.sampling.seed
         whole_ns, first_ns = self.promise.whole_ns, self.promise.first_token_ns
-        self.deadline_ns = self.arrival_ns + whole_ns if whole_ns else 0
+        self.end_by_ns = self.arrival_ns + whole_ns if whole_ns else 0
         self.first_token_by_ns = self.arrival_ns + first_ns if first_ns else 0
+        self.deadline_ns = min((by for by in (self.end_by_ns, self.first_token_by_ns) if by), default=0)  # of its first token
+        self.owner = self.source.uid  # whose turn it takes
         self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
         self._echoed: set[int] = set()
-
-    def read(self, prompt: list[int], addresses: Array, echo: str) -> None:
-        """Sets what was read of its prompt."""
-        self.prompt, self.addresses, self.echo = prompt, addresses, echo
-
-    @property
-    def start_by_ns(self) -> int:
-        """The deadline of its first token; 0: none."""
-        return min((by for by in (self.deadline_ns, self.first_token_by_ns) if by), default=0)
 
     @property
     def bytes(self) -> int:
@@ -147,7 +148,6 @@ class Sequence:
         self.token_ns = 0  # when its newest token came
         self.computed = 0  # tokens whose keys and values are in the blocks
         self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
-        self.held: list[tuple[Slots, int]] = []
         self.unsaid: list[Token] = []  # tokens that no piece has told yet
         # As the line sees it:
         self.checked_ns = 0  # when its first token was forecast
@@ -155,10 +155,10 @@ class Sequence:
         self.tokens = 0  # its weight: of the prompt and the expected answer, for each choice
         self.bytes = request.bytes
         self.arrival_ns = request.arrival_ns
-        self.deadline_ns = request.start_by_ns
+        self.deadline_ns = request.deadline_ns
         self.priority = request.priority
         self.slot_key: Hashable = request.source.adapter
-        self.tenant = request.source.uid
+        self.tenant = request.owner
         self.backbone = 0  # a decoder has a line of its own
 
     @property
@@ -176,14 +176,6 @@ class Sequence:
     def in_the_end(self, share: float) -> int:
         """Returns how many tokens it is expected to have in the end."""
         return len(self.ids) + ceil(self.expected(share))
-
-    def wish(self, end_ids: Many[int]) -> Wish:
-        """Returns what its next token depends on."""
-        sampling, place = self.request.sampling, self.generated
-        barred = tuple({*end_ids, *sampling.stop_token_ids}) if place < sampling.min_tokens else ()
-        if not sampling.has_penalties:
-            return Wish(sampling, self.seed, place, barred=barred)
-        return Wish(sampling, self.seed, place, np.array(self.ids, dtype=np.int64), len(self.request.prompt), barred)
 
     def take(self, token: Token, end_ids: Many[int]) -> str:
         """Adds a chosen token, and returns the text that may be said now. Sets `finish` if the answer has ended."""

@@ -12,7 +12,6 @@ from math import inf
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.generation.attention import Chunk
 from hplm.generation.cache import Blocks, Cache
 from hplm.generation.request import Sequence
 from hplm.scheduling.sharing import fair_share
@@ -37,11 +36,6 @@ class Planned:
     sequence: Sequence
     count: int
     completes: bool  # a next token is chosen after it
-
-    @property
-    def chunk(self) -> Chunk:
-        assert self.sequence.blocks is not None  # it runs
-        return Chunk(self.sequence.blocks, self.sequence.computed, self.count)
 
 
 def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:

@@ -1,4 +1,7 @@
-"""Settings by which the tokens of an answer are chosen, as clients send them in JSON."""
+"""Settings by which the tokens of an answer are chosen, as clients send them in JSON, and the numbers of their draws.
+
+A draw takes one uniform number, from a seed and the token's place. So company and timing never change it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, cast, get_type_hints
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 
 MOST_SHOWN = 80  # characters of a wrong value
 GREEDY = 1e-5  # temperatures below it take the likeliest token, as in vLLM: they differ from it by rounding only
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BITS = 24  # as many as a float of 32 bits holds exactly
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -103,3 +110,26 @@ def sampling_of(parameters: Mapping[str, Any], json: str | None) -> Sampling:
     if named:
         raise InvalidInput(f"parameter {next(iter(named))!r} stands beside 'sampling_parameters': put it in there")
     return read_sampling(json)
+
+
+def mixed(numbers: Array) -> Array:
+    """Returns 64 random bits for each number of 64 bits: the function `splitmix64` of Steele, Lea and Flood (2014)."""
+    with np.errstate(over="ignore"):
+        bits = numbers + GOLDEN
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return bits ^ (bits >> np.uint64(31))
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Returns the seed of one answer of a request. The first answer has the request's own."""
+    if not choice:
+        return seed % 2**64
+    own = np.array([seed % 2**64], dtype=np.uint64)
+    return int(mixed(own ^ mixed(np.array([choice], dtype=np.uint64)))[0])
+
+
+def uniform(seeds: Array, places: Array) -> Array:
+    """Returns a number from 0 to below 1 for each pair of a seed and a place, float32."""
+    bits = mixed(seeds.astype(np.uint64) ^ mixed(places.astype(np.uint64)))
+    return (bits >> np.uint64(64 - BITS)).astype(np.float32) * np.float32(2.0**-BITS)

@@ -10,22 +10,36 @@ BROKEN = "\ufffd"  # what a decoder gives for bytes that are no whole character
 MOST_HELD = 16  # tokens that are held back for a character: none has more bytes
 
 
-class Decoding:
-    """The text of an answer, token by token.
+class Saying:
+    """Holds back the part of an answer that may not be said yet. The answer ends before its first stop string.
 
     A token's text depends on the tokens before it: a decoder may drop a first space, or join bytes. So the tokens that were
     turned into text last are decoded again with the new ones, and the difference is new.
     """
 
-    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
+    def __init__(self, decode: Decode, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
         """`before`: the last tokens of the prompt."""
         self._decode = decode
-        self._ids = list(before)  # the tokens of the last text, then those that are held back
+        self._ids = list(before)  # the tokens of the last text, then those that are no whole character yet
         self._known = len(self._ids)  # how many of them are in the last text
         self._text = decode(self._ids) if before else ""  # of these
+        self._stops = stops
+        self._held = ""  # it may become a stop string
+        self.stopped = False
 
-    def add(self, ids: Sequence[int], at_end: bool = False) -> str:
-        """Returns the new text. `at_end`: nothing follows, so nothing is held back."""
+    def add(self, ids: Sequence[int], may_stop: bool = True) -> str:
+        """Returns the text that may be said now. Sets `stopped` if a stop string was found."""
+        return self._said(self._decoded(ids), may_stop)
+
+    def end(self) -> str:
+        """Returns the rest. No token may follow."""
+        rest = self._said(self._decoded((), at_end=True), may_stop=True)
+        if not self.stopped:
+            rest, self._held = rest + self._held, ""
+        return rest
+
+    def _decoded(self, ids: Sequence[int], at_end: bool = False) -> str:
+        """Returns the new text of whole characters. `at_end`: nothing follows, so no token is held back."""
         self._ids += ids
         held = len(self._ids) - self._known
         new = self._decode(self._ids)[len(self._text) :] if held else ""
@@ -35,27 +49,6 @@ class Decoding:
         self._known = len(self._ids)
         self._text = self._decode(self._ids)
         return new
-
-
-class Saying:
-    """Holds back the part of an answer that may not be said yet. The answer ends before its first stop string."""
-
-    def __init__(self, decode: Decode, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
-        self._decoding = Decoding(decode, before)
-        self._stops = stops
-        self._held = ""  # it may become a stop string
-        self.stopped = False
-
-    def add(self, ids: Sequence[int], may_stop: bool = True) -> str:
-        """Returns the text that may be said now. Sets `stopped` if a stop string was found."""
-        return self._said(self._decoding.add(ids), may_stop)
-
-    def end(self) -> str:
-        """Returns the rest. No token may follow."""
-        rest = self._said(self._decoding.add((), at_end=True), may_stop=True)
-        if not self.stopped:
-            rest, self._held = rest + self._held, ""
-        return rest
 
     def _said(self, new: str, may_stop: bool) -> str:
         if self.stopped:

@@ -27,7 +27,7 @@ from hplm.generation.loop import Loop
 from hplm.generation.parts import Parts
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.reader import Reader
-from hplm.generation.request import Piece, Request, Respond, Sequence, Source
+from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Promise, Settings, promise_of
@@ -52,7 +52,7 @@ TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, i
 
 
 class Service:
-    """An engine as `hplm.engine.process` drives it."""
+    """Its `reader` is what `hplm.engine.process` drives."""
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class Service:
         config = backbone.config
         check_backbone("generate", config)
         self.meter = Meter()
-        self.wake: Callable[[], None] = lambda: None  # lets the threads look at the loop
         self._backbone = backbone
         self._prompts = prompts
         self._settings = settings
@@ -104,10 +103,7 @@ class Service:
             device_failed=device_failed,
             in_flight=InFlight(1, settings.max_sequences, shown),
         )
-        self.reader = Reader(limits, self._pass_on, self.loop.close, lambda: self.wake())
-        loop = self.loop
-        self.wait_s, self.expire, self.prepare, self.compute = loop.wait_s, loop.expire, loop.prepare, loop.compute
-        self.abandon = loop.abandon
+        self.reader = Reader(self.loop, limits)
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
@@ -161,17 +157,18 @@ class Service:
                 self._quotas.give_back(tenant)
             respond(piece)
 
-        def read() -> None:
+        def read(request: Request) -> None:
             self._quotas.check(tenant)  # others were charged while it waited
             tokens, echo = self._tokens(asked, sampling.max_tokens, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
             addresses = request.source.chain.lookup(tokens, np.array([len(tokens)])).addresses
-            request.read(tokens.tolist(), addresses, echo if sampling.echo else "")
+            request.prompt, request.addresses, request.echo = tokens.tolist(), addresses, echo if sampling.echo else ""
 
         own = Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)
         try:
+            chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             request = Request(
-                self._source(view, tenant),
+                Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view),
                 [],
                 NO_ADDRESSES,
                 sampling,
@@ -182,10 +179,11 @@ class Service:
                 promise=promise.or_else(own).or_else(self._settings.promise),
                 priority=priority,
                 mark=Mark(number, number_of(0, tenant.uid), tenant.id).packed(),
+                read=read,
+                left=max(1, getsizeof(asked.messages or text)),
             )
             self._requests[number] = request
-            size, is_chat = getsizeof(asked.messages or text), asked.messages is not None  # a template may take long
-            self.reader.submit(request, read, size, not is_chat)
+            self.reader.submit(request, at_once=asked.messages is None)  # a template may take long
         except BaseException:
             self._requests.pop(number, None)
             self._quotas.give_back(tenant)  # nobody will say its end
@@ -196,14 +194,6 @@ class Service:
         """Ends a request soon. It still gets its end."""
         if (request := self._requests.get(number)) is not None:
             self.loop.cancel(request)
-
-    def close(self) -> None:
-        """Refuses new requests. Those that were taken are still answered."""
-        self.reader.close()
-
-    @property
-    def is_drained(self) -> bool:
-        return self.loop.is_drained
 
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
@@ -228,11 +218,6 @@ class Service:
         meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
 
-    def _pass_on(self, request: Request) -> None:
-        if not request.cancelled:  # its prompt was read
-            self.loop.check(request)
-        self.loop.offer(Sequence(request))
-
     def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""
         config = self._backbone.config
@@ -253,7 +238,3 @@ class Service:
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
         return tokens, text
-
-    def _source(self, view: View, tenant: Tenant) -> Source:
-        chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
-        return Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view)

@@ -18,8 +18,8 @@ from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, together
 from hplm.errors import HplmError
-from hplm.generation.attention import attention_over
-from hplm.generation.cache import Cache
+from hplm.generation.attention import Chunks, attention_over
+from hplm.generation.cache import Cache, table_of
 from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
 from hplm.model.config import BackboneConfig
@@ -129,7 +129,7 @@ class Stager:
             self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
-        ends = np.cumsum(counts)
+        table, ends = table_of([one.sequence.blocks or () for one in planned]), np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         slots = [one.sequence.adapter for one in planned]
@@ -138,7 +138,7 @@ class Stager:
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
-            attend=attention_over(self._config, self._cache, [one.chunk for one in planned], seeded),
+            attend=attention_over(self._config, self._cache, Chunks(table, before, counts), seeded),
             adapters=parts_of(slots, counts.tolist(), *placed),
             last_adapters=parts_of(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),

@@ -58,7 +58,7 @@ class Answer:
             self.error is None
             and request.generated == self.wanted
             and request.first_token_ns <= (request.first_token_by_ns or inf)
-            and self.last_ns <= (request.deadline_ns or inf)
+            and self.last_ns <= (request.end_by_ns or inf)
         )
 
 
@@ -104,10 +104,9 @@ class Simulation:
             Source(f"tenant-{uid}", uid, self._asked, NO_TABLES), [WORD] * prompt, np.zeros(prompt, dtype=np.int64),
             Sampling(temperature=0, max_tokens=most, n=n), respond, _decode, arrival_ns=self.now_ns, seed=0, promise=promise,
         )  # fmt: skip
-        self._loop.check(request)
         answer = self._answers[request] = Answer(request, wanted)
         try:
-            self._loop.offer(Sequence(request))
+            self._loop.offer(request)
         except HplmError:
             del self._answers[request]
             raise

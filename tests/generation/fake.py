@@ -88,7 +88,7 @@ class Machine:
     def run(self, step):
         self.busy, sequences = True, [one.sequence for one in step.planned]
         tokens = sum(one.count for one in step.planned)
-        self._world.sizes.append(tokens)
+        self._world.prompt_tokens += sum(one.count for one in step.planned if one.count > 1)
         if tokens > 1 and (self._world.fault == "no memory" or self._meets("memory")):
             raise RuntimeError(NO_MEMORY)
         if self._meets("no memory", sequences, OutOfCapacity):

@@ -33,7 +33,12 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
     )
     for nothing in (None, "", "{}", {}, '{"temperature": null, "stop": null}'):
         assert read_sampling(nothing) == Sampling()
-    assert read_sampling('{"stop": "END", "top_k": -1}') == Sampling(stop=("END",), top_k=0), "as vLLM sends them"
+    assert sampling_of({"tenant": "a"}, '{"stop": "END", "top_k": -1}') == Sampling(stop=("END",), top_k=0), (
+        "as vLLM sends them"
+    )
+    assert sampling_of({"tenant": "a", "top_k": 3}, None) == Sampling(top_k=3)
+    with pytest.raises(InvalidInput, match=mentioning("'top_k'", "'sampling_parameters'")):
+        sampling_of({"top_k": 3}, '{"top_p": 0.5}')
 
 
 @pytest.mark.parametrize(
@@ -47,13 +52,6 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
 def test_what_cannot_be_read_as_sampling_is_refused(given, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         read_sampling(given)
-
-
-def test_sampling_comes_from_json_or_from_parameters():
-    assert sampling_of({"tenant": "a"}, None) == sampling_of({}, "{}") == Sampling()
-    assert sampling_of({"top_k": 3, "tenant": "a"}, None) == sampling_of({"tenant": "a"}, '{"top_k": 3}') == Sampling(top_k=3)
-    with pytest.raises(InvalidInput, match=mentioning("'top_k'", "'sampling_parameters'")):
-        sampling_of({"top_k": 3}, '{"top_p": 0.5}')
 
 
 def test_promises_come_from_the_request():

@@ -1,4 +1,4 @@
-"""Attention over cached keys is that over whole sequences, by torch and by the compiled kernel."""
+"""Where cached keys lie, and attention over them: that over whole sequences, by torch and by the compiled kernel."""
 
 from dataclasses import replace
 from itertools import product
@@ -9,11 +9,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
-from hplm.generation.attention import BlockAttention, CachedAttention, Chunk, reads_blocks
-from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache
+from hplm.errors import InvalidInput
+from hplm.generation.attention import BlockAttention, CachedAttention, Chunks, reads_blocks
+from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, least_tokens, places_of, table_of
 from hplm.generation.kernel import kernel
 from testing.toy import CHAT
 from tests.generation.world import CPU, places
+from tests.support.message import mentioning
 
 LAYER = 1
 compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
@@ -32,13 +34,19 @@ def filled(config, tokens, seed):
     return cache
 
 
-def expected(config, cache, chunk, query):
+def chunks_of(*parts):
+    """Returns chunks, each of its blocks, the tokens before it and its own."""
+    blocks, before, counts = zip(*parts, strict=True)
+    return Chunks(table_of(blocks), np.array(before), np.array(counts))
+
+
+def expected(config, cache, blocks, before, query):
     """Returns the attention of one chunk, token by token and head by head."""
     keys, values = cache.layer(LAYER)
     head, group = config.head_size, config.heads * config.head_size // config.key_width
     out = torch.empty_like(query)
-    for token in range(chunk.count):
-        seen = places(cache, chunk.blocks, 0, chunk.before + token + 1)
+    for token in range(len(query)):
+        seen = places(cache, blocks, 0, before + token + 1)
         for h in range(config.heads):
             own, its = slice(h * head, (h + 1) * head), slice(h // group * head, (h // group + 1) * head)
             three = (x[None] for x in (query[token : token + 1, own], keys[seen][:, its], values[seen][:, its]))
@@ -55,27 +63,28 @@ def random_chunks(chance, cache):
         before = int(chance.integers(0, 300)) if chance.random() < 0.8 else 0
         whole = before + count
         own = tuple(next(blocks) for _ in range(-(-whole // BLOCK)))
-        chunks.append(Chunk(own, before, count))
+        chunks.append((own, before, count))
         read[places(cache, own, 0, whole)] = True
     return chunks, read
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 12), (9, 3, 64), (4, 4, 16), (6, 1, 32), (7, 1, 16)])
-def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, compiled):
+# The compiled kernel takes heads of a multiple of 16 numbers.
+@pytest.mark.parametrize("head", [12, 16, 64])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (4, 4), (7, 1)])
+def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head):
     config = config_of(heads, kv_heads, head)
     chance = np.random.default_rng(heads)
     for trial in range(5):
         cache = filled(config, 4096, trial)
         chunks, read = random_chunks(chance, cache)
-        sizes = [chunk.count for chunk in chunks]
+        sizes = [count for _, _, count in chunks]
         for number in range(2):
             for part in cache.layer(number):
                 part[~read] = torch.nan
         projected = torch.randn(sum(sizes), config.query_width + 2 * config.key_width) * 2
         query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)  # as `Layer` does
-        found = CachedAttention(config, cache, chunks, compiled)(LAYER, query, key, value)
-        wanted = [expected(config, cache, chunk, own) for chunk, own in zip(chunks, query.split(sizes), strict=True)]
+        found = CachedAttention(config, cache, chunks_of(*chunks))(LAYER, query, key, value)
+        wanted = [expected(config, cache, *of[:2], own) for of, own in zip(chunks, query.split(sizes), strict=True)]
         assert torch.allclose(found, torch.cat(wanted), atol=1e-5)
 
 
@@ -84,9 +93,9 @@ def test_chunks_see_their_own_sequence_up_to_themselves(heads, kv_heads, head, c
 def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch, heads, kv_heads, singles):
     """Stands in for the CUDA kernel: it reads keys through the table, and aligns queries with the last keys."""
     config = config_of(heads, kv_heads, 16)
-    chunks = [Chunk((1, 3), 39, 1), Chunk((0,), 4, 1)]
+    chunks = [((1, 3), 39, 1), ((0,), 4, 1)]
     if not singles:
-        chunks += [Chunk((2, 6, 4), 60, 9), Chunk((5,), 0, 5)]
+        chunks += [((2, 6, 4), 60, 9), ((5,), 0, 5)]
     cache = Cache(256, 256, 2, config.key_width, CPU)
     for part in cache.layer(LAYER):
         part.copy_(torch.randn(part.shape))
@@ -110,11 +119,12 @@ def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch
             parts.append(attended[0].transpose(0, 1))
         return torch.cat(parts)
 
+    step = chunks_of(*chunks)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-    projected = torch.randn(sum(chunk.count for chunk in chunks), config.query_width + 2 * config.key_width)
+    projected = torch.randn(step.counts.sum(), config.query_width + 2 * config.key_width)
     query, key, value = projected.split([config.query_width, config.key_width, config.key_width], 1)
-    found = BlockAttention(config, cache, chunks, repeatable=singles)(LAYER, query, key, value)
-    assert torch.allclose(found, CachedAttention(config, cache, chunks)(LAYER, query, key, value), atol=1e-5)
+    found = BlockAttention(config, cache, step, repeatable=singles)(LAYER, query, key, value)
+    assert torch.allclose(found, CachedAttention(config, cache, step)(LAYER, query, key, value), atol=1e-5)
 
 
 def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie():
@@ -146,3 +156,19 @@ def test_scores_far_apart_do_not_overflow(block):
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
     found = kernel().attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
     assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)
+
+
+def test_places_of_several_sequences_lie_end_to_end():
+    found = places_of(table_of([(2, 0), (4,), (1, 3)]), 32, np.array([30, 5, 0]), np.array([4, 2, 33]))
+    assert found.tolist() == [94, 95, 0, 1, 133, 134, *range(32, 64), 96]
+
+
+@pytest.mark.parametrize(("device", "block"), [("cpu", BLOCK), ("cuda", CUDA_BLOCK)])
+def test_a_cache_has_a_block_of_its_device_at_least(device, block):
+    device = torch.device(device)
+    with FakeTensorMode():  # there need be no GPU
+        assert Cache(block, 512, 1, 1, device).block == block
+        assert Cache(2 * 512, 512, 1, 1, device).take(512 + 1) is None, "no sequence is so long"
+    with pytest.raises(InvalidInput, match=mentioning(block - 1, block)):
+        Cache(block - 1, 512, 1, 1, device)
+    assert least_tokens(512 - 1) == least_tokens(512) == 512

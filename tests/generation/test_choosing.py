@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.errors import InvalidInput
-from hplm.generation.choosing import CANDIDATES, Wish, choose, seed_of, uniform
-from hplm.generation.sampling import GREEDY, Sampling, read_sampling
+from hplm.generation.choosing import CANDIDATES, choose
+from hplm.generation.sampling import GREEDY, Sampling, read_sampling, seed_of, uniform
+from tests.generation.world import growing
 
 VOCABULARY = 1000
 
@@ -20,19 +21,19 @@ def logits_of(seed, vocabulary=VOCABULARY, spread=3.0):
     return torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def chosen(logits, *wishes):
-    return [token.id for token in choose(logits.clone(), wishes)]
+def chosen(logits, *sequences, end_ids=()):
+    return [token.id for token in choose(logits.clone(), sequences, end_ids)]
 
 
-def distribution(logits, wish):
-    """Returns the probability of each token, computed as the documents say, in float64."""
-    sampling, own = wish.sampling, logits[0].double().tolist()
-    said = Counter(wish.ids[wish.prompt :].tolist())
-    for id in {*wish.ids.tolist()}:  # those of the prompt too
+def distribution(logits, sampling, ids=(), answered=0, barred=()):
+    """Returns the probability of each token, computed as the documents say, in float64. `ids` end with the answer's."""
+    own = logits[0].double().tolist()
+    said = Counter(ids[len(ids) - answered :])
+    for id in {*ids}:  # those of the prompt too
         factor = sampling.repetition_penalty
         own[id] = own[id] / factor if own[id] > 0 else own[id] * factor
         own[id] -= sampling.presence_penalty * (id in said) + sampling.frequency_penalty * said[id]
-    own = [-math.inf if id in wish.barred else logit + sampling.logit_bias.get(id, 0) for id, logit in enumerate(own)]
+    own = [-math.inf if id in barred else logit + sampling.logit_bias.get(id, 0) for id, logit in enumerate(own)]
     best = max(own)
     if sampling.temperature == 0:
         return [float(logit == best) for logit in own]
@@ -48,10 +49,12 @@ def distribution(logits, wish):
     return [weight / whole if id in nucleus else 0.0 for id, weight in enumerate(weights)]
 
 
-def drawn(logits, sampling, count, *more):
-    """Returns how often each token was chosen, at different places of one answer."""
-    wishes = [Wish(sampling, 7, place, *more) for place in range(count)]
-    return Counter(chosen(logits.expand(count, -1), *wishes))
+def drawn(logits, sampling, count, ids=(), answered=0, barred=()):
+    """Returns how often each token was chosen, with different seeds."""
+    sampling = replace(sampling, min_tokens=answered + 1)
+    return Counter(
+        chosen(logits.expand(count, -1), *[growing(sampling, seed, answered, ids) for seed in range(count)], end_ids=barred)
+    )
 
 
 def far_from(found, probabilities):
@@ -101,39 +104,34 @@ SAMPLINGS = st.builds(
 )
 def test_tokens_are_drawn_by_the_distribution_that_settings_leave(seed, sampling, ids, prompt, barred):
     """Penalties count the answer, and the one of repetition counts the prompt too."""
-    logits, more = logits_of(seed, 12, 1.0), (np.array(ids, dtype=np.int64), prompt, sorted(barred))
-    expected = distribution(logits, Wish(sampling, 0, 0, *more))
-    assert far_from(drawn(logits, sampling, 400, *more), expected) < 5
+    logits, more = logits_of(seed, 12, 1.0), (ids, max(0, len(ids) - prompt), sorted(barred))
+    assert far_from(drawn(logits, sampling, 400, *more), distribution(logits, sampling, *more)) < 5
 
 
 def test_a_nucleus_beyond_the_candidates_is_exact():
     logits, sampling = logits_of(3, 4 * CANDIDATES, 0.1), Sampling(top_p=0.9)  # nearly equal: the nucleus holds most tokens
-    expected = distribution(logits, Wish(sampling, 0, 0))
+    expected = distribution(logits, sampling)
     nucleus = {id for id, probability in enumerate(expected) if probability}
     assert len(nucleus) > CANDIDATES
     found = drawn(logits, sampling, 8_000)
     assert len(found.keys() - nucleus) <= 1 and len(found) > 0.99 * len(nucleus)
 
 
-def extremes_of(name):
-    """Returns the least and the largest number that is read for a setting, and those next to 0, as far as they may be given."""
-    extremes = []
-    for value in (-100, -2, 0, 1e-300, 1e-39, GREEDY, 0.01, 1, 2, 100):
-        try:
-            extremes.append(read_sampling({name: value}))
-        except InvalidInput:
-            continue
-    return extremes
+EXTREMES = {
+    "temperature": [0, 1e-300, 1e-39, GREEDY, 100],
+    "top_p": [1e-300, 1e-39, 1],
+    "min_p": [1e-300, 1e-39, 1],
+    "presence_penalty": [-2, 2],
+    "frequency_penalty": [-2, 2],
+    "repetition_penalty": [0.01, 100],
+}
 
 
-@pytest.mark.parametrize(
-    "name", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
-)
+@pytest.mark.parametrize("name", EXTREMES)
 def test_no_number_that_is_read_makes_logits_overflow(name):
     logits = torch.tensor([[-1e6, -30.0, 0.0, 30.0, 1e6]])
-    for sampling in extremes_of(name):
-        wish = Wish(sampling, 0, 4, np.array([0, 1, 3, 4]), 2)
-        assert choose(logits.clone(), [wish])[0].id >= 0
+    for value in EXTREMES[name]:
+        assert chosen(logits, growing(read_sampling({name: value}), 0, 2, [0, 1, 3, 4]))[0] >= 0
 
 
 SETTINGS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3), Sampling(temperature=1.5, top_p=0.5)]
@@ -142,17 +140,18 @@ SETTINGS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3), Sampling(tem
 def test_logprobs_are_those_of_the_model_alone():
     logits = logits_of(6)
     plain = logits[0].log_softmax(0)
-    (token,) = choose(logits.clone(), [Wish(Sampling(temperature=0, logit_bias={3: 100.0}, logprobs=2), 0, 0)])
+    plainly = Sampling(temperature=0, logit_bias={3: 100.0})
+    token, untold = choose(logits.repeat(2, 1), [growing(replace(plainly, logprobs=2), 0, 0), growing(plainly, 0, 0)], ())
     assert token.id == 3 and token.logprob == pytest.approx(float(plain[3]))
     values, ids = plain.topk(2)
     assert [id for id, _ in token.likeliest] == ids.tolist()
     assert [value for _, value in token.likeliest] == pytest.approx(values.tolist())
-    assert choose(logits.clone(), [Wish(Sampling(temperature=0), 0, 0)])[0].logprob is None
+    assert untold.id == 3 and untold.logprob is None
 
 
 def test_logits_that_are_no_numbers_give_no_token_and_harm_no_other_row():
-    logits = torch.cat([logits_of(i) for i in range(4)])
-    clean = chosen(logits, *[Wish(SETTINGS[i], i, i) for i in range(4)])
+    logits, sequences = torch.cat([logits_of(i) for i in range(4)]), [growing(SETTINGS[i], i, i) for i in range(4)]
+    clean = chosen(logits, *sequences)
     logits[1, 17] = torch.nan
     logits[2, 3] = torch.inf
-    assert chosen(logits, *[Wish(SETTINGS[i], i, i) for i in range(4)]) == [clean[0], -1, -1, clean[3]]
+    assert chosen(logits, *sequences) == [clean[0], -1, -1, clean[3]]

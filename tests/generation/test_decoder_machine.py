@@ -150,7 +150,7 @@ class Decoders:
             case None:
                 ends = {said.finish(choice) for choice in range(request.sampling.n)}
                 assert "cancelled" not in ends or request.cancelled
-                assert "deadline" not in ends or 0 < request.deadline_ns <= self.world.now
+                assert "deadline" not in ends or 0 < request.end_by_ns <= self.world.now
                 return True
             case QueueFull():
                 return self.full

@@ -1,21 +1,21 @@
-"""Forecasts, what is refused on arrival because of them, who starts next, and the memory of those that wait."""
+"""Forecasts, who starts next, and the memory of those that wait."""
 
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hplm.errors import DeadlineMissed
 from hplm.generation.forecast import Ahead, Learned, Load, forecast
 from hplm.generation.request import Request, Sequence
 from hplm.generation.sampling import Sampling
-from hplm.generation.settings import Promise
+from hplm.scheduling.cost import Cost
 from tests.generation.fake import Fake
 from tests.generation.world import MS, World, greedy
-from tests.support.message import mentioning
 
-COSTS = {"step_ns": 5 * MS, "token_ns": MS / 10, "sequence_ns": MS / 10, "mean_tokens": 40}
-LOAD = Load(believed=True, seats=4, places=1024, free=256, ends=[(10, 256), (20, 256), (30, 256)], **COSTS)
+RUNNING = SimpleNamespace(seats=4, cache=SimpleNamespace(tokens=1024))
+COST = Cost(np.array([5 * MS, MS / 10, MS / 10, 0]))
+LOAD = Load(RUNNING, COST, free=256, ends=[(10, 256), (20, 256), (30, 256)], mean_tokens=40)
 
 
 @pytest.mark.parametrize(
@@ -65,42 +65,18 @@ def test_the_memory_of_waiting_requests_is_counted(tokens, more, echo):
     assert 0.7 * kept < sequence.bytes < 1.5 * kept
 
 
-def busy():
-    """Returns a loop with one seat, taken for 100 steps of a millisecond, whose forecasts are believed."""
-    world = World(Fake(), seats=1, admission=True)
-    world.ask(range(3, 9), greedy(100))
-    world.step(10)
-    return world
-
-
 def test_forecasts_learn_nothing_from_the_time_in_the_front_door():
     """It is over when the forecast is made."""
     factors = []
     for waited_ns in (0, 2000 * MS):
-        world = busy()
+        world = World(Fake(), seats=1, admission=True)
+        world.ask(range(3, 9), greedy(100))
+        world.step(10)
         for _ in range(5):
             world.ask([3], Sampling(max_tokens=3), waited_ns=waited_ns)
         world.run()
         factors.append(world.queue.learned.factor)
     assert factors[0] == factors[1] != 1
-
-
-@pytest.mark.parametrize(
-    ("promise", "named"),
-    [
-        (Promise(first_token_ns=20 * MS), ["first", 20]),
-        (Promise(whole_ns=40 * MS), ["answer", 40]),
-        (Promise(token_ns=1000), ["token"]),
-    ],
-)
-def test_what_cannot_be_in_time_is_refused_at_once(promise, named):
-    world = busy()
-    with pytest.raises(DeadlineMissed, match=mentioning(*named)):
-        world.ask(range(3, 9), greedy(10), promise=promise)
-    assert not len(world.queue)
-    taken = world.ask(range(3, 9), greedy(10), promise=Promise(whole_ns=10_000 * MS))
-    world.run()
-    assert taken.error is None
 
 
 @pytest.mark.parametrize(("order", "priority", "late_first"), [("fcfs", 0, False), ("sjf", 0, True), ("fcfs", 1, True)])

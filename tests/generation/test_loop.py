@@ -12,7 +12,7 @@ from hplm.adapters.slots import Slots
 from hplm.errors import Broken, DeadlineMissed, HplmError, Internal
 from hplm.generation import staging
 from hplm.generation.loop import MOST_FAILURES
-from hplm.generation.request import CANCELLED, Request, Sequence
+from hplm.generation.request import CANCELLED, Request
 from hplm.generation.running import FINISHED
 from hplm.generation.settings import Promise
 from hplm.plot.forest import Forest
@@ -95,7 +95,7 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used():
     """All answers to a prompt, one that begins alike, and the next turn of a conversation share what their tenant has."""
     model = Fake()
     world, count = World(model), len(ALIKE) + 1
-    expected = world.loop.prompt_tokens
+    expected = world.prompt_tokens
 
     def asked(prompt, tenant, new, n=1):
         """Asks until the first token, and says how many tokens must have been computed."""
@@ -103,7 +103,7 @@ def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used():
         said = world.ask(prompt, greedy(12, n=n), tenant)
         world.step(3)
         expected += new
-        assert world.loop.prompt_tokens == expected
+        assert world.prompt_tokens == expected
         return said
 
     first = asked(ALIKE, 0, count, n=3)
@@ -158,7 +158,7 @@ def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     )
     world.cancel(said)
     world.loop.expire()
-    world.loop.offer(Sequence(said.request))
+    world.loop.offer(said.request)
     other = world.ask([3], greedy(2))
     assert world.loop.prepare() is not None
     assert [said.finish(choice) for choice in range(2)] == [CANCELLED] * 2
@@ -170,13 +170,13 @@ def test_few_sequences_are_remembered():
     for i in range(FINISHED + 5):
         world.ask([3 + i] * 40, greedy(2))
         world.run()
-    before = world.loop.prompt_tokens
+    before = world.prompt_tokens
     world.ask([3 + FINISHED + 4] * 40, greedy(2))
     world.run()
-    assert world.loop.prompt_tokens == before
+    assert world.prompt_tokens == before
     world.ask([3] * 40, greedy(2))
     world.run()
-    assert world.loop.prompt_tokens == before + 40  # all have the start in common
+    assert world.prompt_tokens == before + 40  # all have the start in common
 
 
 def test_the_times_of_tokens_are_counted():

@@ -12,7 +12,7 @@ from hplm.errors import Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
-from hplm.generation.settings import NO_PROMISE, Promise, Settings
+from hplm.generation.settings import Promise, Settings
 from hplm.metrics.names import ADAPTERS_INFO
 from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.tenants.manager import Manager
@@ -31,12 +31,6 @@ GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 ONCE = replace(GREEDY, max_tokens=1)
 READ = READ_CHARACTERS * CHAT.positions
 LEAST_NS = 2_000_000  # between two tokens
-
-
-def times(promise):
-    """Returns the parameters that ask for it."""
-    given = {"timeout": promise.whole_ns // 1000, "first_token_ms": promise.first_token_ns / 1e6}
-    return {name: value for name, value in {**given, "token_ms": promise.token_ns / 1e6}.items() if value}
 
 
 class Reading(Prompts):
@@ -59,17 +53,17 @@ class Place:
 
     def started(self, **settings):
         service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
-        service.process = Process(service)
-        service.wake = service.process.wake
+        service.process = Process(service.reader)
+        service.reader.wake = service.process.wake
         return service
 
-    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, promise=NO_PROMISE, messages=None, **more):
+    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, messages=None, **more):
         """`more`: other parameters of the request."""
         view, said = self.backbone.view, Said()
         service = service or self.service
-        asked = Asked(prompt, messages, None, {**times(promise), **more})
+        asked = Asked(prompt, messages, None, more)
         said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, said)
-        service.wake()
+        service.reader.wake()
         return said
 
     def refused(self, *given, **more):
@@ -91,7 +85,7 @@ def end(service):
     """Ends a service when it has answered all."""
     service.process.close()
     service.reader.join()
-    service.wake = lambda: None
+    service.reader.wake = lambda: None
     service.process.join()
 
 
@@ -114,18 +108,18 @@ def held(service):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "promise", "named"),
+    ("prompt", "given", "named"),
     [
-        ("a" * CHAT.positions, NO_PROMISE, ["max_tokens", CHAT.positions]),
-        ("a" * (READ + 1), NO_PROMISE, ["truncate", f"{READ:,}"]),
-        ("a", Promise(token_ns=LEAST_NS - 1), ["token_ms", 2]),
+        ("a" * CHAT.positions, {}, ["max_tokens", CHAT.positions]),
+        ("a" * (READ + 1), {}, ["truncate", f"{READ:,}"]),
+        ("a", {"token_ms": LEAST_NS / 1e6 - 0.001}, ["token_ms", 2]),
     ],
     ids=["long", "too long to be read", "less than the operator allows"],
 )
-def test_bad_input_is_refused(place, prompt, promise, named):
+def test_bad_input_is_refused(place, prompt, given, named):
     """Which values are refused by themselves: `tests/refusals/test_contract.py`."""
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        place.refused(prompt, promise=promise)
+        place.refused(prompt, **given)
 
 
 def test_only_the_end_of_a_long_prompt_is_read_and_kept_if_it_may_be_cut(place):
@@ -189,12 +183,12 @@ def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
     own_times = {"deadline_us": 4 * HOUR // 1000, "first_token_us": 5 * HOUR // 1000, "token_us": 6 * HOUR // 1000}
     with place.limits("plain", **own_times), place.limits("wide", token_us=6 * HOUR // 1000):
         for tenant, own, expected in (
-            ("lora", Promise(), (7, 8, 9)),
-            ("wide", Promise(), (7, 8, 6)),
-            ("plain", Promise(), (4, 5, 6)),
-            ("plain", Promise(first_token_ns=2 * HOUR), (4, 2, 6)),
-            ("plain", Promise(HOUR, 2 * HOUR, 3 * HOUR), (1, 2, 3)),
+            ("lora", {}, (7, 8, 9)),
+            ("wide", {}, (7, 8, 6)),
+            ("plain", {}, (4, 5, 6)),
+            ("plain", {"first_token_ms": 2 * HOUR / 1e6}, (4, 2, 6)),
+            ("plain", {"timeout": HOUR // 1000, "first_token_ms": 2 * HOUR / 1e6, "token_ms": 3 * HOUR / 1e6}, (1, 2, 3)),
         ):
-            said = place.ask("a", tenant, ONCE, service=service, promise=own).wait()
+            said = place.ask("a", tenant, ONCE, service=service, **own).wait()
             assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
     end(service)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, places_of, table_of
-from hplm.generation.choosing import Wish, choose, seed_of
+from hplm.generation.choosing import choose
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import LENGTH, STOP, Piece, Request, Sequence
+from hplm.generation.request import LENGTH, STOP, Piece, Request
 from hplm.generation.running import Running
-from hplm.generation.sampling import Sampling
+from hplm.generation.sampling import Sampling, seed_of
 from hplm.generation.settings import NO_PROMISE
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
@@ -132,7 +133,7 @@ class World:
         self.model, self.now, self.step_tokens, self.limit = model, 1, step_tokens, limit
         self.fault, self.hit = None, defaultdict(set)  # the next fault; by request, the errors of faults that hit it
         self.met: list[str] = []  # faults
-        self.sizes: list[int] = []  # tokens of each step that a fake computed
+        self.prompt_tokens = 0  # that a fake computed, those of sequences that were put back too
         config = model.config
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
         self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
@@ -164,8 +165,7 @@ class World:
         said = Said()
         arrival = self.now - waited_ns
         said.request = self.request(prompt, sampling, said, tenant, arrival, promise=promise, **more)
-        self.loop.check(said.request)
-        self.loop.offer(Sequence(said.request))
+        self.loop.offer(said.request)
         self.said.append(said)
         return said
 
@@ -207,7 +207,7 @@ class World:
         return any(slots.pinned for slots in self.stager.slots().values())
 
     def _must_end(self, request) -> bool:
-        by = [request.deadline_ns, 0 if request.generated or request.first_token_ns else request.first_token_by_ns]
+        by = [request.end_by_ns, 0 if request.generated or request.first_token_ns else request.first_token_by_ns]
         return request.cancelled or bool(by[0] and by[0] <= self.now)
 
     def assert_right(self, said) -> int:
@@ -251,6 +251,11 @@ def written(ids, sampling, end_ids) -> tuple[str, str | None]:
     return text, LENGTH if len(ids) >= sampling.max_tokens else None
 
 
+def growing(sampling, seed, place, ids=()):
+    """Returns as much of a sequence as the choice of its next token reads. The last `place` ids are those of its answer."""
+    return SimpleNamespace(request=SimpleNamespace(sampling=sampling), seed=seed, generated=place, ids=list(ids))
+
+
 def same_as_reference(model, said: Said, choice: int = 0) -> int:
     """Compares an answer with the reference, token by token. Returns how many tokens were compared.
 
@@ -260,13 +265,16 @@ def same_as_reference(model, said: Said, choice: int = 0) -> int:
     sampling, found = request.sampling, said.ids(choice)
     seed, prompt = seed_of(request.seed, choice), len(request.prompt)
     of_each = model.all_logits([*ids, *found], request.source)[prompt - 1 :]
+
+    def chosen(logits, grown):
+        return choose(logits[None].clone(), [grown], model.config.end_ids)[0].id
+
     for place, (token, logits) in enumerate(zip(found, of_each, strict=False)):
-        barred = [*model.config.end_ids, *sampling.stop_token_ids] if place < sampling.min_tokens else ()
-        wish = Wish(replace(sampling, logprobs=None), seed, place, np.array(ids), prompt, barred)
-        if choose(logits[None].clone(), [wish])[0].id != token:
+        grown = growing(replace(sampling, logprobs=None), seed, place, ids)
+        if chosen(logits, grown) != token:
             near = [logits + torch.randn(len(logits), generator=torch.Generator().manual_seed(i)) * MARGIN for i in range(50)]
             exact = isinstance(model, Fake)
-            assert not exact and token in {choose(one[None], [wish])[0].id for one in near}, f"token {place} of {found}"
+            assert not exact and token in {chosen(one, grown) for one in near}, f"token {place} of {found}"
             return place
         ids.append(token)
     return len(found)
