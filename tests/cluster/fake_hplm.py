@@ -6,7 +6,6 @@ end, with `broken` none starts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -21,12 +20,8 @@ def _serve(words: list[str]) -> None:
     from tests.cluster.fake_server import FakeServer
     from tests.support.wait import eventually
 
-    parser, ended = argparse.ArgumentParser(), threading.Event()
-    parser.add_argument("--log-file", type=Path)
-    parser.add_argument("--http-port", type=int)
-    parser.add_argument("--grpc-port", type=int)
-    given, _ = parser.parse_known_args(words)
-    folder = given.log_file.parents[1]
+    log, http, grpc = (words[words.index(flag) + 1] for flag in ("--log-file", "--http-port", "--grpc-port"))
+    folder, ended = Path(log).parents[1], threading.Event()
 
     class Fake(FakeServer):
         def take(self, headers: dict[str, str], size: int) -> None:
@@ -36,7 +31,7 @@ def _serve(words: list[str]) -> None:
     if (folder / BROKEN).exists():
         sys.exit(BROKEN)
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    Fake(os.environ["HPLM_READER"], ports=(given.http_port, given.grpc_port))
+    Fake(os.environ["HPLM_READER"], ports=(int(http), int(grpc)))
     print("Ready", flush=True)
     ended.wait()
     print("it drains", flush=True)

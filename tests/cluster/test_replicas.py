@@ -3,13 +3,10 @@
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
-from hplm.server.ports import free_ports
 from hplm_client.errors import Draining
-from tests.cluster.front import HOST
 from tests.cluster.router import LIMITED, NAMES, TENANTS, fake_servers, routing, tenant
 from tests.support.wait import eventually
 
@@ -102,32 +99,28 @@ def test_without_a_replica_the_answer_tells_to_come_again(router, replicas):
 def test_homes_are_among_the_replicas_that_run(replicas, tmp_path):
     """Otherwise two homes would often be one replica, which admits half of the quotas."""
     shared = [f"shared-{number}" for number in range(8)]
-    known = [*replicas, *(SimpleNamespace(name=f"later-{n}", http=f"{HOST}:{a}", grpc=f"{HOST}:{b}") for n, a, b in later())]
     tenants = [tenant(name, rate=9.0, homes=2) for name in shared]
-    with routing(tmp_path, known, tenants, away=tuple(one.name for one in known[3:])) as router:
+    with fake_servers(5, "later-") as later:
+        for one in later:
+            one.stop()
+        with routing(tmp_path, [*replicas, *later], tenants, away=tuple(one.name for one in later)) as router:
 
-        def used_by(name, way):
-            used = Counter[str]()
-            for _ in range(20):
-                router.until_idle()
-                used[router.ask(name, way=way).replica] += 1
-            return used
+            def used_by(name, way):
+                used = Counter[str]()
+                for _ in range(20):
+                    router.until_idle()
+                    used[router.ask(name, way=way).replica] += 1
+                return used
 
-        def homes():
-            return [set(used_by(name, "header")) for name in shared]
+            def homes():
+                return [set(used_by(name, "header")) for name in shared]
 
-        for way in ("header", "message"):
-            used = used_by(shared[0], way)
-            assert len(used) == 2 and min(used.values()) > 3, way  # of 20
-        assert [len(used) for used in homes()] == [2] * len(shared)
-        assert not router.socket.ask("set server all/replica-1 state drain").strip()
-        assert homes() == [{"replica-2", "replica-3"}] * len(shared)
-
-
-def later():
-    """Gives five replicas that may run one day: their numbers and ports."""
-    ports = free_ports(10)
-    return zip(range(5), ports[::2], ports[1::2], strict=True)
+            for way in ("header", "message"):
+                used = used_by(shared[0], way)
+                assert len(used) == 2 and min(used.values()) > 3, way  # of 20
+            assert [len(used) for used in homes()] == [2] * len(shared)
+            assert not router.socket.ask("set server all/replica-1 state drain").strip()
+            assert homes() == [{"replica-2", "replica-3"}] * len(shared)
 
 
 def metrics_of(router):

@@ -57,7 +57,7 @@ def check(one: dict[str, Any]) -> None:
     """Fails if an object lacks a field, or has a field or a value that it may not have."""
     version, fields = FIELDS[one["kind"]]
     assert one["apiVersion"] == version and one.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    values = list(_values(one["spec"]))
+    values = list(leaves(one["spec"]))
     for needed in NEEDED[one["kind"]]:
         assert any(path.startswith(needed) for path, _ in values), f"{one['kind']} lacks {needed}"
     for path, value in values:
@@ -66,13 +66,13 @@ def check(one: dict[str, Any]) -> None:
         assert re.fullmatch(allowed, json.dumps(value)), f"{path} may not be {value!r}"
 
 
-def _values(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values that have no parts, each with its path."""
     if isinstance(of, dict) and of:
         for name, one in of.items():
-            yield from _values(one, f"{path}.{name}".lstrip("."))
+            yield from leaves(one, f"{path}.{name}".lstrip("."))
     elif isinstance(of, list) and of:
         for one in of:
-            yield from _values(one, f"{path}[]")
+            yield from leaves(one, f"{path}[]")
     else:
         yield path, of

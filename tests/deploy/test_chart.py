@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -33,9 +32,10 @@ from tests.deploy.manifests import (  # fmt: skip
     workloads,
 )
 from tests.deploy.programs import helm, run
+from tests.deploy.schemas import leaves
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
-TEMPLATES = {path.name: path.read_text("utf-8") for path in sorted((CHART / "templates").iterdir())}
+TEMPLATES = "".join(path.read_text("utf-8") for path in (CHART / "templates").iterdir())
 SERVER = ("hplm-all", "server")
 KINDS = {  # how the chart is rendered here
     "default": (),
@@ -105,18 +105,9 @@ def test_what_is_missing_is_found(known, spoil):
     assert list(faults(spoilt, made_by_the_operator()))
 
 
-def paths(values: dict[str, Any], above: str = "") -> set[str]:
-    """Returns the path of each value that is no group of others."""
-    found: set[str] = set()
-    for name, value in values.items():
-        path = f"{above}.{name}"
-        found |= paths(value, path) if isinstance(value, dict) and value else {path}
-    return found
-
-
 def test_templates_use_every_value_and_no_other():
-    used = set(re.findall(r"\.Values((?:\.\w+)+)", "".join(TEMPLATES.values())))
-    known = paths(VALUES)
+    used = set(re.findall(r"\.Values\.([\w.]+\w)", TEMPLATES))
+    known = {path for path, _ in leaves(VALUES)}
     groups = {path for path in used if any(own.startswith(f"{path}.") for own in known)}
     assert used - groups <= known
     assert not [path for path in known - used if not any(path.startswith(f"{group}.") for group in groups)]

@@ -16,7 +16,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Stream
-from hplm.simulate.encoders import Machine, Outcome, Request, Server, computes_nothing, run
+from hplm.simulate.encoders import Machine, Request, computes_nothing, simulate_one
 from tests.engine.asker import stages_of
 from tests.support.wait import Hold, eventually
 
@@ -41,22 +41,6 @@ class Told(Scheduler):
 
     def finished(self, batch, now, *learned):
         super().finished(self._note("finished", now, batch), now, *learned)
-
-
-class Noting(Server):
-    """Notes when each stage starts and ends each batch."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.computed = []  # batch, stage, start, end
-
-    def _begin_staged(self):
-        free, number, at = list(self._clock), len(self.outcome.batches) + 1, self._now
-        super()._begin_staged()
-        if len(self.outcome.batches) == number:
-            for stage, end in enumerate(self._clock):
-                self.computed.append((number, stage, max(at, free[stage]), end))
-                at = end
 
 
 class Engine:
@@ -95,16 +79,24 @@ def test_the_threads_do_what_is_simulated(count, batch_tokens):
     """Neither has deadlines: `Process` waits for these by a real clock."""
     arrivals = Stream(320.0, 0.15, allowed_ms=(0, 0)).draw(0)
     capacity = Capacity(batch_tokens, batch_tokens, batch_tokens, in_flight=count + 1)
-    # With noise no two batches end at one time.
-    machine = Machine(lambda texts, places: [4e6 + 5e5 * len(texts)] * count, capacity, noise=0.1, stages=count)
-    server = Noting(Told(), machine, Outcome.of(arrivals))
-    run([server], arrivals, lambda text: 0)
+
+    def stages_ns(numbers):
+        """No two batches end at one time."""
+        return [4_000_000 + 500_000 * len(numbers) + 997 * max(numbers) * (stage + 1) for stage in range(count)]
+
+    machine, expected = Machine(lambda texts, places: stages_ns([one.number for one in texts]), capacity, stages=count), Told()
+    outcome = simulate_one(expected, machine, arrivals)
+    computed, clock = [], [0] * count  # batch, stage, start and end; when each stage is free
+    for batch, (at, numbers) in enumerate([rest for name, *rest in expected.events if name == "started"], start=1):
+        for stage, own in enumerate(stages_ns(numbers)):
+            start = max(at, clock[stage])
+            at = clock[stage] = start + own
+            computed.append((batch, stage, start, at))
 
     served = Served(capacity, stages_of(*range(count)))
     happens = [(at, "arrive", (number,)) for number, at in enumerate(arrivals.at_ns.tolist())]
-    happens += [(end, "end", (batch, stage)) for batch, stage, _, end in server.computed]
+    happens += [(end, "end", (batch, stage)) for batch, stage, _, end in computed]
     assert len({at for at, *_ in happens}) == len(happens), "two events at one time have no order"
-    expected = server._scheduler
     for at, what, which in sorted(happens):
         served.now = at
         if what == "arrive":
@@ -115,12 +107,12 @@ def test_the_threads_do_what_is_simulated(count, batch_tokens):
         else:
             served.engine.reached[which].open()
         told = [event for event in expected.events if event[1] <= at]
-        reached = {(batch, stage) for batch, stage, start, _ in server.computed if start <= at}
-        ended = sum(end <= at for *_, end in server.computed)
+        reached = {(batch, stage) for batch, stage, start, _ in computed if start <= at}
+        ended = sum(end <= at for *_, end in computed)
         eventually(lambda expected=(told, reached, ended): served.state() == expected)
     served.process.close()
     served.process.join()
-    assert served.scheduler.events == expected.events and len(server.outcome.batches) > 5
+    assert served.scheduler.events == expected.events and len(outcome.batches) > 5
     (learned,), (simulated,) = served.scheduler.costs, expected.costs
     assert (learned.terms == simulated.terms).all() and learned.shares == simulated.shares and len(learned.shares) == count
     in_flight = np.cumsum([{"choose": 1, "finished": -1}.get(name, 0) for name, *_ in expected.events])
