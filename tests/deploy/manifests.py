@@ -18,6 +18,13 @@ Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
 PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev)\b[\w./-]*")
+# Where kinds of objects say the labels of pods, and the names of these pods' ports.
+SELECTING = {
+    "Service": ("selector", "ports.*.targetPort"),
+    "NetworkPolicy": ("podSelector.matchLabels", "ingress.*.ports.*.port"),
+    "PodDisruptionBudget": ("selector.matchLabels",),
+    "PodMonitor": ("selector.matchLabels", "podMetricsEndpoints.*.port"),
+}
 BUCKET = "--set=registry.address=s3://bucket/hplm"
 
 
@@ -104,7 +111,7 @@ def faults(objects: list[Object], outside: set[str]) -> Iterator[str]:
         yield from (
             f"{one.name}: nothing mounts volume {name}" for name in at(one.pod, "volumes.*.name") if name not in mounted
         )
-        if not all(_selects(selector, one) for selector in at(one.object, "spec.selector")):
+        if not all(labels.items() <= one.labels.items() for labels in at(one.object, "spec.selector.matchLabels")):
             yield f"{one.name}: it does not select its own pods"
     for one, name in zip(objects, have, strict=True):
         yield from (f"{name}: {fault}" for fault in _faults_of_selectors(one["kind"], one.get("spec", {}), objects))
@@ -132,26 +139,16 @@ def _named_by(one: Workload) -> Iterator[str]:
 
 
 def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iterator[str]:
-    if kind == "Service":
-        chosen = _chosen({"matchLabels": spec["selector"]}, objects)
-        yield from _faults_of_ports(chosen, [port["targetPort"] for port in spec["ports"]])
-    elif kind == "NetworkPolicy":
-        chosen = _chosen(spec["podSelector"], objects)
-        for rule in spec["ingress"]:
-            yield from _faults_of_ports(chosen, [port["port"] for port in rule["ports"]])
-            for peer in rule.get("from", []):
-                if "podSelector" in peer and not _chosen(peer["podSelector"], objects):
-                    yield f"no pod has the labels {peer['podSelector']['matchLabels']}"
-    elif kind == "PodDisruptionBudget":
-        yield from _faults_of_ports(_chosen(spec["selector"], objects), [])
-    elif kind == "PodMonitor":
-        chosen = _chosen(spec["selector"], objects)
-        if not chosen:
-            yield "it selects nothing"
-        for one in chosen:
-            yield from _faults_of_ports([one], [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]])
-        labels = {label for one in chosen for label in one.labels}
-        yield from (f"no label {name}" for name in spec["podTargetLabels"] if name not in labels)
+    if kind in SELECTING:
+        (labels,), ports = at(spec, SELECTING[kind][0]), [port for path in SELECTING[kind][1:] for port in at(spec, path)]
+        chosen = _chosen(labels, objects)
+        if not chosen or (len(chosen) > 1 and kind != "PodMonitor"):
+            yield f"it selects {[one.name for one in chosen] or 'nothing'}"
+        yield from (f"{one.name} has no port {port}" for one in chosen for port in ports if port not in one.ports)
+        peers = at(spec, "ingress.*.from.*.podSelector.matchLabels")
+        yield from (f"no pod has the labels {labels}" for labels in peers if not _chosen(labels, objects))
+        known = {label for one in chosen for label in one.labels}
+        yield from (f"no label {name}" for name in at(spec, "podTargetLabels.*") if name not in known)
     elif kind == "ScaledObject":
         target = spec["scaleTargetRef"]
         (scaled,) = [one for one in workloads(objects) if one.name == target["name"]] or [None]
@@ -161,15 +158,5 @@ def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iter
             yield f"{target['name']} has a number of replicas, which each `kubectl apply` would set again"
 
 
-def _faults_of_ports(chosen: list[Workload], ports: list[str]) -> Iterator[str]:
-    if len(chosen) != 1:
-        yield f"it selects {[one.name for one in chosen] or 'nothing'}"
-    yield from (f"{one.name} has no port {port}" for one in chosen for port in ports if port not in one.ports)
-
-
-def _chosen(selector: Object, objects: list[Object]) -> list[Workload]:
-    return [one for one in workloads(objects) if _selects(selector, one)]
-
-
-def _selects(selector: Object, one: Workload) -> bool:
-    return selector["matchLabels"].items() <= one.labels.items()
+def _chosen(labels: Object, objects: list[Object]) -> list[Workload]:
+    return [one for one in workloads(objects) if labels.items() <= one.labels.items()]
