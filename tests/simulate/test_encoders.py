@@ -69,20 +69,17 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     assert waits[50_000_000] < waits[0] / 3
 
 
-class Asking(Scheduler):
-    """Asks for the rung of each text, as the server does. The rungs change nothing here."""
-
-    rungs: list[int]
-
-    def offer(self, texts, now_ns):
-        self.rungs.append(self.governor.rung_for(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
-        return super().offer(texts, now_ns)
-
-
 def test_requests_that_are_refused_or_expire_are_a_crowd_too():
     """With deadlines of about a batch, no more than a batch ever waits."""
-    load = Stream(3 * TEXTS_A_SECOND, 3.0, allowed_ms=(6.0, 9.0)).draw(1)
+    load, rungs = Stream(3 * TEXTS_A_SECOND, 3.0, allowed_ms=(6.0, 9.0)).draw(1), []
+
+    class Asking(Scheduler):
+        """Asks for the rung of each text, as the server does. The rungs change nothing here."""
+
+        def offer(self, texts, now_ns):
+            rungs.append(self.governor.rung_for(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
+            return super().offer(texts, now_ns)
+
     scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
-    scheduler.rungs = []
     simulate_one(scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05), load)
-    assert min(scheduler.rungs[len(load) // 2 :]) >= 2
+    assert min(rungs[len(load) // 2 :]) >= 2
