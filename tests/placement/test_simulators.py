@@ -90,7 +90,7 @@ def test_the_work_of_cores_for_each_text_keeps_them_from_computing(batch_texts):
     """Each text takes 8 ms to compute and 8 ms of its core: at 90 a second one core is too few, though it computes in time."""
     light, heavy = (profile_of(b0=replace(backbone(8.0), core=Terms(text_ns=core))) for core in (0.0, 8e6))
     group, serving = group_of(light, "g", ("cpu:0",), "b0"), Serving(batch_texts=batch_texts)
-    trace = trace_of(light, 90.0, 10.0, cv=1.0, scale=20.0)
+    trace = trace_of(light, 90.0, 5.0, cv=1.0, scale=20.0)
     shares = [simulate([group], own, trace, serving).share for own in (light, heavy)]
     screened = [Screen(own, trace).attained([group]).share for own in (light, heavy)]
     assert shares[0] > 0.95 and screened[0] > 0.95
@@ -107,7 +107,7 @@ def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
 
 
 def test_requests_go_to_the_shorter_queue():
-    trace = trace_of(ONE, 160.0, 10.0, cv=1.0, scale=6.0)
+    trace = trace_of(ONE, 160.0, 5.0, cv=1.0, scale=6.0)
     groups = [group_of(ONE, name, (device,), "b0") for name, device in (("g", "cpu:0"), ("h", "cpu:1"))]
     attained = simulate(groups, ONE, trace, Serving())
     assert attained.busy_ns.min() > 0.5 * attained.busy_ns.max()  # idle groups: the first one is chosen
