@@ -24,6 +24,7 @@ from tests.deploy.manifests import (  # fmt: skip
     container,
     faults,
     find,
+    leaves,
     made_by_the_operator,
     rendered,
     validate,
@@ -32,7 +33,6 @@ from tests.deploy.manifests import (  # fmt: skip
     workloads,
 )
 from tests.deploy.programs import helm, run
-from tests.deploy.schemas import leaves
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 TEMPLATES = "".join(path.read_text("utf-8") for path in (CHART / "templates").iterdir())
