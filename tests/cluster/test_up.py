@@ -1,7 +1,5 @@
 """A whole cluster on this machine, with two real servers and HAProxy, as `hplm cluster up` runs it."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

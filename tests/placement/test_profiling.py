@@ -1,7 +1,5 @@
 """A profile measured from a small repository: its parts, its bytes and the terms of its times."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor

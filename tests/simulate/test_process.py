@@ -1,7 +1,5 @@
 """The threads that drive an encoder and the simulator agree, event for event, on a virtual clock."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from contextlib import nullcontext
 
