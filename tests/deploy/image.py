@@ -6,22 +6,20 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sysconfig
 import urllib.request
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
 
-from hplm.server import process_group
 from hplm.server.discovery import find_installation
 from hplm.server.ports import Ports
-from tests.support.wait import eventually
+from hplm.server.process import Process
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -93,26 +91,20 @@ def started(folder: Path, repository: Path, **variables: str) -> Iterator[Simple
     flags = [flag.replace("=/models", f"={repository}") for flag in docker_run()[1][1:]]
     flags += [f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")]
     flags += [f"--backend-directory={opt}/tritonserver/backends", *(f"{flag}={port}" for flag, port in ports.items())]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [str(installation.binary), *flags],
-            cwd=opt / "tritonserver", env=environment, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+    command = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), str(installation.binary), *flags]
+    server = Process("tritonserver", command, folder / "log", folder=str(opt / "tritonserver"))
+    server.start()
     try:
-        eventually(lambda: _is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready", server, folder / "log"), 240)
+        server.wait_until(lambda: _is_ready(f"http://127.0.0.1:{ports.http}/v2/health/ready"), 240)
         yield SimpleNamespace(http_url=f"127.0.0.1:{ports.http}", grpc_url=f"127.0.0.1:{ports.grpc}")
     finally:
-        process_group.stop(server.pid, grace=10)
-        server.wait()
+        server.stop(10)
 
 
-def _is_ready(url: str, server: subprocess.Popen, log: Path) -> bool:
-    assert server.poll() is None, log.read_text()
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
+def _is_ready(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
 
 
 def commands_of_pages(*pages: str) -> list[list[str]]:
