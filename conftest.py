@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -19,6 +21,7 @@ pytest.register_assert_rewrite("tests")  # helpers say which values differ, as t
 MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
 # Before torch is imported. Servers inherit it: other processes need the cores while threads wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -52,6 +55,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     waiting = "not slow" not in config.option.markexpr  # for servers, for a third of the time
     return processes_that_fit(MOST, BYTES_EACH, waiting)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files of slow tests alone when only others are to run: what they import takes seconds."""
+    if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
+        return SLOW_AS_A_WHOLE.search(collection_path.read_text("utf-8")) is not None or None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
