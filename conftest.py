@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item in stopping, -slow[item.nodeid.partition("::")[0]]))
 
 
-def left_out(skipped: Sequence[pytest.TestReport], marks: str) -> list[str]:
-    """Returns what did not run, and why. Each reason says how to run it. `marks`: the expression that has chosen tests."""
-    told = [report.longrepr for report in skipped]
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says what did not run, and why. Each reason says how to run it."""
+    told = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
     reasons = Counter(one[2].removeprefix("Skipped: ") for one in told if isinstance(one, tuple))
     lines = [f"{count:5d} skipped: {reason}" for reason, count in reasons.most_common()]
-    return lines + [f"Chosen by `-m '{marks}'`: without it, all tests run."] * bool(marks)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if lines := left_out(terminalreporter.stats.get("skipped", []), config.option.markexpr):
+    if marks := config.option.markexpr:
+        lines.append(f"Chosen by `-m '{marks}'`: without it, all tests run.")
+    if lines:
         terminalreporter.section("not run", sep="-")
         for line in lines:
             terminalreporter.write_line(line)

@@ -9,7 +9,6 @@ import random
 import re
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,17 +155,6 @@ def test_a_task(follow, tmp_path, capsys):
     assert orders == [reference.answer(text, "new").labels for text in texts]
     assert all(sorted(labels) == ["black", "red", "white"] for labels in orders)
     assert_served(asker, reference, ["new", "acme", "dune"])
-
-
-def test_the_reference_refuses_what_it_does_not_know(tmp_path, monkeypatch):
-    monkeypatch.setitem(layout.KINDS, "other", layout.KINDS["lora"])
-    monkeypatch.setitem(tasks.TASKS, "guess", replace(tasks.TASKS["classify"], name="guess"))
-    tenants = [TenantFile("one", 1, "root", 1, "classify", ["a", "b"], 4, "other")]
-    tenants += [TenantFile("two", 1, "root", 1, "guess", ["a", "b"], 4)]
-    folder = exported(random_store(tmp_path / "store", CONFIG, tenants), tmp_path / "repository") / "toy/1"
-    for tenant, named in (("one", "'other'"), ("two", "'guess'")):
-        with pytest.raises(NotImplementedError, match=named):
-            testing.reference.Reference.open(folder).answer(WORDS[0], tenant)
 
 
 def test_a_benchmark(tmp_path, monkeypatch, capsys):
