@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -79,6 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         module = item.nodeid.partition("::")[0]
         slow[module] = slow.get(module, 0) + (item.get_closest_marker("slow") is not None)
     items.sort(key=lambda item: (item in stopping, -slow[item.nodeid.partition("::")[0]]))
+
+
+def pytest_collection_finish() -> None:
+    """Lets collections of garbage look only at what tests make: what was imported is most of what there is."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
