@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -19,6 +21,7 @@ pytest.register_assert_rewrite("tests")  # helpers say which values differ, as t
 MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
 # Before torch is imported. Servers inherit it: other processes need the cores while threads wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -54,6 +57,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return processes_that_fit(MOST, BYTES_EACH, waiting)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files of slow tests alone when only others are to run: what they import takes seconds."""
+    if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
+        return SLOW_AS_A_WHOLE.search(collection_path.read_text("utf-8")) is not None or None
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts modules by their number of slow tests. A process takes the next module, so quick ones must fill the end."""
@@ -72,16 +82,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item in stopping, -slow[item.nodeid.partition("::")[0]]))
 
 
-def left_out(skipped: Sequence[pytest.TestReport], marks: str) -> list[str]:
-    """Returns what did not run, and why. Each reason says how to run it. `marks`: the expression that has chosen tests."""
-    told = [report.longrepr for report in skipped]
-    reasons = Counter(one[2].removeprefix("Skipped: ") for one in told if isinstance(one, tuple))
-    lines = [f"{count:5d} skipped: {reason}" for reason, count in reasons.most_common()]
-    return lines + [f"Chosen by `-m '{marks}'`: without it, all tests run."] * bool(marks)
+def pytest_collection_finish() -> None:
+    """Lets collections of garbage look only at what tests make: what was imported is most of what there is."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if lines := left_out(terminalreporter.stats.get("skipped", []), config.option.markexpr):
+    """Says what did not run, and why. Each reason says how to run it."""
+    told = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(one[2].removeprefix("Skipped: ") for one in told if isinstance(one, tuple))
+    lines = [f"{count:5d} skipped: {reason}" for reason, count in reasons.most_common()]
+    if marks := config.option.markexpr:
+        lines.append(f"Chosen by `-m '{marks}'`: without it, all tests run.")
+    if lines:
         terminalreporter.section("not run", sep="-")
         for line in lines:
             terminalreporter.write_line(line)

@@ -34,10 +34,6 @@ def test_every_link_leads_to_a_file_and_a_heading(document):
     assert not missing
 
 
-def test_a_comment_in_a_block_of_code_is_no_heading():
-    assert anchors("# A heading\n```sh\n# a comment\n```\n## Another\n") == {"a-heading", "another"}
-
-
 def test_formats_says_how_long_the_head_of_a_ticket_is():
     assert f"first {HEAD_BYTES} bytes" in (ROOT / "docs/formats.md").read_text("utf-8")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hplm.clock import Clock
 from hplm.errors import HplmError
 from hplm.server import log, process_group
 
@@ -34,6 +35,7 @@ class Process:
         descriptors: Sequence[int] = (),
         until_stdin_closes: bool = False,
         folder: str | None = None,
+        clock: Clock = time,
     ) -> None:
         """`descriptors`: open files that it gets. `folder`: where it runs; None: where we do.
 
@@ -45,6 +47,7 @@ class Process:
         self._descriptors = tuple(descriptors)
         self._until_stdin_closes = until_stdin_closes
         self._folder = folder
+        self._time = clock
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._begins = 0  # of this start's part of the log
@@ -58,7 +61,7 @@ class Process:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        self._since, self._again_at, self._is_to_end = time.monotonic(), None, False
+        self._since, self._again_at, self._is_to_end = self._time.monotonic(), None, False
         pinned = ("taskset", "--cpu-list", ",".join(map(str, self._cores))) if self._cores else ()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self._cores:
@@ -83,13 +86,13 @@ class Process:
 
     def wait_until(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Waits until the process has come so far. Raises if it ends before or takes longer. `meanwhile` is called again."""
-        deadline = time.monotonic() + seconds
+        deadline = self._time.monotonic() + seconds
         while not condition():
-            if self.pid is None or time.monotonic() > deadline:
+            if self.pid is None or self._time.monotonic() > deadline:
                 why = "ended before it was ready" if self.pid is None else f"was not ready within {seconds:g} s"
                 raise HplmError(f"{self.name} {why}; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
             meanwhile()
-            time.sleep(LOOK_SECONDS)
+            self._time.sleep(LOOK_SECONDS)
 
     def finish(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Waits until the process ends. Raises if it fails or takes longer."""
@@ -98,10 +101,10 @@ class Process:
 
     def wait_for_end(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Returns whether the process ends within so many seconds."""
-        deadline = time.monotonic() + seconds
-        while self.pid is not None and time.monotonic() < deadline:
+        deadline = self._time.monotonic() + seconds
+        while self.pid is not None and self._time.monotonic() < deadline:
             meanwhile()
-            time.sleep(LOOK_SECONDS)
+            self._time.sleep(LOOK_SECONDS)
         return self.pid is None
 
     def last_words(self) -> str:
@@ -112,7 +115,7 @@ class Process:
         code = self._process.poll() if self._process is not None else None
         if code is None or self._is_to_end:
             return
-        now = time.monotonic()
+        now = self._time.monotonic()
         if self._again_at is None:
             process_group.kill(self._pid_of_group())  # what it may have left
             soon = now - self._since < SOON_SECONDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from builder.evaluation.served import score_served
 from builder.evaluation.tenant import evaluate_tenant
 from hplm_client import HplmClient
+from tests.builder.training.small_tenants import write
 from tests.tasks import TENANTS, question
 
 
@@ -32,12 +32,10 @@ def labelled(reference, tenant, text, pair):
 @pytest.mark.slow
 @pytest.mark.server("toy")
 def test_served_scores_equal_those_computed_here(server, tmp_path):
-    pytest.importorskip("seqeval", reason="comes with the extra 'build'")
     reference, rng = server.reference("tasks"), random.Random(10)  # with 9, one label is decided by 0.0002
     for tenant in TENANTS:
-        path = tmp_path / f"{tenant.id}.jsonl"
         lines = [labelled(reference, tenant, *question(rng, tenant.task)) for _ in range(20)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path = write(tmp_path / f"{tenant.id}.jsonl", lines)
         evaluation = evaluate_tenant(server.built.stores["tasks"], tenant.id, path, torch.device("cpu"), show_progress=False)
         with HplmClient(server.grpc_url, "grpc", "tasks") as client:
             served = score_served(client, evaluation, show_progress=False)

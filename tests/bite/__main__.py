@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import ExitStack, closing
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -26,8 +24,6 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=300.0, metavar="SECONDS", help="of a fault's tests (default %(default)g)"
     )
-    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write them to a file, after each fault")
     args = parser.parse_args()
     wanted = set(args.only or [])
     faults = [fault for fault in FAULTS if not wanted or wanted & {fault.name, fault.group}]
@@ -40,59 +36,30 @@ def main() -> int:
         print("", *stale.values(), f"{len(stale)} of {len(faults)} stale", sep="\n")
         return int(bool(stale))
     outcomes = _run(faults, args)
-    print(json.dumps(_shares(outcomes), indent=1) if args.json else _table(outcomes))
+    print(f"\nfound {sum(one.outcome == 'found' for one in outcomes)} of {len(outcomes)}")
     return int(any(one.outcome == "stale" for one in outcomes))
 
 
 def _run(faults: list[Fault], args: argparse.Namespace) -> list[Outcome]:
+    """Returns the outcomes, and prints each as soon as it is there."""
     free: SimpleQueue[Scratch] = SimpleQueue()
-    copies = [Scratch(ROOT) for _ in range(min(args.jobs, len(faults)))]
-    outcomes: dict[str, Outcome] = {}
-    try:
-        for copy in copies:
+
+    def bite(fault: Fault) -> Outcome:
+        copy = free.get()
+        try:
+            one = copy.bite(fault, args.limit, not args.quick)
+        finally:
             free.put(copy)
+        # Below an outcome stands what the test said in its first line.
+        shown = f"{one.outcome:<7}{one.seconds:>6.0f} s  {one.name:<40} {one.test}".rstrip()
+        print(shown + (f"\n{'':<17}{one.said}" if one.said else ""), flush=True)
+        return one
 
-        def bite(fault: Fault) -> None:
-            copy = free.get()
-            try:
-                one = outcomes[fault.name] = copy.bite(fault, args.limit, not args.quick)
-            finally:
-                free.put(copy)
-            print(_shown(one), file=sys.stderr, flush=True)
-            if args.out:
-                known = [outcomes[of.name] for of in faults if of.name in outcomes]
-                args.out.write_text(json.dumps(_shares(known), indent=1) + "\n", "utf-8")
-
-        with ThreadPoolExecutor(len(copies)) as pool:
-            list(pool.map(bite, faults))
-    finally:
-        for copy in copies:
-            copy.close()
-    return [outcomes[fault.name] for fault in faults]
-
-
-def _shares(outcomes: list[Outcome]) -> dict[str, object]:
-    groups: dict[str, list[bool]] = defaultdict(list)
-    for one in outcomes:
-        groups[one.group].append(one.found)
-    shares = {group: f"{sum(found)} of {len(found)}" for group, found in groups.items()}
-    return {
-        "found": f"{sum(one.found for one in outcomes)} of {len(outcomes)}",
-        "groups": shares,
-        "faults": [*map(asdict, outcomes)],
-    }
-
-
-def _shown(one: Outcome) -> str:
-    """Returns an outcome, and below it what the test said in its first line."""
-    first = f"{one.outcome:<7}{one.seconds:>6.0f} s  {one.name:<40} {one.test}".rstrip()
-    return first + (f"\n{'':<17}{one.said}" if one.said else "")
-
-
-def _table(outcomes: list[Outcome]) -> str:
-    shares = _shares(outcomes)
-    groups = (f"{group:<12} {share}" for group, share in shares["groups"].items())
-    return "\n".join([*map(_shown, outcomes), "", *groups, f"found {shares['found']}"])
+    with ExitStack() as stack:
+        for _ in range(min(args.jobs, len(faults))):
+            free.put(stack.enter_context(closing(Scratch(ROOT))))
+        with ThreadPoolExecutor(args.jobs) as pool:
+            return list(pool.map(bite, faults))
 
 
 if __name__ == "__main__":

@@ -18,29 +18,23 @@ from tests.bite.rooms import tests_of
 
 ENDED = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S.*?)(?: - (?P<said>.*))?$", re.MULTILINE)
 STARTED = re.compile(r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL).*)?$", re.MULTILINE)
-SILENT = 60.0  # seconds: a test that has said nothing for so long when the time is over hangs
 CHECK = "import hplm, builder, backends, hplm_client; print(hplm.__file__, builder.__file__, hplm_client.__file__)"
 
 
 @dataclass(frozen=True)
 class Outcome:
     name: str
-    group: str
-    outcome: str  # found, missed, hang, limit (its time was over), or stale
+    outcome: str  # found, missed, limit (its time was over), or stale
     seconds: float
     test: str = ""  # that failed first, or ran when the time was over
     said: str = ""  # the first line of its message
-
-    @property
-    def found(self) -> bool:
-        return self.outcome == "found"
 
 
 @dataclass(frozen=True)
 class _Ran:
     failed: str = ""
     said: str = ""
-    over: str = ""  # hang or limit
+    is_over: bool = False  # its time
 
 
 class Scratch:
@@ -80,7 +74,7 @@ class Scratch:
         """Puts a fault in, runs its tests, and takes it out. What fails without the fault too does not count."""
         began = time.monotonic()
         if said := fault.stale(self.root):
-            return Outcome(fault.name, fault.group, "stale", 0.0, "", said)
+            return Outcome(fault.name, "stale", 0.0, "", said)
         left_out: list[str] = []
         for is_slow in (False, True) if slow else (False,):
             tests = tests_of(fault.rooms, self.root, is_slow)
@@ -92,15 +86,15 @@ class Scratch:
                     for file, text in before.items():
                         file.write_text(text, "utf-8")
                 seconds = round(time.monotonic() - began, 1)
-                if ran.over:
-                    return Outcome(fault.name, fault.group, ran.over, seconds, ran.failed)
+                if ran.is_over:
+                    return Outcome(fault.name, "limit", seconds, ran.failed)
                 if not ran.failed:
                     break
                 alone = self._run([ran.failed], [], is_slow, time.monotonic() + limit)
-                if not (alone.failed or alone.over):
-                    return Outcome(fault.name, fault.group, "found", seconds, ran.failed, ran.said)
+                if not (alone.failed or alone.is_over):
+                    return Outcome(fault.name, "found", seconds, ran.failed, ran.said)
                 left_out.append(ran.failed)
-        return Outcome(fault.name, fault.group, "missed", round(time.monotonic() - began, 1))
+        return Outcome(fault.name, "missed", round(time.monotonic() - began, 1))
 
     def _run(self, tests: list[str], left_out: list[str], slow: bool, until: float) -> _Ran:
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
@@ -115,14 +109,12 @@ class Scratch:
             try:
                 code = process.wait(max(1.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                silent = time.time() - os.fstat(output.fileno()).st_mtime
                 code = None
             _end(process)
             output.seek(0)
             text = output.read().decode(errors="replace")
         if code is None:
-            last = STARTED.findall(text)[-1:]
-            return _Ran("".join(last), over="hang" if silent > SILENT else "limit")
+            return _Ran("".join(STARTED.findall(text)[-1:]), is_over=True)
         if first := ENDED.search(text):
             return _Ran(first["test"], first["said"] or "")
         if code not in (0, 5):  # 5: no test was chosen

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
+import transformers
 
 from testing.random_store import random_documents, tokenizer_json
 
@@ -39,7 +39,7 @@ def fill(module: torch.nn.Module) -> None:
 
 def save_base(folder: Path) -> None:
     """Saves the BERT that every fixture was trained on. Its weights are computed from its tensors' names, and need no file."""
-    model = BertModel(BertConfig(**SIZES))
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
     fill(model)
     model.save_pretrained(folder)
 
@@ -48,14 +48,16 @@ def save_bert(folder: Path, with_head: bool = False, vocabulary: int = VOCABULAR
     """Saves a tiny BERT whose neighbours matter, with its tokenizer, as Hugging Face does."""
     sizes = SIZES | {"vocab_size": vocabulary, "max_position_embeddings": positions, "initializer_range": 0.15}
     torch.manual_seed(0)
-    (BertForMaskedLM if with_head else BertModel)(BertConfig(**sizes)).save_pretrained(folder)
+    (transformers.BertForMaskedLM if with_head else transformers.BertModel)(transformers.BertConfig(**sizes)).save_pretrained(
+        folder
+    )
     save_tokenizer(folder, vocabulary)
     return folder
 
 
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "made.json").write_text(tokenizer_json(vocabulary))
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **SPECIAL).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **SPECIAL).save_pretrained(folder)
 
 
 def chained(config, tokens, length, seed):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from builder.importing.generative import plain_tenant
 from builder.learning.limits import Budget
@@ -74,7 +74,7 @@ def test_a_chat_with_smollm2_is_answered_as_by_transformers(tmp_path):
     reader = Prompts.load(served.backbone.folder / Backbone.TOKENIZER, served.config)
     prompts = [reader.of_messages(json.dumps(talk)) for talk in TALKS]
     found = answers(served, prompts, Sampling(temperature=0, max_tokens=count))
-    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
     words = theirs.get_input_embeddings()
     words.weight = torch.nn.Parameter(words.weight.half().float())  # as the table stores them; the head keeps its own
     for prompt, ids in zip(prompts, found, strict=True):

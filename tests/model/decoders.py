@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedTokenizerFast,
-)
+import transformers
 
 from testing.random_store import byte_tokenizer_json
 
@@ -23,20 +15,22 @@ IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": UNREAD, "voca
 
 def llama(**changes):
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 48}
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=HIDDEN, num_hidden_layers=LAYERS, max_position_embeddings=POSITIONS, **sizes, **IDS, **changes
     )
-    return LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
 
 
 def gpt2(**changes):
-    return GPT2LMHeadModel(GPT2Config(n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=POSITIONS, **IDS, **changes))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=POSITIONS, **IDS, **changes)
+    )
 
 
 def opt(**changes):
     sizes = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "ffn_dim": 48}
     sizes |= {"word_embed_proj_dim": HIDDEN}
-    return OPTForCausalLM(OPTConfig(max_position_embeddings=POSITIONS, **(sizes | changes), **IDS))
+    return transformers.OPTForCausalLM(transformers.OPTConfig(max_position_embeddings=POSITIONS, **(sizes | changes), **IDS))
 
 
 def tied_llama():
@@ -63,7 +57,7 @@ def saved(model, folder):
     model.save_pretrained(folder)
     (folder / "made.json").write_text(byte_tokenizer_json(VOCABULARY), "utf-8")
     names = {"bos_token": f"<|{START}|>", "eos_token": f"<|{END}|>", "pad_token": f"<|{UNREAD}|>"}
-    PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **names).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **names).save_pretrained(folder)
     return str(folder)
 
 

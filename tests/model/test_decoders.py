@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import LlamaModel
 
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -84,7 +84,7 @@ UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper 
         (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), {}, ["attention scaled by layer"]),
         (lambda to: saved(opt(do_layer_norm_before=False), to), {}, ["norms behind"]),
         (lambda to: saved(opt(word_embed_proj_dim=16), to), {}, ["words of another width"]),
-        (lambda to: saved(LlamaModel(llama().config), to), {}, ["lm_head.weight"]),
+        (lambda to: saved(transformers.LlamaModel(llama().config), to), {}, ["lm_head.weight"]),
         (without_a_start_id, {}, ["bos_token_id"]),
         (with_fewer_words, {}, [VOCABULARY - 4, VOCABULARY - 1]),
         *((lambda to: saved(llama(), to), *unsplit) for unsplit in UNSPLIT),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import transformers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
-from transformers import AutoTokenizer
 
 from hplm.errors import Broken, InvalidInput
 from hplm.model.chat import BREAK, Chat
@@ -88,7 +88,7 @@ def special_in(tokens):
 @pytest.mark.parametrize("template", [CHATML, WITH_ALL])
 def test_tokens_equal_those_of_transformers(tmp_path, template):
     folder = saved(drawn(llama()), tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     checkpoint = load_checkpoint(folder, lower=0, window=Window(1))

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch.nn.functional import layer_norm
-from transformers import BertConfig, BertModel
 
 from builder.learning.limits import Budget
 from builder.learning.teacher import Teacher
@@ -37,7 +37,7 @@ OF_SKIPBERT = {
 def published():
     """Returns a BERT, and every tensor of the published model, with random values that reveal mistakes."""
     torch.manual_seed(0)
-    bert = BertModel(BertConfig(**SIZES)).eval()
+    bert = transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
     tensors = bert.state_dict() | {name: torch.empty(shape) for name, shape in OF_SKIPBERT.items()}
     for name, tensor in tensors.items():
         tensor.normal_(0, 0.3).add_(name.lower().endswith("norm.weight"))

@@ -60,21 +60,18 @@ def test_a_bad_text_tenant_or_parameter_is_refused(stock, code, words, texts, te
     assert alias == direct or "[deadline]" in direct, "the alias says something else"
 
 
-def test_upper_refuses_a_ticket_of_which_any_byte_is_changed(stock):
-    """It says which rows are read, and must not open those of another domain. More of it: `tests/request/test_form.py`."""
+def test_upper_refuses_a_ticket_that_was_changed(stock):
+    """It says which rows are read, and must not open those of another domain. Of any byte: `tests/request/test_form.py`."""
     text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
-    own = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"}).as_numpy("TICKET")
+    own = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"}).as_numpy("TICKET").copy()
     parameters = {"tenant": "city", "ticket": "please", "authorization": "Bearer x"}
 
     def upper(ticket):
         return stock.client.infer("toy-upper", [stock.tensor("TICKET", ticket, "UINT8")], parameters=parameters)
 
     assert upper(own).as_numpy("LABEL").shape == (1, 1)
-    refused(stock, 404, ["[no_tenant]"], lambda: upper(np.zeros_like(own)))
-    for place in range(0, own.shape[1], 29):
-        forged = own.copy()
-        forged[0, place] ^= 1
-        refused(stock, 404, ["[no_tenant]"], lambda forged=forged: upper(forged))
+    own[0, -1] ^= 1
+    refused(stock, 404, ["[no_tenant]"], lambda: upper(own))
 
 
 def request_of(**more):

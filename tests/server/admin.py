@@ -22,9 +22,9 @@ class Admin:
         tensor.set_data_from_numpy(np.array([json.dumps({"command": command, **given}).encode()], dtype=object))
         return json.loads(self._client.infer(self._model, [tensor], headers=self._headers).as_numpy("ANSWER")[0])
 
-    def trained(self, tenant, seed=7, spread=0.3):
+    def trained(self, tenant, seed=7):
         """Returns what a client sends to add a tenant that it has trained itself."""
-        adapter, head = random_weights(self._config, tenant, spread, seed)
+        adapter, head = random_weights(self._config, tenant, 0.3, seed)
         tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
         tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}
         given = {name: getattr(tenant, name) for name in ("id", "domain", "domain_version", "task", "labels")}

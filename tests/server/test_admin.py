@@ -14,20 +14,20 @@ from tests.server.stock import refused
 from tests.support.generative import GenerativeReference
 
 pytestmark = pytest.mark.slow
-on_toy = pytest.mark.server("toy")
 
 TEXT = " ".join(WORDS[:9])
 
 
-@pytest.fixture
-def acme(server):
-    """A tenant that a test may add."""
-    return TenantFile(server.named("acme"), 1, "root", 1, "classify", ["x", "y"], 4)
-
-
-@on_toy
-def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
+@pytest.mark.server("toy")
+def test_a_tenant_is_added_changed_and_deleted_under_load(server):
+    """Which commands are refused: `tests/tenants/test_commands.py`."""
+    acme = TenantFile(server.named("acme"), 1, "root", 1, "classify", ["x", "y"], 4)
     admin, stock, name = Admin(server), server.stock(), acme.id
+    for key in (None, "wrong", ""):
+        with refused("no_tenant"):
+            Admin(server, key)("tenant.list")
+    with refused("invalid_input", "'nobody'"):
+        admin("tenant.delete", id="nobody")
     with Asking(server.stock, ["echo"], [TEXT]) as load:
         with refused("no_tenant"):
             stock.ask([TEXT], name)
@@ -53,31 +53,6 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server, acme):
         assert told in (actions[-5:], actions[4::-1])
         load.wait_for(lambda *answer: True)
     assert not load.failures(), load.failures()[:3]
-
-
-@on_toy
-def test_wrong_keys_and_wrong_commands_are_refused(server, acme):
-    """More of them: `tests/tenants/test_commands.py` and, for the values of fields, `tests/refusals/test_contract.py`."""
-    for key in (None, "wrong", ""):
-        with refused("no_tenant"):
-            Admin(server, key)("tenant.list")
-    admin = Admin(server)
-    good, before = admin.trained(acme), admin("tenant.list")["tenants"]
-    for command, given, named in [
-        ("tenant.explode", {}, ["tenant.list"]),
-        ("tenant.delete", {"id": "nobody"}, ["'nobody'"]),
-        ("tenant.add", {**good, "labels": []}, ["'labels'"]),
-        ("tenant.add", {**good, "adapter": {"kind": "bottleneck", "rank": 5}}, ["'adapter.0.attention_out/down'"]),
-        ("tenant.add", {**good, "adapter": {"kind": "magic", "rank": 4}}, ["'magic'"]),
-        ("tenant.add", admin.trained(acme, spread=1e6), ["fp16"]),
-        ("tenant.add", {**good, "domain": "med"}, ["'med'"]),
-        ("tenant.limit", {"id": "echo", "token_us": 5000}, ["'echo'", "classify", "'token_us'"]),
-        ("domain.add", {"name": "../../etc", "version": 1}, ["../../etc/1"]),
-        ("domain.delete", {"name": "root"}, ["root"]),
-    ]:
-        with refused("invalid_input", *named):
-            admin(command, **given)
-    assert admin("tenant.list")["tenants"] == before
 
 
 @pytest.mark.server("chat")

@@ -20,7 +20,6 @@ from testing.toy import WORDS
 from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
 from tests.server.stock import refused
 from tests.support.generative import GenerativeReference
-from tests.support.message import mentions
 from tests.support.metrics import settled
 from tests.support.servers import SECRET, cancelled, engine_of
 from tests.support.wait import eventually
@@ -97,28 +96,6 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
     status, events = post(server, "generate_stream", **body, sampling_parameters=json.dumps(GREEDY), stream=True)
     assert status == 200 and len(events) > 1
     assert "".join(event["text_output"] for event in events) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "word", "named"),
-    [
-        ({"tenant": "nobody"}, "no_tenant", []),
-        ({"timeout": 1}, "deadline", []),
-        ({"text_input": None, "messages": '[{"role": "user"}]'}, "invalid_input", ["messages", "content"]),
-    ],
-)
-def test_a_refusal_is_the_only_response(server, given, word, named):
-    """Which values are refused: `tests/refusals/test_contract.py`."""
-    given = {"text_input": "a", "tenant": "plain", **given}
-    text, messages = given["text_input"], {name: own for name, own in given.items() if name == "messages"}
-    for stream in (True, False):
-        asked = Asked(server, text, given["tenant"], None, timeout=given.get("timeout"), stream=stream, **messages)
-        with refused(word, *named):
-            asked.piece()
-        asked.client.stop_stream()
-        assert asked.said.empty()
-    status, answer = post(server, "generate", **{name: own for name, own in given.items() if own is not None})
-    assert status == 400 and mentions(answer["error"], f"[{word}]", *named)
 
 
 def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):

@@ -12,7 +12,7 @@ from hplm.errors import HplmError
 from hplm.server import Gateway, process_group, stacks
 from hplm.server.process import Process
 from tests.support.message import mentioning, mentions
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE, Clock, eventually
 
 SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time.sleep(600)"]
 
@@ -52,12 +52,14 @@ def kill(process):
 
 
 def test_a_process_that_ends_is_started_again_unless_it_was_asked_to_end(make):
-    process, said = make(SLEEPING), []
+    clock, said = Clock(), []
+    process = make(SLEEPING, clock=clock)
     process.start()
     first = process.pid
     kill(process)
-    eventually(lambda: process.look(said.append) or process.pid is not None)
-    assert process.pid != first
+    clock.sleep(60)  # it has run for so long that it is started at once
+    process.look(said.append)
+    assert process.pid not in (None, first)
     assert len(said) == 1 and "SIGKILL" in said[0]
     process.ask_to_end()
     eventually(lambda: process.pid is None)
@@ -77,12 +79,18 @@ def with_a_child(make, command):
     return process, int(process.said())
 
 
-def test_a_process_that_ends_at_once_is_started_after_longer_and_longer_pauses(make, monkeypatch):
-    monkeypatch.setattr("hplm.server.process.SOON_SECONDS", 60.0)  # however slowly it ends
-    process, said = make(["sh", "-c", "exit 1"]), []
+def test_a_process_that_ends_at_once_is_started_after_longer_and_longer_pauses(make):
+    clock, said = Clock(), []
+    process = make(["sh", "-c", "exit 1"], clock=clock)
     process.start()
-    eventually(lambda: process.look(said.append) or len(said) == 2)
-    assert mentions(said[0], "restarting", "code 1", "1 s") and mentions(said[1], "2 s")
+    for pause in ("1 s", "2 s"):
+        eventually(lambda: process.look(said.append) or said)
+        assert mentions(said.pop(), "restarting", "code 1", pause)
+        eventually(lambda: process.pid is None)
+        process.look(said.append)
+        assert not said, "it was started before its time"
+        clock.sleep(2)
+        process.look(said.append)
 
 
 def test_what_an_ended_process_has_left_is_killed(make):

@@ -46,19 +46,19 @@ def word_pieces():
     return tokenizer_json(90), ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 
 
-FAMILIES = {
-    "bert": (transformers.BertModel, transformers.BertConfig, word_pieces, SIZES),
-    "camembert": (transformers.CamembertModel, transformers.CamembertConfig, unigram, SIZES | {"type_vocab_size": 1}),
-    "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig, word_pieces, DISTIL),
-    "electra": (transformers.ElectraModel, transformers.ElectraConfig, word_pieces, SIZES | {"embedding_size": 24}),
-    "roberta": (transformers.RobertaModel, transformers.RobertaConfig, bytes_of_words, SIZES | {"type_vocab_size": 1}),
-    "xlm-roberta": (transformers.XLMRobertaModel, transformers.XLMRobertaConfig, unigram, SIZES | {"type_vocab_size": 1}),
+FAMILIES = {  # the name of its classes, its tokenizer, and its sizes
+    "bert": ("Bert", word_pieces, SIZES),
+    "camembert": ("Camembert", unigram, SIZES | {"type_vocab_size": 1}),
+    "distilbert": ("DistilBert", word_pieces, DISTIL),
+    "electra": ("Electra", word_pieces, SIZES | {"embedding_size": 24}),
+    "roberta": ("Roberta", bytes_of_words, SIZES | {"type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRoberta", unigram, SIZES | {"type_vocab_size": 1}),
 }
 
 
 def save_family(folder: Path, family: str, ending: str = "Model", **changes: Any) -> Any:
     """Saves a model of a family, and returns it. `ending`: of its class, such as `ForSequenceClassification`."""
-    model, config, made, sizes = FAMILIES[family]
+    name, made, sizes = FAMILIES[family]
     text, special = made()
     tokenizer = Tokenizer.from_str(text)
     names = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), special, strict=True))
@@ -66,9 +66,9 @@ def save_family(folder: Path, family: str, ending: str = "Model", **changes: Any
         "max_position_embeddings": LENGTH + (2 if made is not word_pieces else 0),
         "pad_token_id": int(special == ROBERTAS),
     }
-    stock = getattr(transformers, model.__name__.removesuffix("Model") + ending)
+    config = getattr(transformers, f"{name}Config")(vocab_size=tokenizer.get_vocab_size(), **(own | sizes | changes))
     torch.manual_seed(0)
-    made_model = stock(config(vocab_size=tokenizer.get_vocab_size(), **(own | sizes | changes))).eval()
+    made_model = getattr(transformers, name + ending)(config).eval()
     for parameter in made_model.parameters():
         parameter.data.normal_(0, 0.3)
     made_model.save_pretrained(folder)

@@ -53,6 +53,7 @@ def strange_type():
 
 
 ONE_LESS = {**GIVEN["exits"], "calibrations": GIVEN["exits"]["calibrations"][:1]}
+HUGE = sent({name: 1e6 * tensor for name, tensor in TENSORS.items()})
 LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exits.1.bias"})
 
 
@@ -71,6 +72,16 @@ LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exi
         ({"adapter": {"kind": "bottleneck", "rank": True}}, ["'adapter.rank'"]),
         *(({"adapter": {"rank": 4, **part}}, []) for part in ({"kind": 1}, {"places": 3}, {"places": [4]}, {"function": {}})),
         *(({"command": ["tenant.add"]}, []), ({"id": 7}, []), ({"task": ["classify"]}, []), ({"head_function": 3}, [])),
+        ({"tensors": HUGE}, ["fp16"]),
+        ({"labels": []}, ["'labels'"]),
+        ({"domain": "med"}, ["'med'"]),
+        ({"adapter": {**GIVEN["adapter"], "rank": 5}}, ["'adapter.0.query/a'"]),
+        ({"adapter": {"kind": "magic", "rank": 4}}, ["'magic'"]),
+        ({"command": "tenant.explode"}, ["tenant.list"]),
+        ({"command": "tenant.delete", "id": "nobody"}, ["'nobody'"]),
+        ({"command": "tenant.limit", "id": "zero", "token_us": 5000}, ["'zero'", "classify", "'token_us'"]),
+        ({"command": "domain.add", "name": "../../etc", "version": 1}, ["../../etc/1"]),
+        ({"command": "domain.delete", "name": "root"}, ["root"]),
         ({"command": "domain.add", "name": "bio", "version": 1.0}, ["'version'"]),
         ({"command": "domain.add", "name": "\ud800"}, []),
         *(({"command": command, "id": None}, []) for command in ("tenant.show", "tenant.delete", "tenant.limit")),
