@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from builder.learning.bodies import PlotBody
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tasks.examples import Labelled
@@ -17,7 +18,6 @@ from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask, training_task
-from builder.training.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import answers_to
 from builder.training.model import TenantModel

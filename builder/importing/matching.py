@@ -21,6 +21,7 @@ from builder.importing.agreement import Agreement, Rows, agreement, answered, di
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
+from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.curve import draw_learning
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Training, train
@@ -35,7 +36,6 @@ from builder.tables.build_folder import held, put_away
 from builder.tasks.examples import Labelled
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
-from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, rows_of
 from builder.training.model import TenantModel

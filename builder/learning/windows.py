@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.hardware import OpaqueAttention
-from builder.learning.teacher import Teacher
+from builder.learning.bodies import WholeBody
 from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
 from hplm.model.config import BackboneConfig
@@ -103,7 +103,7 @@ class Shrinking:
 
 
 class Lessons:
-    def __init__(self, config: BackboneConfig, teacher: Teacher, device: torch.device) -> None:
+    def __init__(self, config: BackboneConfig, teacher: WholeBody, device: torch.device) -> None:
         self._teacher = teacher
         self._device = device
         self._windows = Shrinking(config, device)
@@ -113,7 +113,7 @@ class Lessons:
         tokens = np.concatenate(texts)
         distinct, window_of = self._windows(tokens, lengths, rng)
         positions = index_of(positions_of(lengths), self._device)
-        at_split, at_end = self._teacher(index_of(tokens, self._device), positions, lengths.tolist())
+        at_split, at_end = self._teacher.taught(index_of(tokens, self._device), positions, lengths.tolist())
         return Lesson(distinct, window_of, positions, lengths.tolist(), at_split, at_end)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.learning.bodies import Body
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.options import check_seed
@@ -20,7 +21,6 @@ from builder.packed_batches import packed_batches
 from builder.store.savepoint import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
-from builder.training.bodies import Body
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.data import Data
 from builder.training.model import TenantModel, Weights

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from builder.learning.bodies import Body, WholeBody
 from builder.tasks.lookup import Pack
-from builder.training.bodies import Body, WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
 from hplm.model.checkpoint import load_checkpoint

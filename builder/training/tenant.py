@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from builder.learning.bodies import PlotBody
 from builder.learning.curve import draw_learning
 from builder.page import tenant_page
 from builder.store.resumable import PLAN, begun_plan, write_json
@@ -19,7 +20,6 @@ from builder.tables.build_folder import held, put_away
 from builder.tables.text_files import digest_of_file
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import training_task
-from builder.training.bodies import PlotBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune
 from builder.training.grid import points, train_grid

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from builder.hardware import step_tokens
+from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
@@ -23,7 +24,6 @@ from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
 from builder.tasks.lookup import Pack
-from builder.training.bodies import WholeBody
 from research.schemes.trained import whole_body
 
 

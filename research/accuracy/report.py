@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from bench.turns import threads
 from builder.hardware import products_of
+from builder.learning.bodies import WholeBody
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
-from builder.training.bodies import WholeBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import TrainingOptions, evaluate
 from builder.worker_processes import processes_that_fit, worker_processes

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from builder.evaluation.tenant import Evaluation
+from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.loop import Diverged
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.lookup import Reader
 from builder.tasks.scores import Scores
-from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points

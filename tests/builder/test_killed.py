@@ -18,6 +18,7 @@ from builder.importing.lower import NewDomain
 from builder.importing.matching import MatchingOptions, import_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
+from builder.learning.bodies import PlotBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain
@@ -29,7 +30,6 @@ from builder.tables.counting import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
-from builder.training.bodies import PlotBody
 from builder.training.data import read_files
 from builder.training.finetuning import TrainingOptions
 from builder.training.start import ANEW
