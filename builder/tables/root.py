@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from builder.learning.curve import draw_learning
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.options import check_keep, check_seed
 from builder.page import branch_page
+from builder.pictures import draw_learning
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from builder.learning.bodies import PlotBody
-from builder.learning.curve import draw_learning
 from builder.page import tenant_page
+from builder.pictures import draw_learning
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held, put_away

@@ -57,7 +57,7 @@ def evaluate(
     check_picture(picture)
     evaluation = evaluate_tenant(opened, id, test, on)
     if picture is not None:
-        from builder.evaluation.confusion_picture import draw_confusion
+        from builder.pictures import draw_confusion
 
         draw_confusion(evaluation, picture)
     others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
