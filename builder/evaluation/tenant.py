@@ -1,14 +1,15 @@
-"""Evaluates the newest version of a tenant on a labelled file."""
+"""Evaluates the newest version of a tenant on a labelled file: computed here, and as a running server answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from builder.learning.bodies import PlotBody
 from builder.store.store import Store, TenantFile
@@ -26,6 +27,8 @@ from hplm.errors import InvalidInput
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt
 from hplm.model.stacks import UpperStack
+
+TEXTS_AT_ONCE = 16  # in a request
 
 
 @dataclass(frozen=True)
@@ -125,3 +128,34 @@ def find_tenant(store: Store, tenant_id: str) -> TenantFile:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     return tenant
+
+
+class Client(Protocol):
+    """Asks the server, as `hplm_client.HplmClient` does. Returns an answer a text, with labels and the tenant's version."""
+
+    def infer_batch(
+        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None, truncate: bool
+    ) -> Sequence[Any]: ...
+
+
+def score_served(client: Client, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+    tenant, examples = evaluation.tenant, evaluation.labelled.examples
+    answers: list[list[str]] = [[]] * len(examples)
+    # One request holds texts with a pair, or texts without.
+    kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
+    requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
+    for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
+        pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
+        told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
+        for i, answer in zip(some, told, strict=True):
+            _check_version(tenant.id, tenant.version, answer.version)
+            answers[i] = list(answer.labels)
+    return training_task(tenant.task).score(tenant.labels, examples, answers)
+
+
+def _check_version(tenant_id: str, here: int, there: str) -> None:
+    if there != str(here):
+        raise InvalidInput(
+            f"the server answers with version {there} of tenant {tenant_id!r}, the store's newest is {here}: "
+            "`hplm tenant update` it, or export again (after a rollback a server's numbers are ahead of the store's)"
+        )

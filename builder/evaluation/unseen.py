@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import digest_of_file
 from builder.tasks.examples import Bare, Labelled, has_labels, key_of, read_labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
-from builder.training.history import PARTS, learned_by
 from hplm.errors import InvalidInput
 
 FEWEST = 100  # texts, from which something about answers can be learned
+PARTS = ("training", "dev")
 
 
 class UnseenTexts:
@@ -77,3 +79,31 @@ class UnseenTexts:
         labelled = self.task.read(self.file)
         check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return labelled
+
+
+def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: Sequence[str] = PARTS) -> Iterator[Path]:
+    """Yields the training and dev files of the version, then of the version that it was trained on, and so on.
+
+    An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now. `parts`: which
+    data are meant.
+    """
+    by_digest = {digest_of_file(path): path for path in moved}
+    version = tenant.version
+    while version:
+        report = store.report(store.tenant_version(tenant.id, version))
+        for part in parts:
+            if part in report:
+                yield _found(tenant.id, version, report[part], by_digest)
+        version = report.get("from_version", 0)
+
+
+def _found(tenant_id: str, version: int, part: dict[str, Any], by_digest: dict[str, Path]) -> Path:
+    if part["digest"] in by_digest:
+        return by_digest[part["digest"]]
+    path = Path(part["file"])
+    if not path.is_file() or digest_of(path) != part["digest"]:
+        raise InvalidInput(
+            f"version {version} of tenant {tenant_id!r} was trained on {path}, which was moved or changed since: name the file "
+            "as it was with --seen"
+        )
+    return path

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from builder.evaluation.tenant import find_tenant, opened
-from builder.evaluation.unseen import UnseenTexts
+from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, States, states_of
@@ -20,7 +20,6 @@ from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held
 from builder.tasks.examples import Bare, Labelled, read_labelled
 from builder.tasks.tasks import TrainingTask
-from builder.training.history import PARTS, learned_by
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput

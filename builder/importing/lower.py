@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from builder.importing.foreign import Changes, Foreign
-from builder.options import check_keep
 from builder.store.store import Store
 from builder.tables.build_folder import BuildFolder
 from builder.tables.domain import DomainOptions, first_version
+from builder.tables.ranking import check_keep
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.stacks import LowerStack

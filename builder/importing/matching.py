@@ -22,14 +22,12 @@ from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody, WholeBody
-from builder.learning.limits import Epochs
+from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Training, train
-from builder.options import check_seed
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import digest_of, read_json, write_json
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint, digest_of, read_json, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.version import Weights
 from builder.tables.build_folder import held, put_away

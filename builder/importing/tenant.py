@@ -1,4 +1,4 @@
-"""Imports a saved adapter as the next version of a tenant in the store."""
+"""Imports a saved adapter as the next version of a tenant in the store, or none for a tenant that generates text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
 from builder.importing.files import read_json
 from builder.importing.foreign import Foreign, records, storable, upper_layout
-from builder.importing.generative import TASK as GENERATE
 from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
@@ -32,6 +31,7 @@ APPROXIMATE = (
     "its upper part reads the tables' vectors"
 )
 MEASURED = ": --test FILE measures the loss"
+GENERATE = "generate"
 
 
 @dataclass(frozen=True)
@@ -142,3 +142,26 @@ def _score(
 ) -> dict[str, Any]:
     found = evaluate_weights(store, tenant, weights, labelled, device, show_progress)
     return {**found.scores.described(), "windows_found": found.texts.found}
+
+
+def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantFile:
+    """Makes a tenant without an adapter, or the next version of a tenant: with its adapter, on the newest tables of its domain.
+
+    `domain`: default: that of the version before, or root. Returns the version before if it is the same.
+    """
+    check_name("tenant", tenant_id)
+    check_backbone(GENERATE, store.config)
+    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+        before = store.tenant(tenant_id)
+        domain = domain or (before.domain if before is not None else "root")
+        if before is None:
+            tenant = TenantFile(tenant_id, 1, domain, store.latest(domain), GENERATE, [], rank=0)
+            weights, report = (None, {}), {"task": GENERATE}
+        else:
+            tenant = replace(before, domain=domain, domain_version=store.latest(domain))
+            if tenant == before:
+                return before
+            tenant = replace(tenant, version=before.version + 1)
+            weights, report = store.tenant_weights(before), store.report(before)
+        store.save_tenant(tenant, *weights, report)
+    return tenant

@@ -22,7 +22,7 @@ from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.ridge import fit
 from builder.learning.windows import Lesson, Lessons, Reading, Student, TextPack, in_packs
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack

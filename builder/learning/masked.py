@@ -21,7 +21,7 @@ from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.windows import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
 from builder.packed_batches import positions_of
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation

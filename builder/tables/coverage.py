@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.options import check_keep
 from builder.store.store import Store
 from builder.tables.counts import Counts
-from builder.tables.ranking import Ranking
+from builder.tables.ranking import Ranking, check_keep
 from builder.tables.sorted_runs import distinct
 from builder.tables.table import table_bytes
 from builder.tasks.examples import read_corpus

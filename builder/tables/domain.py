@@ -13,18 +13,16 @@ from typing import Any
 import torch
 
 from builder.learning.distil import distil
-from builder.learning.limits import Budget
+from builder.learning.limits import Budget, check_seed
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
-from builder.options import check_keep, check_seed
 from builder.page import branch_page
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
 from builder.tables.counting import add_counts
 from builder.tables.counts import Counts
-from builder.tables.ranking import Ranking
+from builder.tables.ranking import Ranking, check_keep
 from builder.tables.root import save_report
-from builder.tables.size import check_table, chosen_keep
-from builder.tables.table import build_table
+from builder.tables.table import build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack

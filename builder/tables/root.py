@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from builder.learning.distil import distil
-from builder.learning.limits import Budget
+from builder.learning.limits import Budget, check_seed
 from builder.learning.masked import further_pretrain, given_head
-from builder.options import check_keep, check_seed
 from builder.page import branch_page
 from builder.pictures import draw_learning
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
-from builder.tables.size import check_table, chosen_keep
-from builder.tables.table import build_table
+from builder.tables.ranking import check_keep
+from builder.tables.table import build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint, load_checkpoint, split
 from hplm.model.stacks import LowerStack

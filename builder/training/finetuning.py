@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from builder.learning.bodies import Body
-from builder.learning.limits import Epochs
+from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Progress, Training, train
-from builder.options import check_seed
 from builder.packed_batches import packed_batches
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
 from builder.training.cutting import cut, cuttable, hold

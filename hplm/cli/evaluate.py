@@ -65,7 +65,7 @@ def evaluate(
     if int8:
         scores["int8"] = evaluate_tenant(opened, id, test, torch.device("cpu"), eight_bits=True).scores
     if connection.url is not None:
-        from builder.evaluation.served import score_served
+        from builder.evaluation.tenant import score_served
 
         with connection.client(backbone or opened.config.name) as client:
             scores["served"] = score_served(client, evaluation)

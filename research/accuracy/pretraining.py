@@ -18,8 +18,7 @@ from builder.learning.loop import Exam, Group, Training, train
 from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
 from builder.learning.windows import Reading, TextPack, index_of
 from builder.packed_batches import positions_of
-from builder.store.resumable import replaced
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint, replaced
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus

@@ -22,7 +22,7 @@ from builder.learning.bodies import PlotBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain
-from builder.store import savepoint
+from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.tables.corpus import tokenize_corpus
@@ -228,7 +228,7 @@ def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, 
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr(os, "replace", dying)
     undisturbed, report = train(*original, tmp_path / "whole.pt")
     count, saves = saves, 0

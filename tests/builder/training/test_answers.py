@@ -7,9 +7,8 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.tasks.scores import confusion, is_bio
+from builder.tasks.scores import confusion, is_bio, none_shift
 from builder.tasks.tasks import training_task
-from builder.tasks.threshold import none_shift
 from hplm.tasks import TASKS
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import CPU, write
