@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.evaluation.reliability import BINS
+from builder.evaluation.fitting import WIDTHS
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def draw_reliability(report: dict[str, Any], path: Path) -> None:
     for axes, (name, described, color) in zip(panel, sides, strict=True):
         most = max(one["count"] for one in described["bins"])
         for one in described["bins"]:
-            axes.bar(one["confidence"], one["right"], width=0.9 / BINS, color=color, alpha=0.1 + 0.9 * one["count"] / most)
+            axes.bar(one["confidence"], one["right"], width=0.9 / WIDTHS, color=color, alpha=0.1 + 0.9 * one["count"] / most)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
         axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
         axes.set_title(f"{name}: ECE {described['ece']:.3f}", loc="left", color=INK)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.fitting import Cases, Fitted, fitted
-from builder.evaluation.reliability import bins_of, calibration_error
+from builder.evaluation.fitting import Cases, Fitted, bins_of, calibration_error, fitted
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.store import Store, TenantFile, check_name

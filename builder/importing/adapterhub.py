@@ -13,8 +13,18 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import number, read_json, read_tensors, required, tensor_file
-from builder.importing.foreign import PLACES, Changes, Foreign, ForeignHead, Part
+from builder.importing.foreign import (
+    PLACES,
+    Changes,
+    Foreign,
+    ForeignHead,
+    Part,
+    number,
+    read_json,
+    read_tensors,
+    required,
+    tensor_file,
+)
 from builder.importing.heads import (
     TASK_OF_CLASS,
     Linear,

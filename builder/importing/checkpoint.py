@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.files import read_json
-from builder.importing.foreign import ForeignHead
+from builder.importing.foreign import ForeignHead, read_json
 from builder.importing.heads import check_head, chosen_labels, chosen_task, linear_head, reordered, sequence_task
 from builder.training.cutting import cut
 from builder.training.model import Weights

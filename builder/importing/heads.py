@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.files import read_json
-from builder.importing.foreign import ForeignHead
+from builder.importing.foreign import ForeignHead, read_json
 from builder.tasks.tasks import training_task
 from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput

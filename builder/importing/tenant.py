@@ -11,8 +11,7 @@ import torch
 
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
-from builder.importing.files import read_json
-from builder.importing.foreign import Foreign, records, storable, upper_layout
+from builder.importing.foreign import Foreign, read_json, records, storable, upper_layout
 from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft

@@ -31,9 +31,8 @@ from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
 from builder.training.data import read_files
-from builder.training.finetuning import TrainingOptions
+from builder.training.finetuning import TrainingOptions, taught
 from builder.training.start import ANEW
-from builder.training.teacher import taught
 from builder.training.tenant import delete_tenant
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
