@@ -90,7 +90,7 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
             f"--picture shows right against answered labels, for {able} with up to "
             f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
         )
-    wanted = [label for example in evaluation.labelled.examples for label in example.labels]
+    wanted = [label for example in evaluation.texts.examples for label in example.labels]
     answered = [label for answer in evaluation.answers for label in answer]
     pairs = confusion(tenant.labels, wanted, answered)
     answers = [*tenant.labels, "(none)"] if pairs[:, -1].any() else list(tenant.labels)

@@ -109,7 +109,7 @@ def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dic
 
 def _usual_delta(texts: UnseenTexts) -> float:
     """Returns the largest error of a right number, where none is given."""
-    delta = WIDTH * float(np.std([example.value for example in texts.fresh.examples]))
+    delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
     if not delta:
         raise InvalidInput(f"{texts.file}: every value is the same: give different ones, or --delta")
     return delta

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from builder.learning.bodies import PlotBody
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tasks.examples import Labelled
+from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
@@ -34,7 +34,6 @@ TEXTS_AT_ONCE = 16  # in a request
 @dataclass(frozen=True)
 class Evaluation:
     tenant: TenantFile
-    labelled: Labelled
     texts: Texts
     answers: list[list[str]]
     scores: Scores
@@ -45,7 +44,7 @@ class Evaluation:
             "tenant": tenant.id,
             "version": tenant.version,
             "task": tenant.task,
-            "file": str(self.labelled.path),
+            "file": str(self.texts.examples[0].file),
             "texts": len(self.texts.examples),
             "texts_cut": self.texts.cut,
             "windows_found": self.texts.found,
@@ -64,26 +63,26 @@ def evaluate_tenant(
     """`eight_bits`: computes the shared products in 8 bits, on the CPU."""
     device = device or resolve_device("auto")
     tenant = find_tenant(store, tenant_id)
-    labelled = training_task(tenant.task).read(file)
-    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits)
+    examples = training_task(tenant.task).read(file)
+    check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, show_progress, eight_bits)
 
 
 def evaluate_weights(
     store: Store,
     tenant: TenantFile,
     weights: Weights,
-    labelled: Labelled,
+    examples: Sequence[Example],
     device: torch.device,
     show_progress: bool = True,
     eight_bits: bool = False,
 ) -> Evaluation:
     """Evaluates a tenant that need not be stored yet."""
     precision = Precision(torch.float32, eight_bits)
-    body, model, data = opened(store, tenant, weights, labelled, device, precision, show_progress)
+    body, model, data = opened(store, tenant, weights, examples, device, precision, show_progress)
     answers, _ = answers_to(body, model, data, data.dev)
-    scores = data.task.score(tenant.labels, labelled.examples, answers)
-    return Evaluation(tenant, labelled, data.dev, answers, scores)
+    scores = data.task.score(tenant.labels, examples, answers)
+    return Evaluation(tenant, data.dev, answers, scores)
 
 
 class ServedBody(PlotBody):
@@ -106,7 +105,7 @@ def opened(
     store: Store,
     tenant: TenantFile,
     weights: Weights,
-    labelled: Labelled,
+    examples: Sequence[Example],
     device: torch.device,
     precision: Precision,
     show_progress: bool,
@@ -115,7 +114,7 @@ def opened(
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
     config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
-    texts = reader.read(labelled, task, tenant.labels, show_progress)
+    texts = reader.read(examples, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
     model.load(*weights)
     data = Data(reader, task, tenant.labels, texts, texts, device)
@@ -139,7 +138,7 @@ class Client(Protocol):
 
 
 def score_served(client: Client, evaluation: Evaluation, show_progress: bool = True) -> Scores:
-    tenant, examples = evaluation.tenant, evaluation.labelled.examples
+    tenant, examples = evaluation.tenant, evaluation.texts.examples
     answers: list[list[str]] = [[]] * len(examples)
     # One request holds texts with a pair, or texts without.
     kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]

@@ -18,7 +18,7 @@ from builder.exits.states import MOST_ROWS, states_of
 from builder.exits.thresholds import Chosen, chosen
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held
-from builder.tasks.examples import Bare, Labelled, read_labelled
+from builder.tasks.examples import Bare, Example, read_labelled
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -81,7 +81,7 @@ def build_exits(
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
         if full is None and texts.is_labelled and task.served.read_each is not None:
-            full = calibration_by(choosing.examples, tenant.labels, judged.logits)
+            full = calibration_by(choosing, tenant.labels, judged.logits)
         full = full or Calibration()
         near = delta if delta is not None else DELTA * float(judged.logits.std())
         calibrations = calibrations_for(task, outputs, judged.logits, full, near)
@@ -91,12 +91,12 @@ def build_exits(
         told = [described(one) for one in kept]
         if texts.is_labelled:
             for plan, one in zip(told, kept, strict=True):
-                plan["lost"] = lost_by(task, choosing.examples, answers, answered.left_at(one.plan))
+                plan["lost"] = lost_by(task, choosing, answers, answered.left_at(one.plan))
         own = {
             "tenant": tenant.id,
             "version": tenant.version + 1,
             "task": tenant.task,
-            "file": str(choosing.path),
+            "file": str(file),
             "learned_texts": len(learning.rows_of),
             "texts": len(judged.rows_of),
             "precision": precision.name,
@@ -130,16 +130,15 @@ def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> N
         raise InvalidInput(f"delta {delta:g}: give a number above 0, and only for a tenant that answers with numbers")
 
 
-def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[Labelled, Labelled]:
+def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[list[Example], list[Example]]:
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
         return read_labelled(training, Bare), texts.fresh
-    examples = texts.fresh.examples
+    examples = texts.fresh
     order = np.random.default_rng(0).permutation(len(examples)).tolist()
     cut = round(LEARN * len(order))
-    parts = ([examples[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
-    learning, choosing = (Labelled(texts.file, part) for part in parts)
+    learning, choosing = ([examples[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
     return learning, choosing
 
 

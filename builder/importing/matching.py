@@ -31,7 +31,7 @@ from builder.store.resumable import Savepoint, digest_of, read_json, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.version import Weights
 from builder.tables.build_folder import held, put_away
-from builder.tasks.examples import Labelled
+from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
@@ -288,14 +288,16 @@ def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
     return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
 
 
-def _tested(tenant: Model, teacher: Model, tested: Labelled, reader: Reader, labels: list[str], task: str) -> dict[str, Any]:
+def _tested(
+    tenant: Model, teacher: Model, tested: list[Example], reader: Reader, labels: list[str], task: str
+) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
     own, device = training_task(task), next(teacher.own.parameters()).device
     texts = reader.read(tested, own, labels, show_progress=False)
     data = Data(reader, own, labels, texts, texts, device)
     rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
-    answers = {side: [one.labels for one in answered(own, labels, tested.examples, found)] for side, found in rows.items()}
+    answers = {side: [one.labels for one in answered(own, labels, tested, found)] for side, found in rows.items()}
     return {
-        "test": {side: own.score(labels, tested.examples, found).described() for side, found in answers.items()},
-        "tested": agreement(own, labels, tested.examples, rows["tenant"], rows["checkpoint"]).described(),
+        "test": {side: own.score(labels, tested, found).described() for side, found in answers.items()},
+        "tested": agreement(own, labels, tested, rows["tenant"], rows["checkpoint"]).described(),
     }

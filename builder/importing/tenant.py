@@ -18,7 +18,7 @@ from builder.importing.peft import is_peft, read_peft
 from builder.store.store import Store, TenantFile, check_name
 from builder.store.version import Weights
 from builder.tables.build_folder import held
-from builder.tasks.examples import Labelled
+from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
 from hplm.errors import MISFITS, InvalidInput
@@ -128,7 +128,7 @@ def version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -
     return before
 
 
-def read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:
+def read_test(file: Path | None, task: str, labels: list[str]) -> list[Example] | None:
     if file is None:
         return None
     labelled = training_task(task).read(file)
@@ -137,9 +137,9 @@ def read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | Non
 
 
 def _score(
-    store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool
+    store: Store, tenant: TenantFile, weights: Weights, examples: list[Example], device: torch.device, show_progress: bool
 ) -> dict[str, Any]:
-    found = evaluate_weights(store, tenant, weights, labelled, device, show_progress)
+    found = evaluate_weights(store, tenant, weights, examples, device, show_progress)
     return {**found.scores.described(), "windows_found": found.texts.found}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from builder.tasks import losses, scores
-from builder.tasks.examples import Classified, Example, Labelled, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
+from builder.tasks.examples import Classified, Example, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
 from hplm.errors import InvalidInput
@@ -19,7 +19,7 @@ from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 
-def _any_labels(labelled: Labelled, dtype: str) -> None:
+def _any_labels(examples: Sequence[Example], dtype: str) -> None:
     """Accepts all data: labels are checked when they are collected."""
 
 
@@ -52,7 +52,7 @@ class TrainingTask:
     score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # takes labels, examples and their answers
     fewest_labels: int = 2  # in the training data, where labels are not fixed
     one_label_a_row: bool = False  # every row has one right label, so a confusion table makes sense
-    check: Callable[[Labelled, str], None] = _any_labels  # checks the training part for the dtype of the stored head
+    check: Callable[[Sequence[Example], str], None] = _any_labels  # checks the training part for the dtype of the stored head
     scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
     further: Callable[[Sequence[Example]], bool] = _never  # whether these examples need the further label
     shift: Shift | None = None  # what to add to a trained head's outputs
@@ -62,7 +62,7 @@ class TrainingTask:
     # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def read(self, path: Path) -> Labelled:
+    def read(self, path: Path) -> list[Example]:
         return read_labelled(path, self.line)
 
     def unlabelled(self) -> TrainingTask:
@@ -75,12 +75,12 @@ class TrainingTask:
             return F.mse_loss(own / spread, wanted / spread)
         return self.distance(own, wanted)
 
-    def labels(self, labelled: Labelled) -> list[str]:
+    def labels(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels of the head's outputs."""
         fixed = list(self.served.fixed_labels)
         if not fixed:
-            return labels_in(labelled, self.fewest_labels)
-        return [*fixed, self.served.further_label] if self.further(labelled.examples) else fixed
+            return labels_in(examples, self.fewest_labels)
+        return [*fixed, self.served.further_label] if self.further(examples) else fixed
 
 
 def training_task(name: str) -> TrainingTask:

@@ -101,7 +101,7 @@ class Report:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
         seeds: list[Sequence[int]] = [self.tier.seeds] * len(tasks)
         if study.tenants:
-            sizes = [len(training_task(task.task).read(task.train).examples) for task in tasks]
+            sizes = [len(training_task(task.task).read(task.train)) for task in tasks]
             seeds = list(map(range, tenants_of(sizes, study.tenants)))
         sample = self.tier.tenant_texts if study.tenants else 0
         for task, own in zip(tasks, seeds, strict=True):

@@ -86,7 +86,7 @@ def score_schemes(
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     files = read_files(store, tenant.task, train_file, dev_file, tuple(tenant.labels), options.dtype)
     data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None, show_progress)
-    texts = data.reader.read(data.task.read(evaluation.labelled.path), data.task, tenant.labels, False)
+    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels, False)
     scores = {}
     for name in names:
         trained = _best_of(store, data, name, tries, show_progress)
