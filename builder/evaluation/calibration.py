@@ -14,8 +14,8 @@ import torch
 from builder.evaluation.fitting import Cases, Fitted, bins_of, calibration_error, fitted
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
-from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held
+from builder.store.store import Store, TenantFile
+from builder.tables.build_folder import held_tenant
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import rows_of
@@ -48,8 +48,7 @@ def calibrate_tenant(
 
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
-    check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id):
         tenant = find_tenant(store, tenant_id)
         texts = UnseenTexts(store, tenant, file, seen, "a calibration")
         _check_delta(tenant, texts.task, delta)

@@ -16,8 +16,8 @@ from builder.exits.answers import answered_by, calibration_by, calibrations_for,
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.exits.thresholds import Chosen, chosen
-from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held
+from builder.store.store import Store, TenantFile
+from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Bare, Example, read_labelled
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
@@ -56,8 +56,7 @@ def build_exits(
     The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. `drops`: points that each
     plan may lose. `delta`: of numbers, how far an exit's may be from the full stack's.
     """
-    check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id):
         tenant = find_tenant(store, tenant_id)
         _check(tenant, drops, delta)
         # No weight has learned from dev.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +61,9 @@ def check_mergeable(found: Foreign, lower: Changes, store: Store, new: NewDomain
         raise InvalidInput(f"{found.source} changes no lower layer, so there is nothing to make a domain of: omit --as-domain")
 
 
-@contextmanager
 def merged(
     store: Store, parent: str, changes: Changes, found: Foreign, new: NewDomain, device: torch.device
-) -> Iterator[Table]:
+) -> AbstractContextManager[Table]:
     """Builds a child of `parent` with these changes, and holds its folder until the tenant on it is stored.
 
     The same call after an interruption continues.
@@ -78,5 +76,4 @@ def merged(
 
     stat, options = found.source.stat(), DomainOptions(parent, new.keep, new.dtype, min_tokens=new.min_tokens)
     adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
-    with first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device) as table:
-        yield table
+    return first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device)

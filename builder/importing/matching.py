@@ -28,9 +28,9 @@ from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
 from builder.store.resumable import Savepoint, digest_of, read_json, write_json
-from builder.store.store import Store, TenantFile, check_name
+from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held, put_away
+from builder.tables.build_folder import held_tenant, put_away
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
@@ -131,9 +131,8 @@ def import_checkpoint(
 
     Raises `Unlike` if too few answers are the checkpoint's.
     """
-    check_name("tenant", tenant_id)
-    started, working = time.perf_counter(), store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    started = time.perf_counter()
+    with held_tenant(store, tenant_id) as working:
         domain = options.domain, store.latest(options.domain)
         asked, before = _asked(store, folder, texts, domain, options, matching), store.tenant(tenant_id)
         is_done = before is not None and store.report(before).get("asked") == asked

@@ -15,12 +15,13 @@ from builder.importing.foreign import Foreign, read_json, records, storable, upp
 from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
-from builder.store.store import Store, TenantFile, check_name
+from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held
+from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
+from builder.training.start import check_answers
 from hplm.errors import MISFITS, InvalidInput
 from hplm.tasks import check_backbone
 
@@ -64,8 +65,7 @@ def import_tenant(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool = True
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
-    check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"), ExitStack() as building:
+    with held_tenant(store, tenant_id), ExitStack() as building:
         if options.task is not None:
             check_backbone(options.task, store.config)
         config = store.config
@@ -120,11 +120,8 @@ def origin_of(store: Store, folder: Path, library: str, trained_on: str | None) 
 def version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
     """Returns the tenant's version before. Refuses an update that changes its task or labels."""
     before = store.tenant(tenant_id)
-    if before is not None and (before.task != task or set(before.labels) != set(labels)):
-        raise InvalidInput(
-            f"tenant {tenant_id!r} has a version {before.version} with task {before.task} and labels {sorted(before.labels)}, "
-            f"and an update keeps both; this one has task {task} and labels {sorted(labels)}: import it under another --id"
-        )
+    if before is not None:
+        check_answers(before, task, labels)
     return before
 
 
@@ -148,9 +145,8 @@ def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> Ten
 
     `domain`: default: that of the version before, or root. Returns the version before if it is the same.
     """
-    check_name("tenant", tenant_id)
     check_backbone(GENERATE, store.config)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
         domain = domain or (before.domain if before is not None else "root")
         if before is None:

@@ -95,11 +95,12 @@ class Shrinking:
         shares = SHRINKING ** np.arange(len(config.window.levels()))
         self._shares = shares / shares.sum()
 
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Returns distinct windows, and the window of each token."""
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> Windowed:
         levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
         keys, window_of = distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
-        return index_of(self._space.unpack(keys), self._device), index_of(window_of, self._device)
+        numbers = self._space.unpack(keys), window_of, positions_of(lengths)
+        windows, window_of, positions = (index_of(own, self._device) for own in numbers)
+        return Windowed(windows, window_of, positions, lengths.tolist())
 
 
 class Lessons:
@@ -109,12 +110,10 @@ class Lessons:
         self._windows = Shrinking(config, device)
 
     def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
-        lengths = np.array([len(text) for text in texts])
         tokens = np.concatenate(texts)
-        distinct, window_of = self._windows(tokens, lengths, rng)
-        positions = index_of(positions_of(lengths), self._device)
-        at_split, at_end = self._teacher.taught(index_of(tokens, self._device), positions, lengths.tolist())
-        return Lesson(distinct, window_of, positions, lengths.tolist(), at_split, at_end)
+        packed = self._windows(tokens, np.array([len(text) for text in texts]), rng)
+        at_split, at_end = self._teacher.taught(index_of(tokens, self._device), packed.positions, packed.lengths)
+        return Lesson(**vars(packed), at_split=at_split, at_end=at_end)
 
 
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:

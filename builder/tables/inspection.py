@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,6 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import ABSENT
 from hplm.plot.table import Table
 from hplm.tenants.listing import branch_row
-
-
-@dataclass(frozen=True)
-class Frequent:
-    row: int
-    tokens: list[int]
-    words: str
 
 
 def built_branches(store: Store) -> list[dict[str, Any]]:
@@ -60,7 +52,7 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
         },
         "users": store.users()[domain, version],
         "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
-        "frequent": {name: [asdict(ngram) for ngram in ngrams] for name, ngrams in frequent(store, table, top).items()},
+        "frequent": frequent(store, table, top),
     }
 
 
@@ -70,18 +62,19 @@ def behind(store: Store, domain: str) -> list[TenantFile]:
     return [tenant for tenant in store.tenants() if tenant.domain == domain and tenant.domain_version < newest]
 
 
-def frequent(store: Store, table: Table, top: int) -> dict[str, list[Frequent]]:
+def frequent(store: Store, table: Table, top: int) -> dict[str, list[dict[str, Any]]]:
     """Returns the `top` most frequent n-grams of each length, the longest first."""
     vocabulary = _pieces(store)
     keys = table.index.by_row()
-    found: dict[int, list[Frequent]] = {tokens: [] for tokens in range(table.meta.n, 0, -1)}
+    found: dict[int, list[dict[str, Any]]] = {tokens: [] for tokens in range(table.meta.n, 0, -1)}
     for start in range(0, len(keys), 1 << 16):
         windows = table.space.unpack(keys[start : start + (1 << 16)])
         held = (windows != ABSENT).sum(1)
         for tokens, ngrams in found.items():
             for i in np.flatnonzero(held == tokens)[: max(0, top - len(ngrams))].tolist():
                 ids = [int(token) - 1 for token in windows[i] if token != ABSENT]
-                ngrams.append(Frequent(start + i + 1, ids, " ".join(vocabulary.get(token, f"<{token}>") for token in ids)))
+                words = " ".join(vocabulary.get(token, f"<{token}>") for token in ids)
+                ngrams.append({"row": start + i + 1, "tokens": ids, "words": words})
         if all(len(ngrams) >= top for ngrams in found.values()):
             break
     return {f"{tokens}-gram": ngrams for tokens, ngrams in found.items()}

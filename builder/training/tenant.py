@@ -16,7 +16,7 @@ from builder.page import tenant_page
 from builder.pictures import draw_learning
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held, put_away
+from builder.tables.build_folder import held_tenant, put_away
 from builder.tables.text_files import digest_of_file
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader, Texts
@@ -64,10 +64,8 @@ def build_tenant(
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: one of TEACHERS.
     """
-    check_name("tenant", tenant_id)
     device = device or resolve_device("auto")
-    working = store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id) as working:
         before = store.tenant(tenant_id)
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
@@ -140,8 +138,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     if not versions:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
-    working = store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id) as working:
         if begun_plan(working) is not None:
             raise InvalidInput(
                 f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
