@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from builder.evaluation.tenant import Evaluation
-    from builder.tables.coverage import Coverage
+    from builder.tables.inspection import Coverage
     from hplm.placement.attained import Attained
     from hplm.placement.cluster import Cluster
     from hplm.placement.placement import Placement

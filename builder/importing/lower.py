@@ -74,6 +74,6 @@ def merged(
         merge(lower, changes)
         store.save_lower(new.name, 1, lower)
 
-    stat, options = found.source.stat(), DomainOptions(parent, new.keep, new.dtype, min_tokens=new.min_tokens)
+    stat, options = found.source.stat(), DomainOptions(new.keep, dtype=new.dtype, parent=parent, min_tokens=new.min_tokens)
     adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
     return first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device)

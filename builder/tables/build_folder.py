@@ -16,8 +16,7 @@ from builder.learning.distil import readable
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import Corpus, tokenize_corpus
-from builder.tables.counting import count_ngrams
-from builder.tables.counts import Counts
+from builder.tables.counts import Counts, count_ngrams
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.learning.limits import duration
+from builder.learning.limits import check_seed, duration
 from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts
-from builder.tables.ranking import Ranking
+from builder.tables.ranking import Ranking, check_keep
 from hplm.model.stacks import LowerStack
 from hplm.plot.index import IndexMeta
 from hplm.plot.keys import KeySpace
@@ -29,6 +29,18 @@ from hplm.plot.writing import BATCH, write_table
 USUAL_NGRAMS = 1_000_000  # the most that a table takes if nothing else is asked for: 4.6 GB of a BERT-base in fp16
 PROBED = 256  # n-grams on a CPU
 FILLED = 0.9  # of the free space, by a table that is proposed instead of one that is too large
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What every build of a branch may choose."""
+
+    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
+    seed: int = 0  # of what learns
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        check_seed(self.seed)
 
 
 def build_table(

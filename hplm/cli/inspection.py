@@ -11,7 +11,7 @@ from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
-    from builder.tables.coverage import Coverage
+    from builder.tables.inspection import Coverage
 
 
 def inspect(
@@ -60,7 +60,7 @@ def inspect(
 def _cover(store: Store, name: str, version: int, text: Path, keep: list[float] | None) -> Coverage:
     from tqdm import tqdm
 
-    from builder.tables.coverage import cover
+    from builder.tables.inspection import cover
     from builder.tables.text_files import check_file
 
     check_file(text)

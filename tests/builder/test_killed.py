@@ -26,7 +26,7 @@ from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.tables.corpus import tokenize_corpus
-from builder.tables.counting import add_counts, count_ngrams
+from builder.tables.counts import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader

@@ -87,7 +87,7 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none")):
         build_root(str(tmp_path / "none"), [path], folder, RootOptions(), NO_TIME, CPU)
     monkeypatch.chdir(tmp_path)
-    build = partial(build_root, ".", [path], folder, RootOptions("tiny", keep=0.5))
+    build = partial(build_root, ".", [path], folder, RootOptions(name="tiny", keep=0.5))
     with full_disk(), pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
         build(Budget(steps=1), CPU)
     assert not [path for path in folder.rglob("*") if path.is_file()]
