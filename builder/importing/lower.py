@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,11 +12,9 @@ from builder.importing.foreign import Changes, Foreign
 from builder.store.store import Store
 from builder.tables.build_folder import BuildFolder
 from builder.tables.domain import DomainOptions, first_version
-from builder.tables.ranking import check_keep
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.stacks import LowerStack
-from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
 
 
@@ -24,12 +22,7 @@ from hplm.plot.table import Table
 class NewDomain:
     name: str
     corpus: list[Path]
-    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
-    dtype: str = "fp16"
-    min_tokens: int = MIN_TOKENS
-
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
+    options: DomainOptions  # but its parent
 
 
 @torch.no_grad()
@@ -74,6 +67,6 @@ def merged(
         merge(lower, changes)
         store.save_lower(new.name, 1, lower)
 
-    stat, options = found.source.stat(), DomainOptions(new.keep, dtype=new.dtype, parent=parent, min_tokens=new.min_tokens)
+    stat, options = found.source.stat(), replace(new.options, parent=parent)
     adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
     return first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device)

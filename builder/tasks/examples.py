@@ -44,14 +44,9 @@ def key_of(example: Example) -> tuple[str, ...]:
     return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
 
 
-class Line(Struct):
+class Document(Struct):
     """A line of a file, as JSON has it. What is wrong with it is a ValueError."""
 
-    def example(self, file: Path, number: int) -> Example:
-        raise NotImplementedError
-
-
-class Document(Line):
     text: str
 
     def __post_init__(self) -> None:
@@ -94,7 +89,7 @@ class Valued(Paired, kw_only=True):
         return Example(file, number, self.text, self.text_pair, value=self.label)
 
 
-class Tagged(Line):
+class Tagged(Struct):
     """The text is the words joined by single spaces, and a client must send it like this."""
 
     tokens: Annotated[list[str], Meta(min_length=1)]
@@ -155,7 +150,10 @@ class Bare(Struct):
         return Example(file, number, text, self.text_pair)
 
 
-def read_labelled(path: Path, form: type[Line | Bare]) -> list[Example]:
+Line = Document | Tagged | Bare
+
+
+def read_labelled(path: Path, form: type[Line]) -> list[Example]:
     """Returns the lines of a file, at least one."""
     decoder = Decoder(form)
     examples = [_decoded(decoder, line, path, number).example(path, number) for number, line in _lines(path)]

@@ -125,7 +125,7 @@ def exits(folder, given):
 
 def imported(folder, given):
     ready, text = Store(given("imported")), corpus(folder, 1)
-    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], min_tokens=1))
+    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], SMALL))
     lower = FIXTURES / "peft-lower"
     return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
 
