@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.fitting import Cases, Fitted, bins_of, calibration_error, fitted
+from builder.evaluation.fitting import Cases, bins_of, calibration_error, fitted
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.store import Store, TenantFile
@@ -63,29 +63,23 @@ def calibrate_tenant(
         if len(cases) < FEWEST:
             raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
         fit = fitted(cases, delta)
-        own = _report(tenant, texts, cases, fit, precision, delta)
+        plain = Calibration()
+        own = {
+            "tenant": tenant.id,
+            "version": tenant.version + 1,
+            "task": tenant.task,
+            "file": str(file),
+            "texts": len(cases),
+            "left_out": texts.left_out,
+            "precision": precision.name,
+            "delta": delta,
+            "right": round(float(cases.right.mean()), 4),
+            "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
+            "after": _described(fit.confidences, fit.losses, cases),
+        }
         report["calibration"] = {"asked": asked, "report": own}
         store.save_next(tenant, replace(found, calibration=fit.calibration), report)
         return Calibrated(fit.calibration, own), True
-
-
-def _report(
-    tenant: TenantFile, texts: UnseenTexts, cases: Cases, fit: Fitted, precision: Precision, delta: float | None
-) -> dict[str, Any]:
-    plain = Calibration()
-    return {
-        "tenant": tenant.id,
-        "version": tenant.version + 1,
-        "task": tenant.task,
-        "file": str(texts.file),
-        "texts": len(cases),
-        "left_out": texts.left_out,
-        "precision": precision.name,
-        "delta": delta,
-        "right": round(float(cases.right.mean()), 4),
-        "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
-        "after": _described(fit.confidences, fit.losses, cases),
-    }
 
 
 def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:

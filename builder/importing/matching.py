@@ -6,7 +6,6 @@ changed below the tables no tenant can have, so the report says how many answers
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -134,7 +133,13 @@ def import_checkpoint(
     started = time.perf_counter()
     with held_tenant(store, tenant_id) as working:
         domain = options.domain, store.latest(options.domain)
-        asked, before = _asked(store, folder, texts, domain, options, matching), store.tenant(tenant_id)
+        numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
+        asked = {
+            "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
+            "checkpoint": digest_of(folder / CONFIG, *weight_files(folder)), "labels": options.labels,
+            "task": options.task, "texts": texts.digest, **numbers,
+        }  # fmt: skip
+        before = store.tenant(tenant_id)
         is_done = before is not None and store.report(before).get("asked") == asked
         if is_done and before is not None and options.test is None:
             put_away(working)
@@ -207,27 +212,6 @@ def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOpt
             "with fewer layers in tables; or leave this model dedicated. --anyway stores it all the same",
             report,
         )
-
-
-def _asked(
-    store: Store,
-    folder: Path,
-    texts: UnlabelledTexts,
-    domain: tuple[str, int],
-    options: ImportOptions,
-    matching: MatchingOptions,
-) -> dict[str, Any]:
-    """Returns what decides the result, as a file returns it."""
-    numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
-    return json.loads(
-        json.dumps(
-            {
-                "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
-                "checkpoint": digest_of(folder / CONFIG, *weight_files(folder)), "labels": options.labels,
-                "task": options.task, "texts": texts.digest, **numbers,
-            }
-        )
-    )  # fmt: skip
 
 
 def _matched(

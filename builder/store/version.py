@@ -57,8 +57,8 @@ class TenantFile:
         places = None if layout.places == KINDS[layout.kind].usual_places else layout.places
         return replace(self, rank=layout.size, adapter=layout.kind, places=places, function=layout.function)
 
-    def head_layout(self, config: BackboneConfig, size: int | None = None) -> Layout:
-        return head_layout(config, size or len(self.labels), self.head_function, self.dtype)
+    def head_layout(self, config: BackboneConfig) -> Layout:
+        return head_layout(config, len(self.labels), self.head_function, self.dtype)
 
     def knowledge(self, config: BackboneConfig, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor]) -> Knowledge:
         """Returns the version with these weights, which its layouts name and shape. `head`: empty if there is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -199,7 +198,7 @@ def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
         write_json(folder / PLAN, plan)
         return
     if begun is not None:
-        print(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew", file=sys.stderr)
+        say(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew")
     put_away(folder)
     write_json(folder / PLAN, plan)
 
