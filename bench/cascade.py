@@ -190,17 +190,17 @@ def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
     exits, weights = found.exits, store.tenant_weights(tenant)
     given = [task.read(question.dev), task.read(question.test)]
     states = [states_of(*opened(store, tenant, weights, part, device, precision, False)) for part in given]
-    full = calibration_by(given[0].examples, tenant.labels, states[0].logits)
+    full = calibration_by(given[0], tenant.labels, states[0].logits)
     calibrations, parts = exits.exits.calibrations, []
     for labelled, seen in zip(given, states, strict=True):
         outputs = [outputs_of(dict(head), exits.layout, own) for head, own in zip(exits.heads, seen.exits, strict=True)]
         answered, _ = answered_by(tenant, task, seen, outputs, calibrations, full, store.config)
         logits = [own.numpy() for own in (*outputs, seen.logits)]
         shares = [softmax(own / one.temperature) for own, one in zip(logits, (*calibrations, full), strict=True)]
-        right = [example.labels[0] for example in labelled.examples]
+        right = [example.labels[0] for example in labelled]
         wanted = [tenant.labels.index(label) if label in tenant.labels else -1 for label in right]
         parts.append(Part(answered, np.array(shares), np.array([own.argmax(axis=1) for own in logits]), np.array(wanted)))
-    (choosing, test), texts = parts, [example.text for example in given[1].examples]
+    (choosing, test), texts = parts, [example.text for example in given[1]]
     return Judged(question.id, exits.exits.plans[0], choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
 
 

@@ -1,21 +1,33 @@
-"""The colours of all pictures, the formats they are written in, and how: the same figures give the same bytes."""
+"""All pictures, and how they are written: the same figures give the same bytes. The suffix of a path decides the format."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from builder.evaluation.fitting import WIDTHS
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from builder.evaluation.tenant import Evaluation
+    from builder.tables.inspection import Coverage
+    from hplm.placement.attained import Attained
+    from hplm.placement.cluster import Cluster
+    from hplm.placement.placement import Placement
+    from hplm.plot.table import TableMeta
+
 INK, GRID = "#333333", "#dddddd"
 OWN = "#1b6ca8"
 OTHERS = ("#d1495b", "#e09f3e", "#5b8e7d", "#8d6a9f")
 FORMATS = (".png", ".svg", ".pdf")
 FONTS = ["DejaVu Sans", "Verdana", "Arial"]  # a reader without the first one sees the next
+DASHED = (0, (4, 3))
+MOST_NAMED = 6  # units of a group, in the picture of a placement
+MOST_LABELS, MOST_NUMBERED = 60, 20  # of a confusion table that can be read, and whose cells have numbers
 
 
 def check_picture(path: Path) -> None:
@@ -40,10 +52,174 @@ def panels(width: float, height: float, columns: int = 1) -> tuple[Figure, list[
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The suffix of the path decides the format. An SVG has text as text, which keeps it small, and no date."""
+    """Writes a picture. An SVG has text as text, which keeps it small, and no date."""
     from matplotlib import rc_context
 
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hplm", "font.sans-serif": FONTS}):
         figure.savefig(path, metadata=metadata)
+
+
+def draw_learning(report: dict[str, Any], metric: str, title: str, path: Path) -> None:
+    """Draws the curve and the exams of a report (`Progress.reported`). `metric`: the name of the score."""
+    exams, (figure, (losses, scores)) = report["exams"], panels(8, 4.2, 2)
+    losses.plot(*zip(*report["curve"], strict=True), color=OTHERS[0], label="training")
+    steps = [exam["step"] for exam in exams]
+    losses.plot(steps, [exam["loss"] for exam in exams], color=OWN, marker="o", label="dev")
+    losses.set_ylabel("loss")
+    losses.legend(frameon=False)
+    scores.plot(steps, [exam["score"] for exam in exams], color=OWN, marker="o")
+    scores.axvline(report["kept_step"], color=INK, linewidth=1, linestyle=DASHED)
+    scores.set_ylabel(f"dev {metric}")
+    for axes in (losses, scores):
+        axes.set_xlabel("step")
+    figure.suptitle(title, x=0.01, ha="left", color=INK)
+    save(figure, path)
+
+
+def draw_confusion(evaluation: Evaluation, path: Path) -> None:
+    """Draws right labels against answered labels, as shares of the right label."""
+    from builder.tasks.scores import confusion
+    from builder.tasks.tasks import TRAINING_TASKS, training_task
+
+    tenant = evaluation.tenant
+    if not training_task(tenant.task).one_label_a_row or len(tenant.labels) > MOST_LABELS:
+        able = " and ".join(name for name, task in TRAINING_TASKS.items() if task.one_label_a_row)
+        raise InvalidInput(
+            f"--picture shows right against answered labels, for {able} with up to "
+            f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
+        )
+    wanted = [label for example in evaluation.texts.examples for label in example.labels]
+    answered = [label for answer in evaluation.answers for label in answer]
+    pairs = confusion(tenant.labels, wanted, answered)
+    answers = [*tenant.labels, "(none)"] if pairs[:, -1].any() else list(tenant.labels)
+    pairs = pairs[:, : len(answers)]
+    shares = pairs / pairs.sum(1, keepdims=True).clip(1)
+    size = 2.5 + 0.32 * min(len(tenant.labels), 40)
+    figure, (axes,) = panels(size + 1, size)
+    axes.grid(False)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(answers)), answers, rotation=90, parse_math=False)  # a label may contain two dollar signs
+    axes.set_yticks(range(len(tenant.labels)), tenant.labels, parse_math=False)
+    if len(tenant.labels) <= MOST_NUMBERED:
+        for (row, column), count in ((at, pairs[at]) for at in zip(*pairs.nonzero(), strict=True)):
+            color = "white" if shares[row, column] > 0.5 else INK
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+    axes.set_xlabel("answered")
+    axes.set_ylabel("right")
+    axes.set_title(f"{tenant.id} version {tenant.version}", loc="left", color=INK)
+    figure.colorbar(image, ax=axes, label="share of the right label")
+    save(figure, path)
+
+
+def draw_reliability(report: dict[str, Any], path: Path) -> None:
+    """Draws how often answers of a confidence are right, before and after a calibration."""
+    sides = [(name, report[name], color) for name, color in (("before", OTHERS[0]), ("after", OWN)) if report[name] is not None]
+    figure, panel = panels(0.8 + 3.6 * len(sides), 4.2, len(sides))
+    for axes, (name, described, color) in zip(panel, sides, strict=True):
+        most = max(one["count"] for one in described["bins"])
+        for one in described["bins"]:
+            axes.bar(one["confidence"], one["right"], width=0.9 / WIDTHS, color=color, alpha=0.1 + 0.9 * one["count"] / most)
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
+        axes.set_title(f"{name}: ECE {described['ece']:.3f}", loc="left", color=INK)
+        axes.set_ylabel("share of right answers")
+    figure.suptitle(
+        f"{report['tenant']} version {report['version']}, {report['texts']:,} texts; darker: more of them", color=INK
+    )
+    save(figure, path)
+
+
+def draw_exits(report: dict[str, Any], path: Path) -> None:
+    """Draws what the plans of a tenant's exits lose, against the work that they leave."""
+    plans, (figure, (axes,)) = report["plans"], panels(5.2, 4.2)
+    cost = [plan["cost"] for plan in plans]
+    expected, off = ([plan[name] for plan in plans] for name in ("expected_loss", "expected_loss_off"))
+    axes.errorbar(cost, expected, off, fmt="o-", color=OWN, label=f"expected, from {report['texts']:,} texts")
+    if all(plan.get("lost") for plan in plans):
+        lost = [plan["lost"] for plan in plans]
+        points, off = ([one[name] for one in lost] for name in ("points", "off"))
+        axes.errorbar(cost, points, off, fmt="s--", color=OTHERS[0], label="by their labels")
+    axes.set(xlim=(0, 1), xlabel="work of the layers, share of the full stack's", ylabel="points lost")
+    axes.legend()
+    axes.set_title(f"{report['tenant']} version {report['version']}: exits", loc="left", color=INK)
+    save(figure, path)
+
+
+def draw_placement(placement: Placement, cluster: Cluster, attained: Attained, path: Path) -> None:
+    """Draws a row for each machine and a box for each device; the devices of a group have one colour and one text."""
+    rows = max(1, len(cluster.machines))
+    figure, (axes,) = panels(12, 1.6 + 1.3 * rows)
+    colors = (OWN, *OTHERS)
+    for row, machine in enumerate(cluster.machines):
+        column = {device.name: i for i, device in enumerate(machine.devices)}
+        axes.text(-0.2, row + 0.45, machine.name, ha="right", va="center", color=INK)
+        for i, group in enumerate(placement.groups):
+            if group.machine != machine.name:
+                continue
+            for stage in range(group.stages):
+                for device in group.devices_of(stage):
+                    faded = 1 - 0.6 * stage / group.stages
+                    axes.bar(column[device] + 0.5, 0.9, 0.94, row, color=colors[i % len(colors)], alpha=faded)
+            busy = attained.busy_ns[i] / attained.trace.seconds / 1e9 if i < len(attained.busy_ns) else 0.0
+            named = ", ".join(group.units[:MOST_NAMED]) + (" ..." if len(group.units) > MOST_NAMED else "")
+            label = f"{group.name}, {group.stages} x {group.intra}, {busy:.0%} busy\n{named}"
+            axes.text(column[group.devices[0]] + 0.1, row + 0.45, label, va="center", fontsize=7, color="white", clip_on=True)
+    axes.set_title(f"{attained.share:.1%} of {len(attained.trace):,} requests in time ({attained.trace.source})", loc="left")
+    axes.set_xlim(-1.5, max(len(machine.devices) for machine in cluster.machines))
+    axes.set_ylim(rows, 0)
+    axes.axis("off")
+    save(figure, path)
+
+
+def draw_coverage(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
+    """Draws the coverage of a text against the size of the table."""
+    from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+    figure, (axes,) = panels(8, 5.2)
+    curve = coverage.curve
+    megabytes = [size / 1e6 for size in curve.bytes]
+    whole, *shorter = curve.within
+    axes.plot(megabytes, curve.here, color=OWN, linewidth=2.4, label=f"whole {whole} in this table")
+    lines = [(whole, f"whole {whole}, here or above"), *((name, f"{name} or longer") for name in shorter[:-1])]
+    if meta.parent is None:
+        lines = lines[1:]  # a root has no parent
+    for (name, label), color in zip(lines, OTHERS, strict=False):
+        axes.plot(megabytes, curve.within[name], color=color, linewidth=1.8, label=label)
+    now = sum(meta.sizes().values()) / 1e6
+    axes.axvline(now, color=INK, linewidth=1, linestyle=DASHED)
+    axes.annotate(f"now: {_megabytes(now)} MB", (now, 0.02), xytext=(-6, 0), textcoords="offset points", ha="right", color=INK)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.03)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _megabytes(value)))
+    if max(megabytes) < 30 * min(megabytes):  # less than two powers of ten: label values between them as well
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: _megabytes(value) if _is_round(value) else ""))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel(f"table, MB ({meta.dtype}, index included)")
+    axes.set_ylabel(f"windows of {text} ({coverage.tokens:,} tokens)")
+    axes.set_title(f"{meta.domain} version {meta.version}: coverage against table size", loc="left", color=INK)
+    figure.legend(frameon=False, loc="outside lower center", ncols=3)
+    save(figure, path)
+
+
+def _megabytes(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
+
+
+def _is_round(value: float) -> bool:
+    """Returns whether a number is 1, 2 or 5 times a power of ten."""
+    return f"{value:e}"[0] in "125"
+
+
+def draw_agreement(matched: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws how many answers of tenants are those of the checkpoints that they were imported from."""
+    figure, (axes,) = panels(8, 4.2)
+    places = range(1, len(matched) + 1)
+    for name, colour in (("elsewhere", OTHERS[1]), ("where_sure", OWN)):
+        known = [(place, after[name]) for place, after in zip(places, matched, strict=True) if after.get(name) is not None]
+        axes.scatter(*zip(*known, strict=True) if known else ((), ()), s=14, color=colour, label=name.replace("_", " "))
+    axes.step(places, [after["agreement"] for after in matched], where="mid", color=INK, label="all answers")
+    axes.set(xlabel="checkpoints, those that agree least first", ylabel="answers that are the checkpoint's", ylim=(None, 1.01))
+    axes.legend(frameon=False, loc="lower right")
+    save(figure, path)

@@ -62,7 +62,7 @@ def add_live(store: Store, folder: Path, tenant: DemoTenant) -> None:
 
 def first_answer(tenant: DemoTenant, http_url: str) -> str:
     """Asks a tenant the first question of its test file. Returns the question and the answer as text."""
-    question = training_task(tenant.task).read(tenant.test).examples[0]
+    question = training_task(tenant.task).read(tenant.test)[0]
     with HplmClient(http_url, protocol="http") as client:
         answer = client.infer(question.text, tenant=tenant.id, truncate=True)
     words = [""] if tenant.task == "classify" else [f"{word} " for word in question.text.split()]
@@ -80,7 +80,7 @@ def evaluate(tenants: Sequence[DemoTenant], http_url: str, grpc_url: str) -> lis
     with HplmClient(http_url, protocol="http") as http, HplmClient(grpc_url, protocol="grpc") as grpc:
         for tenant in tqdm(tenants, "asking", unit="tenant"):
             right, milliseconds = list[bool](), ([], [])
-            for i, example in enumerate(training_task(tenant.task).read(tenant.test).examples[:QUESTIONS]):
+            for i, example in enumerate(training_task(tenant.task).read(tenant.test)[:QUESTIONS]):
                 start = time.perf_counter()
                 answer = (grpc, http)[i % 2].infer(example.text, tenant=tenant.id, truncate=True)
                 milliseconds[i % 2].append((time.perf_counter() - start) * 1e3)

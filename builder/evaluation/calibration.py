@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.fitting import Cases, Fitted, fitted
-from builder.evaluation.reliability import bins_of, calibration_error
+from builder.evaluation.fitting import Cases, bins_of, calibration_error, fitted
 from builder.evaluation.tenant import ServedBody, find_tenant, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
-from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held
+from builder.store.store import Store, TenantFile
+from builder.tables.build_folder import held_tenant
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import rows_of
@@ -49,8 +48,7 @@ def calibrate_tenant(
 
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
-    check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id):
         tenant = find_tenant(store, tenant_id)
         texts = UnseenTexts(store, tenant, file, seen, "a calibration")
         _check_delta(tenant, texts.task, delta)
@@ -67,29 +65,23 @@ def calibrate_tenant(
         if len(cases) < FEWEST:
             raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
         fit = fitted(cases, delta)
-        own = _report(tenant, texts, cases, fit, precision, delta)
+        plain = Calibration()
+        own = {
+            "tenant": tenant.id,
+            "version": tenant.version + 1,
+            "task": tenant.task,
+            "file": str(file),
+            "texts": len(cases),
+            "left_out": texts.left_out,
+            "precision": precision.name,
+            "delta": delta,
+            "right": round(float(cases.right.mean()), 4),
+            "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
+            "after": _described(fit.confidences, fit.losses, cases),
+        }
         report["calibration"] = {"asked": asked, "report": own}
         store.save_next(tenant, replace(found, calibration=fit.calibration), report)
         return Calibrated(fit.calibration, own), True
-
-
-def _report(
-    tenant: TenantFile, texts: UnseenTexts, cases: Cases, fit: Fitted, precision: Precision, delta: float | None
-) -> dict[str, Any]:
-    plain = Calibration()
-    return {
-        "tenant": tenant.id,
-        "version": tenant.version + 1,
-        "task": tenant.task,
-        "file": str(texts.file),
-        "texts": len(cases),
-        "left_out": texts.left_out,
-        "precision": precision.name,
-        "delta": delta,
-        "right": round(float(cases.right.mean()), 4),
-        "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
-        "after": _described(fit.confidences, fit.losses, cases),
-    }
 
 
 def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
@@ -112,7 +104,7 @@ def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dic
 
 def _usual_delta(texts: UnseenTexts) -> float:
     """Returns the largest error of a right number, where none is given."""
-    delta = WIDTH * float(np.std([example.value for example in texts.fresh.examples]))
+    delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
     if not delta:
         raise InvalidInput(f"{texts.file}: every value is the same: give different ones, or --delta")
     return delta

@@ -1,4 +1,4 @@
-"""Fits a calibration to answers that are known to be right or wrong, by the negative log likelihood (NLL)."""
+"""Fits a calibration to answers that are known to be right or wrong, and says how reliable their confidences are."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ BIN_COUNTS = (1, 2, 5, 10)
 FEWEST_IN_BIN = 20
 SURE = 1e-12  # a probability is at least so far from 0 and 1 when its logarithm is taken
 DIGITS = 8  # that are kept of a fitted number
+WIDTHS = 15  # bins of equal width that show how reliable confidences are, as in Guo et al. 2017
 
 Fit = Callable[["Cases"], Calibration]
 
@@ -83,6 +84,8 @@ class Fitted:
 def fitted(cases: Cases, delta: float | None = None) -> Fitted:
     """Fits all that suits the cases, and returns the calibration with the least NLL on texts that it has not seen.
 
+    NLL: the negative log likelihood.
+
     The texts are divided at random into two halves. Each fit is made to either half and judged on the other one; its NLL is
     the mean over both. The chosen fit is then made to all texts. `delta`: the answers are numbers, right up to this error.
     """
@@ -140,3 +143,24 @@ def _rounded(number: float) -> float:
 def _all_rounded(numbers: Array) -> list[float]:
     flat: list[float] = numbers.tolist()
     return [_rounded(number) for number in flat]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The answers whose confidence lies in one part of 0 to 1."""
+
+    count: int
+    confidence: float  # their mean
+    right: float  # the share of right ones
+
+
+def bins_of(confidences: Array, right: Array, count: int = WIDTHS) -> list[Bin]:
+    """Returns the bins that are not empty, `count` of equal width in all."""
+    places = np.minimum((confidences * count).astype(np.int64), count - 1)
+    members = [places == place for place in np.unique(places)]
+    return [Bin(int(own.sum()), float(confidences[own].mean()), float(right[own].mean())) for own in members]
+
+
+def calibration_error(bins: list[Bin]) -> float:
+    """Returns the expected calibration error: the mean distance between confidence and share of right answers."""
+    return sum(one.count * abs(one.confidence - one.right) for one in bins) / sum(one.count for one in bins)

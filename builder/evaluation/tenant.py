@@ -1,24 +1,25 @@
-"""Evaluates the newest version of a tenant on a labelled file."""
+"""Evaluates the newest version of a tenant on a labelled file: computed here, and as a running server answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from builder.learning.bodies import PlotBody
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.students.team import ServedTeam
-from builder.tasks.examples import Labelled
+from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask, training_task
-from builder.training.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import answers_to
 from builder.training.model import TenantModel
@@ -28,11 +29,12 @@ from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt
 from hplm.model.stacks import UpperStack
 
+TEXTS_AT_ONCE = 16  # in a request
+
 
 @dataclass(frozen=True)
 class Evaluation:
     tenant: TenantFile
-    labelled: Labelled
     texts: Texts
     answers: list[list[str]]
     scores: Scores
@@ -43,7 +45,7 @@ class Evaluation:
             "tenant": tenant.id,
             "version": tenant.version,
             "task": tenant.task,
-            "file": str(self.labelled.path),
+            "file": str(self.texts.examples[0].file),
             "texts": len(self.texts.examples),
             "texts_cut": self.texts.cut,
             "windows_found": self.texts.found,
@@ -66,19 +68,19 @@ def evaluate_tenant(
     """
     device = device or resolve_device("auto")
     tenant = find_tenant(store, tenant_id)
-    labelled = training_task(tenant.task).read(file)
-    check_labels(labelled, tenant.labels, f"the training data of tenant {tenant_id!r}")
+    examples = training_task(tenant.task).read(file)
+    check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
     students = store.knowledge(tenant).students
     numbers = range(members) if members is not None else None
     model = ServedTeam(students, numbers).to(device) if students is not None and members != 0 else None
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), labelled, device, show_progress, eight_bits, model)
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, show_progress, eight_bits, model)
 
 
 def evaluate_weights(
     store: Store,
     tenant: TenantFile,
     weights: Weights,
-    labelled: Labelled,
+    examples: Sequence[Example],
     device: torch.device,
     show_progress: bool = True,
     eight_bits: bool = False,
@@ -86,10 +88,10 @@ def evaluate_weights(
 ) -> Evaluation:
     """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
     precision = Precision(torch.float32, eight_bits)
-    body, model, data = opened(store, tenant, weights, labelled, device, precision, show_progress)
+    body, model, data = opened(store, tenant, weights, examples, device, precision, show_progress)
     answers, _ = answers_to(body, students or model, data, data.dev)
-    scores = data.task.score(tenant.labels, labelled.examples, answers)
-    return Evaluation(tenant, labelled, data.dev, answers, scores)
+    scores = data.task.score(tenant.labels, examples, answers)
+    return Evaluation(tenant, data.dev, answers, scores)
 
 
 class ServedBody(PlotBody):
@@ -112,7 +114,7 @@ def opened(
     store: Store,
     tenant: TenantFile,
     weights: Weights,
-    labelled: Labelled,
+    examples: Sequence[Example],
     device: torch.device,
     precision: Precision,
     show_progress: bool,
@@ -121,7 +123,7 @@ def opened(
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
     config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
-    texts = reader.read(labelled, task, tenant.labels, show_progress)
+    texts = reader.read(examples, task, tenant.labels, show_progress)
     model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
     model.load(*weights)
     data = Data(reader, task, tenant.labels, texts, texts, device)
@@ -134,3 +136,34 @@ def find_tenant(store: Store, tenant_id: str) -> TenantFile:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
     return tenant
+
+
+class Client(Protocol):
+    """Asks the server, as `hplm_client.HplmClient` does. Returns an answer a text, with labels and the tenant's version."""
+
+    def infer_batch(
+        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None, truncate: bool
+    ) -> Sequence[Any]: ...
+
+
+def score_served(client: Client, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+    tenant, examples = evaluation.tenant, evaluation.texts.examples
+    answers: list[list[str]] = [[]] * len(examples)
+    # One request holds texts with a pair, or texts without.
+    kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
+    requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
+    for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
+        pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
+        told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
+        for i, answer in zip(some, told, strict=True):
+            _check_version(tenant.id, tenant.version, answer.version)
+            answers[i] = list(answer.labels)
+    return training_task(tenant.task).score(tenant.labels, examples, answers)
+
+
+def _check_version(tenant_id: str, here: int, there: str) -> None:
+    if there != str(here):
+        raise InvalidInput(
+            f"the server answers with version {there} of tenant {tenant_id!r}, the store's newest is {here}: "
+            "`hplm tenant update` it, or export again (after a rollback a server's numbers are ahead of the store's)"
+        )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import digest_of_file
-from builder.tasks.examples import Bare, Labelled, has_labels, key_of, read_labelled
+from builder.tasks.examples import Bare, Example, has_labels, key_of, read_labelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
-from builder.training.history import PARTS, learned_by
 from hplm.errors import InvalidInput
 
 FEWEST = 100  # texts, from which something about answers can be learned
+PARTS = ("training", "dev")
 
 
 class UnseenTexts:
@@ -53,27 +55,55 @@ class UnseenTexts:
         return sorted(self._used)
 
     @cached_property
-    def fresh(self) -> Labelled:
+    def fresh(self) -> list[Example]:
         """The texts that the training has not seen. Raises if they are too few."""
-        labelled = self._labelled
-        known = {key_of(example) for path in self._used.values() for example in self.task.read(path).examples}
-        found = [example for example in labelled.examples if key_of(example) not in known]
+        texts = self._texts
+        known = {key_of(example) for path in self._used.values() for example in self.task.read(path)}
+        found = [example for example in texts if key_of(example) not in known]
         if len(found) < FEWEST:
             raise InvalidInput(
-                f"{self.file}: {len(labelled.examples) - len(found):,} of its {len(labelled.examples):,} texts occur in the "
+                f"{self.file}: {len(texts) - len(found):,} of its {len(texts):,} texts occur in the "
                 f"training or dev data of tenant {self._tenant.id!r}, and {len(found):,} are left: {self._purpose} "
                 f"needs {FEWEST} texts or more that have chosen nothing else"
             )
-        return Labelled(self.file, found)
+        return found
 
     @property
     def left_out(self) -> int:
-        return len(self._labelled.examples) - len(self.fresh.examples)
+        return len(self._texts) - len(self.fresh)
 
     @cached_property
-    def _labelled(self) -> Labelled:
+    def _texts(self) -> list[Example]:
         if not self.is_labelled:
             return read_labelled(self.file, Bare)
-        labelled = self.task.read(self.file)
-        check_labels(labelled, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
-        return labelled
+        examples = self.task.read(self.file)
+        check_labels(examples, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
+        return examples
+
+
+def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: Sequence[str] = PARTS) -> Iterator[Path]:
+    """Yields the training and dev files of the version, then of the version that it was trained on, and so on.
+
+    An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now. `parts`: which
+    data are meant.
+    """
+    by_digest = {digest_of_file(path): path for path in moved}
+    version = tenant.version
+    while version:
+        report = store.report(store.tenant_version(tenant.id, version))
+        for part in parts:
+            if part in report:
+                yield _found(tenant.id, version, report[part], by_digest)
+        version = report.get("from_version", 0)
+
+
+def _found(tenant_id: str, version: int, part: dict[str, Any], by_digest: dict[str, Path]) -> Path:
+    if part["digest"] in by_digest:
+        return by_digest[part["digest"]]
+    path = Path(part["file"])
+    if not path.is_file() or digest_of(path) != part["digest"]:
+        raise InvalidInput(
+            f"version {version} of tenant {tenant_id!r} was trained on {path}, which was moved or changed since: name the file "
+            "as it was with --seen"
+        )
+    return path

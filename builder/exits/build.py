@@ -11,16 +11,14 @@ import numpy as np
 import torch
 
 from builder.evaluation.tenant import find_tenant, opened
-from builder.evaluation.unseen import UnseenTexts
+from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import learned, outputs_of
-from builder.exits.states import MOST_ROWS, States, states_of
+from builder.exits.states import MOST_ROWS, states_of
 from builder.exits.thresholds import Chosen, chosen
-from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held
-from builder.tasks.examples import Bare, Labelled, read_labelled
-from builder.tasks.tasks import TrainingTask
-from builder.training.history import PARTS, learned_by
+from builder.store.store import Store, TenantFile
+from builder.tables.build_folder import held_tenant
+from builder.tasks.examples import Bare, Example, read_labelled
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -58,8 +56,7 @@ def build_exits(
     The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. `drops`: points that each
     plan may lose. `delta`: of numbers, how far an exit's may be from the full stack's.
     """
-    check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id):
         tenant = find_tenant(store, tenant_id)
         _check(tenant, drops, delta)
         # No weight has learned from dev.
@@ -72,19 +69,43 @@ def build_exits(
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
             return MadeExits(before.exits, known["report"]), False
         task = texts.task.unlabelled()
-        learning, choosing = _divided(store, tenant, texts, seen)
+        learned_from, choosing = _divided(store, tenant, texts, seen)
         weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
-        computed = [
+        learning, judged = (
             states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
-            for own, most in ((learning, MOST_ROWS), (choosing, None))
-        ]
-        made = _made(
-            store, tenant, before.calibration, task, computed, choosing, drops, delta, seed, precision, texts.is_labelled,
-            show_progress,
-        )  # fmt: skip
-        report["exits"] = {"asked": asked, "report": made.report}
-        store.save_next(tenant, replace(before, exits=made.exits, students=None), report)
-        return made, True
+            for own, most in ((learned_from, MOST_ROWS), (choosing, None))
+        )
+        layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
+        heads = learned(learning, layout, task, seed, show_progress)
+        outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
+        full = before.calibration
+        if full is None and texts.is_labelled and task.served.read_each is not None:
+            full = calibration_by(choosing, tenant.labels, judged.logits)
+        full = full or Calibration()
+        near = delta if delta is not None else DELTA * float(judged.logits.std())
+        calibrations = calibrations_for(task, outputs, judged.logits, full, near)
+        answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
+        plans = chosen(answered, drops)
+        kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
+        told = [described(one) for one in kept]
+        if texts.is_labelled:
+            for plan, one in zip(told, kept, strict=True):
+                plan["lost"] = lost_by(task, choosing, answers, answered.left_at(one.plan))
+        own = {
+            "tenant": tenant.id,
+            "version": tenant.version + 1,
+            "task": tenant.task,
+            "file": str(file),
+            "learned_texts": len(learning.rows_of),
+            "texts": len(judged.rows_of),
+            "precision": precision.name,
+            "delta": near if task.is_number else None,
+            "plans": told,
+        }
+        report["exits"] = {"asked": asked, "report": own}
+        exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
+        store.save_next(tenant, replace(before, exits=exits, students=None), report)
+        return MadeExits(exits, own), True
 
 
 def check_task(tenant_id: str, task: str | None) -> None:
@@ -108,62 +129,16 @@ def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> N
         raise InvalidInput(f"delta {delta:g}: give a number above 0, and only for a tenant that answers with numbers")
 
 
-def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[Labelled, Labelled]:
+def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[list[Example], list[Example]]:
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
         return read_labelled(training, Bare), texts.fresh
-    examples = texts.fresh.examples
+    examples = texts.fresh
     order = np.random.default_rng(0).permutation(len(examples)).tolist()
     cut = round(LEARN * len(order))
-    parts = ([examples[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
-    learning, choosing = (Labelled(texts.file, part) for part in parts)
+    learning, choosing = ([examples[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
     return learning, choosing
-
-
-def _made(
-    store: Store,
-    tenant: TenantFile,
-    full: Calibration | None,
-    task: TrainingTask,
-    computed: Sequence[States],
-    choosing: Labelled,
-    drops: Sequence[float],
-    delta: float | None,
-    seed: int,
-    precision: Precision,
-    is_labelled: bool,
-    show_progress: bool,
-) -> MadeExits:
-    learning, judged = computed
-    layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-    heads = learned(learning, layout, task, seed, show_progress)
-    outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
-    if full is None and is_labelled and task.served.read_each is not None:
-        full = calibration_by(choosing.examples, tenant.labels, judged.logits)
-    full = full or Calibration()
-    near = delta if delta is not None else DELTA * float(judged.logits.std())
-    calibrations = calibrations_for(task, outputs, judged.logits, full, near)
-    answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
-    plans = chosen(answered, drops)
-    kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
-    lefts = [answered.left_at(one.plan) for one in kept]
-    report = {
-        "tenant": tenant.id,
-        "version": tenant.version + 1,
-        "task": tenant.task,
-        "file": str(choosing.path),
-        "learned_texts": len(learning.rows_of),
-        "texts": len(judged.rows_of),
-        "precision": precision.name,
-        "delta": near if task.is_number else None,
-        "plans": [
-            described(one) | ({"lost": lost_by(task, choosing.examples, answers, left)} if is_labelled else {})
-            for one, left in zip(kept, lefts, strict=True)
-        ],
-    }
-    exits = Exits(None, tuple(calibrations), tuple(one.plan for one in kept))
-    return MadeExits(ExitKnowledge(exits, layout, heads), report)
 
 
 def described(one: Chosen) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from builder.learning.bodies import PlotBody
 from builder.packed_batches import packed_batches
 from builder.tasks.lookup import Pack
-from builder.training.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel

@@ -13,8 +13,18 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import number, read_json, read_tensors, required, tensor_file
-from builder.importing.foreign import PLACES, Changes, Foreign, ForeignHead, Part
+from builder.importing.foreign import (
+    PLACES,
+    Changes,
+    Foreign,
+    ForeignHead,
+    Part,
+    number,
+    read_json,
+    read_tensors,
+    required,
+    tensor_file,
+)
 from builder.importing.heads import (
     TASK_OF_CLASS,
     Linear,
@@ -101,19 +111,19 @@ def _check(config: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], pa
             raise InvalidInput(f"{path}: {option}={config[option]!r} is not supported, {reason}: {way_out}")
 
 
-def _bottlenecks(config: Mapping[str, Any], source: Path) -> Changes:
+def _changes(source: Path, pattern: re.Pattern[str], places: Mapping[str, str], parts: Mapping[str, str]) -> Changes:
+    """Reads the tensors whose names say layer, place and part."""
     changes: Changes = {}
     for name, tensor in read_tensors(source).items():
-        found = BOTTLENECK.fullmatch(name)
-        if found is None:
-            raise _unknown(source, name)
-        part = changes.setdefault(int(found[1]), {}).setdefault(BOTTLENECK_PLACES[found[2]], {})
-        part[BOTTLENECK_PARTS[found[3]]] = tensor
-    fixed = config.get("scaling", 1.0)
-    for parts in changes.values():
-        for place, part in parts.items():
-            parts[place] = _scaled(part, fixed, source)
+        if (found := pattern.fullmatch(name)) is None:
+            raise InvalidInput(f"{source} has {name!r}, which no plain adapter on a BERT layer has: train one without it")
+        changes.setdefault(int(found[1]), {}).setdefault(places[found[2]], {})[parts[found[3]]] = tensor
     return changes
+
+
+def _bottlenecks(config: Mapping[str, Any], source: Path) -> Changes:
+    fixed, changes = config.get("scaling", 1.0), _changes(source, BOTTLENECK, BOTTLENECK_PLACES, BOTTLENECK_PARTS)
+    return {layer: {place: _scaled(part, fixed, source) for place, part in parts.items()} for layer, parts in changes.items()}
 
 
 def _scaled(part: Part, fixed: float | str, source: Path) -> Part:
@@ -131,22 +141,13 @@ def _scaled(part: Part, fixed: float | str, source: Path) -> Part:
 
 
 def _loras(scale: float, source: Path) -> Changes:
-    changes: Changes = {}
-    for name, tensor in read_tensors(source).items():
-        found = LORA.fullmatch(name)
-        if found is None:
-            raise _unknown(source, name)
-        part = changes.setdefault(int(found[1]), {}).setdefault(PLACES[found[2]][0], {})
-        part[found[3].lower()] = tensor * scale if found[3] == "B" else tensor
+    changes = _changes(source, LORA, {name: place for name, (place,) in PLACES.items()}, {"A": "a", "B": "b"})
     for layer, parts in changes.items():
         for place, part in parts.items():
             if part.keys() != {"a", "b"}:
                 raise InvalidInput(f"{source} has only one of A and B of {place} in layer {layer}: save the adapter again")
+            part["b"] = part["b"] * scale
     return changes
-
-
-def _unknown(source: Path, name: str) -> InvalidInput:
-    return InvalidInput(f"{source} has {name!r}, which is no part of a plain adapter on a BERT layer: train one without it")
 
 
 def _head(folder: Path, model: str, task: str | None) -> ForeignHead:

@@ -11,7 +11,7 @@ import numpy as np
 
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
-from builder.training.mistakes import WORST, shown
+from builder.training.tenant import WORST, shown
 from hplm.arrays import Array
 from hplm.tasks import TextAnswer, softmax
 

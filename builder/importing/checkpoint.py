@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.files import read_json
-from builder.importing.foreign import ForeignHead
-from builder.importing.heads import check_head, chosen_labels, chosen_task, linear_head, reordered, sequence_task
+from builder.importing.foreign import ForeignHead, read_json
+from builder.importing.heads import check_head, chosen_labels, chosen_task, double_head, linear_head, reordered, sequence_task
 from builder.training.cutting import cut
 from builder.training.model import Weights
 from hplm.adapters.layout import Layout, head_layout
@@ -22,7 +21,6 @@ from hplm.model.checkpoint import full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.encoders import ENCODERS, WORDS
 from hplm.model.original import Checkpoint, silent_transformers
-from hplm.tasks import TASKS
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -129,13 +127,7 @@ class Family:
         distance = self._distance(folder, checkpoint)
         names = [name for _, name in sorted(configuration.id2label.items())]  # of two, transformers 4 has not saved them
         head = _head(folder, str(named), configuration.model_type, ending, task, names)
-        outputs = len(head.weights["weight"])
-        if head.task == SPAN:
-            found = list(TASKS[SPAN].fixed_labels)
-            if outputs != len(found):
-                raise InvalidInput(f"{path}: {outputs} outputs a token, where {' and '.join(found)} of an answer are expected")
-        else:
-            found = chosen_labels(head.task, labels, head.labels, outputs, path)
+        found = chosen_labels(head.task, labels, head.labels, len(head.weights["weight"]), path)
         check_head(head.weights, head.function, checkpoint.config, path)
         return Finetuned(checkpoint, head, found, distance)
 
@@ -198,8 +190,5 @@ def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, la
         weights = linear_head(*linear("qa_outputs" if found == SPAN else "classifier"))
         return ForeignHead(path, found, weights, None, labels)
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
-    weight, bias = linear(last)
-    own = chosen_task(task, sequence_task(folder, len(weight), task), path)
-    dense = linear_head(*linear(first))
-    weights = {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(weight, bias)}
-    return ForeignHead(path, own, weights, function, labels)
+    own = chosen_task(task, sequence_task(folder, len(linear(last)[0]), task), path)
+    return ForeignHead(path, own, double_head(linear(first), linear(last)), function, labels)

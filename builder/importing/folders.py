@@ -18,7 +18,7 @@ from builder.importing.matching import MatchingOptions, Unlike, import_checkpoin
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
-from builder.pictures import INK, OTHERS, OWN, panels, save
+from builder.pictures import draw_agreement
 from builder.store.store import Store, TenantFile
 from builder.worker_processes import worker_processes
 from hplm.errors import HplmError, InvalidInput
@@ -191,7 +191,7 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
     picture = store.folder / PICTURE
     picture.unlink(missing_ok=True)
     if matched:
-        _draw([report["after"] for _, report in matched], picture)
+        draw_agreement([report["after"] for _, report in matched], picture)
     imports_page(
         store.folder / PAGE,
         picture,
@@ -210,15 +210,3 @@ def _row(report: dict[str, Any]) -> dict[str, str]:
         "score, of the checkpoint": ", ".join(f"{one[one['metric']]:.3f}" for one in scores) or "-",
         "MB, of the checkpoint": f"{report['bytes']['tenant'] / 1e6:.2f}, {report['bytes']['checkpoint'] / 1e6:.1f}",
     }
-
-
-def _draw(matched: Sequence[dict[str, Any]], path: Path) -> None:
-    figure, (axes,) = panels(8, 4.2)
-    places = range(1, len(matched) + 1)
-    for name, colour in (("elsewhere", OTHERS[1]), ("where_sure", OWN)):
-        known = [(place, after[name]) for place, after in zip(places, matched, strict=True) if after.get(name) is not None]
-        axes.scatter(*zip(*known, strict=True) if known else ((), ()), s=14, color=colour, label=name.replace("_", " "))
-    axes.step(places, [after["agreement"] for after in matched], where="mid", color=INK, label="all answers")
-    axes.set(xlabel="checkpoints, those that agree least first", ylabel="answers that are the checkpoint's", ylim=(None, 1.01))
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.files import read_json
-from builder.importing.foreign import ForeignHead
+from builder.importing.foreign import ForeignHead, read_json
 from builder.tasks.tasks import training_task
 from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
@@ -102,8 +101,14 @@ def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
 def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
     """Returns the given labels, else those in the files: one a row of the head."""
     wanted = training_task(task)
-    if wanted.served.fixed_labels:
-        return _label_of_value(given, rows, source)
+    if fixed := list(wanted.served.fixed_labels):
+        if given:
+            raise InvalidInput(f"{source} answers as every {task} does, without labels of its own: leave --labels out")
+        if rows != len(fixed):
+            raise InvalidInput(
+                f"{source} has {rows} outputs, where a {task} has {len(fixed)} ({', '.join(fixed)}): train such a head"
+            )
+        return fixed
     if rows < wanted.fewest_labels:
         raise InvalidInput(f"{source} has a single output, which tells no labels apart: train with 2 labels or more")
     labels = given or found
@@ -114,15 +119,6 @@ def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, r
     if len(set(labels)) != len(labels) or not all(labels):
         raise InvalidInput(f"{source}: the labels {labels} are not all different and not empty: give --labels")
     return labels
-
-
-def _label_of_value(given: list[str] | None, rows: int, source: Path) -> list[str]:
-    """Returns the label of a regression, the only task in `IMPORTED` with fixed labels."""
-    if given:
-        raise InvalidInput(f"{source} tells a number, which has no label: leave --labels out")
-    if rows != 1:
-        raise InvalidInput(f"{source} tells {rows} numbers a text, and tenants tell one: train a regression with one output")
-    return list(find_task("regress").fixed_labels)
 
 
 def model_config(folder: Path) -> dict[str, Any]:

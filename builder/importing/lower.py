@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from builder.importing.foreign import Changes, Foreign
-from builder.options import check_keep
 from builder.store.store import Store
 from builder.tables.build_folder import BuildFolder
 from builder.tables.domain import DomainOptions, first_version
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.stacks import LowerStack
-from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table
 
 
@@ -25,12 +22,7 @@ from hplm.plot.table import Table
 class NewDomain:
     name: str
     corpus: list[Path]
-    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
-    dtype: str = "fp16"
-    min_tokens: int = MIN_TOKENS
-
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
+    options: DomainOptions  # but its parent
 
 
 @torch.no_grad()
@@ -62,10 +54,9 @@ def check_mergeable(found: Foreign, lower: Changes, store: Store, new: NewDomain
         raise InvalidInput(f"{found.source} changes no lower layer, so there is nothing to make a domain of: omit --as-domain")
 
 
-@contextmanager
 def merged(
     store: Store, parent: str, changes: Changes, found: Foreign, new: NewDomain, device: torch.device
-) -> Iterator[Table]:
+) -> AbstractContextManager[Table]:
     """Builds a child of `parent` with these changes, and holds its folder until the tenant on it is stored.
 
     The same call after an interruption continues.
@@ -76,7 +67,6 @@ def merged(
         merge(lower, changes)
         store.save_lower(new.name, 1, lower)
 
-    stat, options = found.source.stat(), DomainOptions(parent, new.keep, new.dtype, min_tokens=new.min_tokens)
+    stat, options = found.source.stat(), replace(new.options, parent=parent)
     adapter = [str(found.source.resolve()), stat.st_size, stat.st_mtime_ns]
-    with first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device) as table:
-        yield table
+    return first_version(store, new.name, new.corpus, options, {"adapter": adapter}, adapt, device)

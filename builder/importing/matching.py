@@ -6,7 +6,6 @@ changed below the tables no tenant can have, so the report says how many answers
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -21,21 +20,19 @@ from builder.importing.agreement import Agreement, Rows, agreement, answered, di
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
-from builder.learning.curve import draw_learning
-from builder.learning.limits import Epochs
+from builder.learning.bodies import Body, PlotBody, WholeBody
+from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Training, train
-from builder.options import check_seed
 from builder.packed_batches import packed_batches
 from builder.page import import_page
-from builder.store.resumable import digest_of, read_json, write_json
-from builder.store.savepoint import Savepoint
-from builder.store.store import Store, TenantFile, check_name
+from builder.pictures import draw_learning
+from builder.store.resumable import Savepoint, digest_of, read_json, write_json
+from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held, put_away
-from builder.tasks.examples import Labelled
+from builder.tables.build_folder import held_tenant, put_away
+from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
-from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, rows_of
 from builder.training.model import TenantModel
@@ -133,11 +130,16 @@ def import_checkpoint(
 
     Raises `Unlike` if too few answers are the checkpoint's.
     """
-    check_name("tenant", tenant_id)
-    started, working = time.perf_counter(), store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    started = time.perf_counter()
+    with held_tenant(store, tenant_id) as working:
         domain = options.domain, store.latest(options.domain)
-        asked, before = _asked(store, folder, texts, domain, options, matching), store.tenant(tenant_id)
+        numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
+        asked = {
+            "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
+            "checkpoint": digest_of(folder / CONFIG, *weight_files(folder)), "labels": options.labels,
+            "task": options.task, "texts": texts.digest, **numbers,
+        }  # fmt: skip
+        before = store.tenant(tenant_id)
         is_done = before is not None and store.report(before).get("asked") == asked
         if is_done and before is not None and options.test is None:
             put_away(working)
@@ -212,27 +214,6 @@ def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOpt
         )
 
 
-def _asked(
-    store: Store,
-    folder: Path,
-    texts: UnlabelledTexts,
-    domain: tuple[str, int],
-    options: ImportOptions,
-    matching: MatchingOptions,
-) -> dict[str, Any]:
-    """Returns what decides the result, as a file returns it."""
-    numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
-    return json.loads(
-        json.dumps(
-            {
-                "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
-                "checkpoint": digest_of(folder / CONFIG, *weight_files(folder)), "labels": options.labels,
-                "task": options.task, "texts": texts.digest, **numbers,
-            }
-        )
-    )  # fmt: skip
-
-
 def _matched(
     tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path, show_progress: bool
 ) -> dict[str, Any]:
@@ -290,14 +271,16 @@ def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
     return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
 
 
-def _tested(tenant: Model, teacher: Model, tested: Labelled, reader: Reader, labels: list[str], task: str) -> dict[str, Any]:
+def _tested(
+    tenant: Model, teacher: Model, tested: list[Example], reader: Reader, labels: list[str], task: str
+) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
     own, device = training_task(task), next(teacher.own.parameters()).device
     texts = reader.read(tested, own, labels, show_progress=False)
     data = Data(reader, own, labels, texts, texts, device)
     rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
-    answers = {side: [one.labels for one in answered(own, labels, tested.examples, found)] for side, found in rows.items()}
+    answers = {side: [one.labels for one in answered(own, labels, tested, found)] for side, found in rows.items()}
     return {
-        "test": {side: own.score(labels, tested.examples, found).described() for side, found in answers.items()},
-        "tested": agreement(own, labels, tested.examples, rows["tenant"], rows["checkpoint"]).described(),
+        "test": {side: own.score(labels, tested, found).described() for side, found in answers.items()},
+        "tested": agreement(own, labels, tested, rows["tenant"], rows["checkpoint"]).described(),
     }

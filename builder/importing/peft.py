@@ -10,8 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from builder.importing.files import number, read_json, read_tensors, tensor_file
-from builder.importing.foreign import DECODER_PLACES, PLACES, Changes, Foreign, ForeignHead, Part
+from builder.importing.foreign import (
+    DECODER_PLACES,
+    PLACES,
+    Changes,
+    Foreign,
+    ForeignHead,
+    Part,
+    number,
+    read_json,
+    read_tensors,
+    tensor_file,
+)
 from builder.importing.heads import TASK_OF_CLASS, Linear, base_pooler, classifier, labels_by_id, model_config
 from hplm.errors import InvalidInput
 

@@ -28,7 +28,7 @@ from builder.importing.checkpoint import (
 from builder.importing.heads import TASK_OF_PROBLEM
 from builder.importing.matching import Model
 from builder.store.store import Store, TenantFile, written_folder
-from builder.tasks.examples import Labelled, read_unlabelled
+from builder.tasks.examples import Example, read_unlabelled
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
@@ -80,7 +80,7 @@ def save_checkpoint(
     if tenant.task == SPAN and len(tenant.labels) > len(TASKS[SPAN].fixed_labels):
         report["lost"] = NO_ANSWER
     if texts is not None:
-        report |= _compared(store, tenant, family, folder, Labelled(texts, examples), device, show_progress)
+        report |= _compared(store, tenant, family, folder, examples, device, show_progress)
     return report
 
 
@@ -136,11 +136,17 @@ def _head(kind: str, tenant: TenantFile, head: dict[str, Tensor]) -> dict[str, T
 
 
 def _compared(
-    store: Store, tenant: TenantFile, family: Family, folder: Path, texts: Labelled, device: torch.device, show_progress: bool
+    store: Store,
+    tenant: TenantFile,
+    family: Family,
+    folder: Path,
+    examples: list[Example],
+    device: torch.device,
+    show_progress: bool,
 ) -> dict[str, Any]:
     """Returns how many answers to the texts are the same, computed here."""
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
-    read = reader.read(texts, task, tenant.labels, show_progress)
+    read = reader.read(examples, task, tenant.labels, show_progress)
     data = Data(reader, task, tenant.labels, read, read, device)
     plain, own = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
     return agreement(task, tenant.labels, read.examples, plain.rows(data), own.rows(data)).described()

@@ -1,4 +1,4 @@
-"""Imports a saved adapter as the next version of a tenant in the store."""
+"""Imports a saved adapter as the next version of a tenant in the store, or none for a tenant that generates text."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import torch
 
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapterhub import is_adapterhub, read_adapterhub
-from builder.importing.files import read_json
-from builder.importing.foreign import Foreign, records, storable, upper_layout
-from builder.importing.generative import TASK as GENERATE
+from builder.importing.foreign import Foreign, read_json, records, storable, upper_layout
 from builder.importing.heads import check_head, chosen_labels, reordered
 from builder.importing.lower import NewDomain, check_mergeable, merged
 from builder.importing.peft import is_peft, read_peft
-from builder.store.store import Store, TenantFile, check_name
+from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held
-from builder.tasks.examples import Labelled
+from builder.tables.build_folder import held_tenant
+from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
+from builder.training.start import check_answers
 from hplm.errors import MISFITS, InvalidInput
 from hplm.tasks import check_backbone
 
@@ -32,6 +31,7 @@ APPROXIMATE = (
     "its upper part reads the tables' vectors"
 )
 MEASURED = ": --test FILE measures the loss"
+GENERATE = "generate"
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def import_tenant(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool = True
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
-    check_name("tenant", tenant_id)
-    with held(store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"), ExitStack() as building:
+    with held_tenant(store, tenant_id), ExitStack() as building:
         if options.task is not None:
             check_backbone(options.task, store.config)
         config = store.config
@@ -121,15 +120,12 @@ def origin_of(store: Store, folder: Path, library: str, trained_on: str | None) 
 def version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
     """Returns the tenant's version before. Refuses an update that changes its task or labels."""
     before = store.tenant(tenant_id)
-    if before is not None and (before.task != task or set(before.labels) != set(labels)):
-        raise InvalidInput(
-            f"tenant {tenant_id!r} has a version {before.version} with task {before.task} and labels {sorted(before.labels)}, "
-            f"and an update keeps both; this one has task {task} and labels {sorted(labels)}: import it under another --id"
-        )
+    if before is not None:
+        check_answers(before, task, labels)
     return before
 
 
-def read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | None:
+def read_test(file: Path | None, task: str, labels: list[str]) -> list[Example] | None:
     if file is None:
         return None
     labelled = training_task(task).read(file)
@@ -138,7 +134,29 @@ def read_test(file: Path | None, task: str, labels: list[str]) -> Labelled | Non
 
 
 def _score(
-    store: Store, tenant: TenantFile, weights: Weights, labelled: Labelled, device: torch.device, show_progress: bool
+    store: Store, tenant: TenantFile, weights: Weights, examples: list[Example], device: torch.device, show_progress: bool
 ) -> dict[str, Any]:
-    found = evaluate_weights(store, tenant, weights, labelled, device, show_progress)
+    found = evaluate_weights(store, tenant, weights, examples, device, show_progress)
     return {**found.scores.described(), "windows_found": found.texts.found}
+
+
+def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantFile:
+    """Makes a tenant without an adapter, or the next version of a tenant: with its adapter, on the newest tables of its domain.
+
+    `domain`: default: that of the version before, or root. Returns the version before if it is the same.
+    """
+    check_backbone(GENERATE, store.config)
+    with held_tenant(store, tenant_id):
+        before = store.tenant(tenant_id)
+        domain = domain or (before.domain if before is not None else "root")
+        if before is None:
+            tenant = TenantFile(tenant_id, 1, domain, store.latest(domain), GENERATE, [], rank=0)
+            weights, report = (None, {}), {"task": GENERATE}
+        else:
+            tenant = replace(before, domain=domain, domain_version=store.latest(domain))
+            if tenant == before:
+                return before
+            tenant = replace(tenant, version=before.version + 1)
+            weights, report = store.tenant_weights(before), store.report(before)
+        store.save_tenant(tenant, *weights, report)
+    return tenant

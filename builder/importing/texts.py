@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from builder.tables.text_files import digest_of_file
-from builder.tasks.examples import Example, Labelled, key_of, read_unlabelled
+from builder.tasks.examples import Example, key_of, read_unlabelled
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import TrainingTask
 from hplm.errors import InvalidInput
@@ -48,7 +48,7 @@ class UnlabelledTexts:
         order = np.random.default_rng(seed).permutation(len(self.examples))[:most].tolist()
         held_out = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(order))), len(order) // 2)
         learned, judged = (
-            _first(reader.read(Labelled(self.path, [self.examples[i] for i in part]), task, labels, show), share)
+            _first(reader.read([self.examples[i] for i in part], task, labels, show), share)
             for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
         )
         return learned, judged

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from builder.hardware import compiled, half_precision, step_tokens
+from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.ridge import fit
-from builder.learning.teacher import Teacher
 from builder.learning.windows import Lesson, Lessons, Reading, Student, TextPack, in_packs
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack
@@ -56,7 +56,8 @@ def distil(
     worse than the start is dropped. After an interruption the same call continues from `saved`."""
     started = time.monotonic()
     held_out, training = split_documents(documents, seed)
-    teacher, student = Teacher(checkpoint).to(device).eval(), Student(lower, upper).to(device).requires_grad_(False)
+    teacher = WholeBody(checkpoint).to(device).eval().requires_grad_(False)
+    student = Student(lower, upper).to(device).requires_grad_(False)
     lessons, chance = Lessons(checkpoint.config, teacher, device), np.random.default_rng(seed)
     reading = Reading(checkpoint.config, training, seed, step_tokens(device))
     with half_precision(device):

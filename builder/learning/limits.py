@@ -127,3 +127,8 @@ def _rise(share: float) -> float:
 
 def _fall(share: float) -> float:
     return (1 + math.cos(math.pi * share)) / 2
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**64:
+        raise InvalidInput(f"seed {seed}: give a whole number from 0 to 2^64 - 1")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from builder.hardware import half_precision
 from builder.learning.limits import Limits, duration
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from hplm.errors import HplmError
 
 GRADIENT_NORM = 1.0

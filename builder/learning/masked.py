@@ -20,8 +20,7 @@ from builder.learning.distil import WAY_OUT, lower_groups, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.windows import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
-from builder.packed_batches import positions_of
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
@@ -96,13 +95,11 @@ class MaskedLessons:
         self._windows = Shrinking(config, device)
 
     def lesson(self, texts: list[np.ndarray], chance: np.random.Generator) -> MaskedLesson:
-        lengths = np.array([len(text) for text in texts])
         words = np.concatenate(texts)
         seen, guessed = masked(words, self._config, chance)
-        windows, window_of = self._windows(seen, lengths, chance)
-        positions = index_of(positions_of(lengths), self._device)
+        packed = self._windows(seen, np.array([len(text) for text in texts]), chance)
         chosen, wanted = index_of(guessed, self._device), index_of(words[guessed], self._device)
-        return MaskedLesson(windows, window_of, positions, lengths.tolist(), chosen, wanted)
+        return MaskedLesson(**vars(packed), guessed=chosen, words=wanted)
 
 
 def further_pretrain(

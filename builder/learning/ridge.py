@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.learning.teacher import Teacher
+from builder.learning.bodies import WholeBody
 from builder.learning.windows import Lesson, Student
 
 RIDGE = 0.5  # strength, in average tokens for each unknown: keeps a small corpus from large errors
@@ -23,19 +23,19 @@ DAMPING = 0.1  # of a norm's median weight: dimensions with almost no weight sta
 
 
 @torch.no_grad()
-def fit(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> None:
+def fit(student: Student, teacher: WholeBody, lessons: Sequence[Lesson]) -> None:
     _fit_sums(student, teacher, lessons)
     _fit_norm(student, lessons)
 
 
-def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> None:
+def _fit_sums(student: Student, teacher: WholeBody, lessons: Sequence[Lesson]) -> None:
     """Makes one Gauss-Newton step for the lower stack's last matrix and the tables added to its sums, at a constant gate.
 
     Positions and segments become a linear image of the teacher's, so that those absent from the corpus are not noise.
     """
     lower, upper = student.lower, student.upper
     last, norm = lower.layers[-1], upper.norm
-    places, scale = _standardised(teacher.positions)
+    places, scale = _standardised(teacher.positions.weight)
     inner_size, width = last.ffn_out.in_features, places.shape[1]
     products, targets, tokens = torch.zeros(()), torch.zeros(()), 0
     for lesson in lessons:
@@ -62,7 +62,8 @@ def _fit_sums(student: Student, teacher: Teacher, lessons: Sequence[Lesson]) -> 
     matrix, place_map, offset = solved.split([inner_size, width, 1])
     last.ffn_out.weight += (matrix * _inverse(last.ffn_norm.weight)).T
     upper.positions.weight += places @ place_map + offset
-    upper.segments.weight += (teacher.segments - teacher.segments[0]) / scale @ place_map
+    segments = teacher.segments.weight
+    upper.segments.weight += (segments - segments[0]) / scale @ place_map
 
 
 def _fit_norm(student: Student, lessons: Sequence[Lesson]) -> None:

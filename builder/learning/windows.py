@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.hardware import OpaqueAttention
-from builder.learning.teacher import Teacher
+from builder.learning.bodies import WholeBody
 from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
 from hplm.model.config import BackboneConfig
@@ -95,26 +95,25 @@ class Shrinking:
         shares = SHRINKING ** np.arange(len(config.window.levels()))
         self._shares = shares / shares.sum()
 
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Returns distinct windows, and the window of each token."""
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> Windowed:
         levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
         keys, window_of = distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
-        return index_of(self._space.unpack(keys), self._device), index_of(window_of, self._device)
+        numbers = self._space.unpack(keys), window_of, positions_of(lengths)
+        windows, window_of, positions = (index_of(own, self._device) for own in numbers)
+        return Windowed(windows, window_of, positions, lengths.tolist())
 
 
 class Lessons:
-    def __init__(self, config: BackboneConfig, teacher: Teacher, device: torch.device) -> None:
+    def __init__(self, config: BackboneConfig, teacher: WholeBody, device: torch.device) -> None:
         self._teacher = teacher
         self._device = device
         self._windows = Shrinking(config, device)
 
     def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
-        lengths = np.array([len(text) for text in texts])
         tokens = np.concatenate(texts)
-        distinct, window_of = self._windows(tokens, lengths, rng)
-        positions = index_of(positions_of(lengths), self._device)
-        at_split, at_end = self._teacher(index_of(tokens, self._device), positions, lengths.tolist())
-        return Lesson(distinct, window_of, positions, lengths.tolist(), at_split, at_end)
+        packed = self._windows(tokens, np.array([len(text) for text in texts]), rng)
+        at_split, at_end = self._teacher.taught(index_of(tokens, self._device), packed.positions, packed.lengths)
+        return Lesson(**vars(packed), at_split=at_split, at_end=at_end)
 
 
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hplm.errors import Broken, HplmError, InvalidInput
 
 META = "meta.json"
 PROGRESS = "progress.json"
 PLAN = "plan.json"  # of an unfinished build, in its folder
+SECONDS_BETWEEN = 30.0  # two savepoints
 
 
 class ResumableFiles(ExitStack):
@@ -120,3 +123,28 @@ def digest_of(*files: Path) -> str:
 def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
     """Maps a file as an array. An empty file cannot be mapped and gives an empty array."""
     return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)
+
+
+class Savepoint:
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: nothing is saved."""
+        self._path = path
+        self._last = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        return self._path is not None and time.monotonic() - self._last >= SECONDS_BETWEEN
+
+    def load(self) -> dict[str, Any] | None:
+        """Returns the saved state. It holds only tensors, numbers and names: loading it runs no code."""
+        if self._path is None or not self._path.exists():
+            return None
+        return torch.load(self._path, weights_only=True, map_location="cpu")
+
+    def save(self, state: dict[str, Any]) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(self._path) as temporary:
+            torch.save(state, temporary)
+        self._last = time.monotonic()

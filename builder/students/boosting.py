@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
-from builder.training.bodies import Body, PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 
 from builder.evaluation.tenant import find_tenant
+from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
-from builder.store.store import Store, TenantFile, check_name
+from builder.learning.bodies import Body, PlotBody
+from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
-from builder.tables.build_folder import held, put_away
+from builder.tables.build_folder import held_tenant, put_away
 from builder.tasks.lookup import Reader
-from builder.training.bodies import Body, PlotBody
 from builder.training.data import Data, read_files
-from builder.training.finetuning import logits_of
-from builder.training.history import PARTS, learned_by
+from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, dedicated, logits_of
 from builder.training.model import TenantModel
-from builder.training.teacher import dedicated
 from builder.training.tenant import begin
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
@@ -41,9 +40,7 @@ def build_students(
 
     `teacher`: the tenant itself, or a BERT that is fine-tuned in full. `seen`: files of its training that have moved.
     """
-    check_name("tenant", tenant_id)
-    working = store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id) as working:
         tenant = find_tenant(store, tenant_id)
         _check(store, tenant, options, teacher)
         before, report = store.knowledge(tenant), store.report(tenant)
@@ -137,7 +134,8 @@ def _teacher(
     store: Store, tenant: TenantFile, data: Data, teacher: str, working: Path, show_progress: bool
 ) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
-        trained = dedicated(data, working / "teacher.pt", show_progress)
+        alone = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
+        trained = dedicated(data, alone, working / "teacher.pt", show_progress)
         return trained.body, trained.model
     model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
     model.load(*store.tenant_weights(tenant))

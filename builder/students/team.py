@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from builder.learning.bodies import PlotBody
 from builder.tasks.lookup import Pack
-from builder.training.bodies import PlotBody
 from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
 from hplm.adapters.tiles import Tiles

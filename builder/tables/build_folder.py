@@ -14,10 +14,9 @@ import numpy as np
 
 from builder.learning.distil import readable
 from builder.store.resumable import PLAN, begun_plan, write_json
-from builder.store.store import Store
+from builder.store.store import Store, check_name
 from builder.tables.corpus import Corpus, tokenize_corpus
-from builder.tables.counting import count_ngrams
-from builder.tables.counts import Counts
+from builder.tables.counts import Counts, count_ngrams
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
@@ -41,6 +40,14 @@ def held(folder: Path, what: str) -> Iterator[None]:
                 folder.rmdir()
     finally:
         os.close(handle)
+
+
+@contextmanager
+def held_tenant(store: Store, tenant_id: str) -> Iterator[Path]:
+    """Holds the folder in which a tenant's next version is made, and returns it. Refuses a bad name."""
+    check_name("tenant", tenant_id)
+    with held(folder := store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+        yield folder
 
 
 @contextmanager

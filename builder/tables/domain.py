@@ -15,16 +15,13 @@ import torch
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
-from builder.options import check_keep, check_seed
 from builder.page import branch_page
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
-from builder.tables.counting import add_counts
-from builder.tables.counts import Counts
+from builder.tables.counts import Counts, add_counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
-from builder.tables.size import check_table, chosen_keep
-from builder.tables.table import build_table
+from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
@@ -35,17 +32,11 @@ NAMED = 20  # the most users of a domain that an error names
 
 
 @dataclass(frozen=True)
-class DomainOptions:
-    parent: str = "root"
-    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
+class DomainOptions(TableOptions):
     dtype: str = "fp16"
-    seed: int = 0
+    parent: str = "root"
     learn: str = "masked"  # how the lower layers learn the corpus
     min_tokens: int = MIN_TOKENS
-
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
-        check_seed(self.seed)
 
 
 Adapt = Callable[[BuildFolder, tuple[str, int]], None]  # saves a branch's lower stack, made of that of the given branch
@@ -122,15 +113,11 @@ def _tabulated(
 
 
 @dataclass(frozen=True)
-class UpdateOptions:
-    keep: float | None = None  # default: that of the version before
-    dtype: str | None = None  # default: that of the version before
-    seed: int = 0
-    learn: str = "masked"
+class UpdateOptions(TableOptions):
+    """Without `keep` and `dtype`, they are those of the version before."""
 
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
-        check_seed(self.seed)
+    dtype: str | None = None
+    learn: str = "masked"
 
 
 def update_domain(

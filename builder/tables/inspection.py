@@ -1,26 +1,37 @@
-"""Describes a branch: its sizes, its tenants, the tenants on older versions, its frequent n-grams."""
+"""Describes a branch: its sizes, its tenants, its frequent n-grams, and how much of a text its table covers.
+
+A table with a smaller `keep` has the first of this one's rows. So the rows of the text's own n-grams give the coverage of
+every smaller table.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from builder.store.store import Store, TenantFile
+from builder.tables.counts import Counts
+from builder.tables.ranking import Ranking, check_keep
+from builder.tables.sorted_runs import distinct
 from builder.tables.table import table_bytes
+from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.windows import ABSENT
+from hplm.plot.forest import Chain
+from hplm.plot.levels import count_levels, ends
 from hplm.plot.table import Table
 from hplm.tenants.listing import branch_row
 
-
-@dataclass(frozen=True)
-class Frequent:
-    row: int
-    tokens: list[int]
-    words: str
+TEXT_TOKENS = 5_000_000
+USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
+CURVE_POINTS = 60
+BATCH_DOCUMENTS = 500
 
 
 def built_branches(store: Store) -> list[dict[str, Any]]:
@@ -60,7 +71,7 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
         },
         "users": store.users()[domain, version],
         "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
-        "frequent": {name: [asdict(ngram) for ngram in ngrams] for name, ngrams in frequent(store, table, top).items()},
+        "frequent": frequent(store, table, top),
     }
 
 
@@ -70,18 +81,19 @@ def behind(store: Store, domain: str) -> list[TenantFile]:
     return [tenant for tenant in store.tenants() if tenant.domain == domain and tenant.domain_version < newest]
 
 
-def frequent(store: Store, table: Table, top: int) -> dict[str, list[Frequent]]:
+def frequent(store: Store, table: Table, top: int) -> dict[str, list[dict[str, Any]]]:
     """Returns the `top` most frequent n-grams of each length, the longest first."""
     vocabulary = _pieces(store)
     keys = table.index.by_row()
-    found: dict[int, list[Frequent]] = {tokens: [] for tokens in range(table.meta.n, 0, -1)}
+    found: dict[int, list[dict[str, Any]]] = {tokens: [] for tokens in range(table.meta.n, 0, -1)}
     for start in range(0, len(keys), 1 << 16):
         windows = table.space.unpack(keys[start : start + (1 << 16)])
         held = (windows != ABSENT).sum(1)
         for tokens, ngrams in found.items():
             for i in np.flatnonzero(held == tokens)[: max(0, top - len(ngrams))].tolist():
                 ids = [int(token) - 1 for token in windows[i] if token != ABSENT]
-                ngrams.append(Frequent(start + i + 1, ids, " ".join(vocabulary.get(token, f"<{token}>") for token in ids)))
+                words = " ".join(vocabulary.get(token, f"<{token}>") for token in ids)
+                ngrams.append({"row": start + i + 1, "tokens": ids, "words": words})
         if all(len(ngrams) >= top for ngrams in found.values()):
             break
     return {f"{tokens}-gram": ngrams for tokens, ngrams in found.items()}
@@ -92,3 +104,116 @@ def _pieces(store: Store) -> dict[int, str]:
 
     vocabulary = Tokenizer.from_str((store.folder / "tokenizer.json").read_text("utf-8")).get_vocab()
     return {token: piece for piece, token in vocabulary.items()}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A table of this branch with another `keep`, and the shares of a text's windows that are found where."""
+
+    keep: float
+    ngrams: int
+    fp16_bytes: int
+    int8_bytes: int
+    here: float  # the whole window, in this table
+    above: float  # the whole window, in a parent or the root
+    shorter: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Shares of a text's windows by table size, the smallest table first."""
+
+    bytes: list[int]
+    here: list[float]
+    within: dict[str, list[float]]  # by level: found in any table of the chain with at least so many tokens
+
+
+@dataclass(frozen=True)
+class Coverage:
+    tokens: int
+    cut: bool  # the text was longer than what was read
+    levels: dict[str, float]  # of the actual table
+    kept: list[Kept]
+    curve: Curve
+
+
+def cover(
+    store: Store,
+    domain: str,
+    version: int,
+    text: Path,
+    keeps: Sequence[float] | None = None,
+    progress: Callable[[int], object] | None = None,
+    most_tokens: int = TEXT_TOKENS,
+) -> Coverage:
+    """Looks a text up. `keeps`: default are those of HMI's Table 5 that this table includes, and its own."""
+    chain = store.forest(domain, version).chain(domain, version)
+    meta, root = chain.links[0][0].meta, chain.links[0][0].meta.parent is None
+    ranking = Ranking(Counts(store.counts_folder(domain, version)), root)
+    own = ranking.keep_for(meta.keys)
+    if keeps is None:
+        by_size = {ranking.size(keep): keep for keep in (own, *USUAL_KEEPS)}
+        keeps = [keep for size, keep in by_size.items() if size <= meta.keys]
+    for keep in keeps:
+        check_keep(keep)
+        if (size := ranking.size(keep)) > meta.keys:
+            raise InvalidInput(
+                f"keep {keep:g} is {size:,} n-grams, and the table of {domain!r} has {meta.keys:,}: choose less, or build it "
+                "with more --keep"
+            )
+    steps = np.unique([0.0, *np.geomspace(own / max(1, meta.keys), own, CURVE_POINTS), *keeps]).tolist()
+    steps = [keep for keep in steps if ranking.size(keep) <= meta.keys]
+    tokens, cut, looked, windows = 0, False, np.zeros(len(chain.space.masks) * len(chain.links), dtype=np.int64), []
+    for piece, lengths in _read_pieces(store, text, progress):
+        if cut := tokens >= most_tokens:
+            break
+        tokens += len(piece)
+        looked += ends(chain, chain.lookup(piece, lengths))
+        windows.append(chain.space.of(piece, lengths))
+    here, within = _found(chain, root, np.array([ranking.number(keep) for keep in steps]), np.concatenate(windows))
+    names = [f"{tokens}-gram" for tokens in chain.space.window.levels().sum(1).tolist()]
+    kept = []
+    for keep in keeps:
+        step, ngrams = steps.index(keep), ranking.size(keep)
+        shorter = {name: float(within[i, step] - within[i - 1, step]) for i, name in enumerate(names) if i}
+        fp16, int8 = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
+        kept.append(Kept(keep, ngrams, fp16, int8, float(here[step]), float(within[0, step] - here[step]), shorter))
+    sizes = [table_bytes(meta, ranking.size(keep), meta.dtype) for keep in steps]
+    curve = Curve(sizes, here.tolist(), {name: within[i].tolist() for i, name in enumerate(names)})
+    levels = {name: int(count) / tokens for name, count in count_levels(chain, looked).items()}
+    return Coverage(tokens, cut, levels, kept, curve)
+
+
+def _found(chain: Chain, root: bool, numbers: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns by table the share of windows that it has whole, and by level and table those found anywhere at this level.
+
+    `numbers`: how many of the first rows each table has. A root has all single tokens beside them.
+    """
+    keys, window_of = distinct(windows)
+    times = np.bincount(window_of, minlength=len(keys))
+    least, here, within = np.full(len(keys), len(numbers)), np.zeros(len(numbers)), []
+
+    def shares(first: np.ndarray) -> np.ndarray:
+        return np.cumsum(np.bincount(first, times, len(numbers) + 1)[:-1]) / len(windows)
+
+    for level, mask in enumerate(chain.space.masks):
+        shrunken, which = distinct(keys & mask)
+        (own, *above), alone = (table.find(shrunken) for table, _ in chain.links), chain.space.masks[-1]
+        first = np.where(own > 0, np.searchsorted(numbers, own), len(numbers))  # the first of the tables that has the key
+        if root:
+            first[((shrunken & alone) == shrunken).all(1)] = 0
+        if level == 0:
+            here = shares(first[which])
+        for rows in above:
+            first[rows > 0] = 0
+        least = np.minimum(least, first[which])
+        within.append(shares(least))
+    return here, np.array(within)
+
+
+def _read_pieces(store: Store, text: Path, progress: Callable[[int], object] | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields a text a few documents at a time, read like a corpus."""
+    tokenizer, documents = store.tokenizer(), read_corpus([text], progress)
+    while batch := list(islice(documents, BATCH_DOCUMENTS)):
+        encoded = tokenizer.encode_documents(batch)
+        yield np.concatenate(encoded), np.array([len(document) for document in encoded])

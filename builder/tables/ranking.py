@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from builder.options import check_keep
 from builder.tables.counts import Counts
+from hplm.errors import InvalidInput
 
 SHORTER_IN_ROOT = 4
 BISECTIONS = 60  # until two shares are the same float
@@ -95,3 +95,9 @@ def _cut(arrays: Iterable[np.ndarray], sizes: Sequence[int]) -> Iterator[np.ndar
         together = np.concatenate(held)
         yield together[:size]
         held = [together[size:]]
+
+
+def check_keep(keep: float | None) -> None:
+    """Refuses what is no share. None: the default of a command."""
+    if keep is not None and not 0.0 <= keep <= 1.0:
+        raise InvalidInput(f"keep {keep}: give a share between 0 and 1")

@@ -10,18 +10,16 @@ from typing import Any
 
 import torch
 
-from builder.learning.curve import draw_learning
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
-from builder.options import check_keep, check_seed
 from builder.page import branch_page
+from builder.pictures import draw_learning
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
-from builder.tables.size import check_table, chosen_keep
-from builder.tables.table import build_table
+from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint, load_checkpoint, split
 from hplm.model.stacks import LowerStack
@@ -32,19 +30,16 @@ from hplm.plot.table import Table
 
 
 @dataclass(frozen=True)
-class RootOptions:
+class RootOptions(TableOptions):
+    dtype: str = "fp16"
     name: str | None = None  # default: the model's name
     lower: int | None = None  # default: half the layers
     upper: int | None = None  # default: the rest
     window: Window = TRIGRAMS
-    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
-    dtype: str = "fp16"
-    seed: int = 0
     masked: float = 0.0  # share of the time in which the lower layers then guess masked words
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
-        check_seed(self.seed)
+        super().__post_init__()
         if not 0 <= self.masked < 1:
             raise InvalidInput(f"--masked {self.masked:g}: give a share of the time, from 0 to less than 1")
 

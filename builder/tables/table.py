@@ -1,9 +1,12 @@
-"""Makes a table in the store from counted n-grams and a lower stack."""
+"""Makes a table in the store from counted n-grams and a lower stack. Its size is known before anything is computed."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +14,33 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from builder.learning.limits import check_seed, duration
 from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts
-from builder.tables.ranking import Ranking
+from builder.tables.ranking import Ranking, check_keep
 from hplm.model.stacks import LowerStack
+from hplm.plot.index import IndexMeta
 from hplm.plot.keys import KeySpace
+from hplm.plot.room import check_room
 from hplm.plot.table import Table, TableMeta, TableSpec
-from hplm.plot.writing import write_table
+from hplm.plot.writing import BATCH, write_table
+
+USUAL_NGRAMS = 1_000_000  # the most that a table takes if nothing else is asked for: 4.6 GB of a BERT-base in fp16
+PROBED = 256  # n-grams on a CPU
+FILLED = 0.9  # of the free space, by a table that is proposed instead of one that is too large
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What every build of a branch may choose."""
+
+    keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
+    seed: int = 0  # of what learns
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        check_seed(self.seed)
 
 
 def build_table(
@@ -81,3 +103,54 @@ def _chosen(space: KeySpace, ranking: Ranking, keep: float) -> Iterator[np.ndarr
         yield chunk
     if ranking.root:
         yield unigrams[missing]
+
+
+def chosen_keep(counts: Counts | None, root: bool, keep: float | None) -> float:
+    """Returns the share of the windows that a table takes. `keep` None: all, or as many as a table usually takes."""
+    if keep is not None or counts is None:
+        return 1.0 if keep is None else keep
+    return Ranking(counts, root).keep_for(USUAL_NGRAMS)
+
+
+def check_table(
+    store: Path, spec: TableSpec, counts: Counts | None, keep: float, lower: LowerStack, device: torch.device, known: int = 0
+) -> None:
+    """Prints the size of a table and the time to compute it here. Refuses one that the disk has no room for.
+
+    `known`: the number of rows that are copied from the version before.
+    """
+    what = f"the table of domain {spec.domain!r}"
+    if counts is None:  # it holds the words of a decoder, which are copied
+        check_room(store, _bytes(spec, spec.vocabulary), what, "free some space")
+        return
+    ranking = Ranking(counts, spec.parent is None)
+    ngrams, most = ranking.size(keep), ranking.size(1.0)
+    needed, computed = _bytes(spec, ngrams), max(0, ngrams - known)
+    said = f"{spec.domain}: {ngrams:,} n-grams will take {needed / 1e9:,.2f} GB"
+    if computed and counts.levels[0]:
+        said += f" and about {duration(computed / _rate(spec, counts, lower, device))} to compute here"
+    if ngrams < most:
+        said += f" (--keep {keep:.2g} of {most:,})"
+    print(said, file=sys.stderr, flush=True)
+    fitting = ranking.keep_for(int(FILLED * ngrams * shutil.disk_usage(store).free / max(1, needed)))
+    check_room(store, needed, what, f"give --keep {fitting:.2g}, or --dtype int8, or free some space")
+
+
+def _bytes(spec: TableSpec, ngrams: int) -> int:
+    """Returns the bytes of a table and of the file with its order."""
+    words = spec.space.words
+    meta = TableMeta(**asdict(spec), keys=ngrams, least_cosine=1.0, index=IndexMeta(ngrams, words, 0, {}))
+    return sum(meta.sizes().values()) + 8 * ngrams * words
+
+
+@torch.no_grad()  # and not in inference mode: the stack moves to the device, and learns there afterwards
+def _rate(spec: TableSpec, counts: Counts, lower: LowerStack, device: torch.device) -> float:
+    """Returns the n-grams that are computed a second, from the second of two equal batches: the first one allocates memory."""
+    keys = counts.run(0).read_keys(0, min(counts.levels[0], BATCH if device.type == "cuda" else PROBED))
+    windows, lower = torch.from_numpy(spec.space.unpack(keys)).to(device), lower.to(device).eval()
+    seconds = 0.0
+    for _ in range(2):
+        started = time.monotonic()
+        lower(windows).cpu()
+        seconds = time.monotonic() - started
+    return len(keys) / max(seconds, 1e-9)

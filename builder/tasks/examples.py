@@ -26,6 +26,7 @@ SAID = 40  # characters of a wrong value in an error
 class Example:
     """One line of a labelled file."""
 
+    file: Path
     line: int
     text: str
     pair: str | None = None
@@ -33,11 +34,9 @@ class Example:
     value: float = 0.0  # for `regress`
     answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair, all right; empty: unanswerable
 
-
-@dataclass(frozen=True)
-class Labelled:
-    path: Path
-    examples: list[Example]
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 def key_of(example: Example) -> tuple[str, ...]:
@@ -45,21 +44,16 @@ def key_of(example: Example) -> tuple[str, ...]:
     return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
 
 
-class Line(Struct):
+class Document(Struct):
     """A line of a file, as JSON has it. What is wrong with it is a ValueError."""
 
-    def example(self, number: int) -> Example:
-        raise NotImplementedError
-
-
-class Document(Line):
     text: str
 
     def __post_init__(self) -> None:
         _check_text("text", self.text)
 
-    def example(self, number: int) -> Example:
-        return Example(number, self.text)
+    def example(self, file: Path, number: int) -> Example:
+        return Example(file, number, self.text)
 
 
 class Paired(Document):
@@ -70,32 +64,32 @@ class Paired(Document):
         if self.text_pair is not None:
             _check_text("text_pair", self.text_pair)
 
-    def example(self, number: int) -> Example:
-        return Example(number, self.text, self.text_pair)
+    def example(self, file: Path, number: int) -> Example:
+        return Example(file, number, self.text, self.text_pair)
 
 
 class Classified(Paired, kw_only=True):
     label: Label
 
-    def example(self, number: int) -> Example:
-        return Example(number, self.text, self.text_pair, (str(self.label),))
+    def example(self, file: Path, number: int) -> Example:
+        return Example(file, number, self.text, self.text_pair, (str(self.label),))
 
 
 class ManyLabelled(Paired, kw_only=True):
     labels: list[Label]
 
-    def example(self, number: int) -> Example:
-        return Example(number, self.text, self.text_pair, tuple(dict.fromkeys(map(str, self.labels))))
+    def example(self, file: Path, number: int) -> Example:
+        return Example(file, number, self.text, self.text_pair, tuple(dict.fromkeys(map(str, self.labels))))
 
 
 class Valued(Paired, kw_only=True):
     label: Value
 
-    def example(self, number: int) -> Example:
-        return Example(number, self.text, self.text_pair, value=self.label)
+    def example(self, file: Path, number: int) -> Example:
+        return Example(file, number, self.text, self.text_pair, value=self.label)
 
 
-class Tagged(Line):
+class Tagged(Struct):
     """The text is the words joined by single spaces, and a client must send it like this."""
 
     tokens: Annotated[list[str], Meta(min_length=1)]
@@ -108,8 +102,8 @@ class Tagged(Line):
             if words_of(token) != [(0, len(token))]:
                 raise ValueError(f"token {number}, {token[:SAID]!r}, is not one word without white space")
 
-    def example(self, number: int) -> Example:
-        return Example(number, " ".join(self.tokens), labels=tuple(map(str, self.tags)))
+    def example(self, file: Path, number: int) -> Example:
+        return Example(file, number, " ".join(self.tokens), labels=tuple(map(str, self.tags)))
 
 
 class Answers(Struct):
@@ -133,9 +127,11 @@ class Question(Document):
             if not answer.strip() or not self.text_pair.startswith(answer, start):
                 raise ValueError(f"the passage does not have the answer {answer[:SAID]!r} at character {start}")
 
-    def example(self, number: int) -> Example:
+    def example(self, file: Path, number: int) -> Example:
         pairs = zip(self.answers.text, self.answers.answer_start, strict=True)
-        return Example(number, self.text, self.text_pair, answers=tuple((start, start + len(text)) for text, start in pairs))
+        return Example(
+            file, number, self.text, self.text_pair, answers=tuple((start, start + len(text)) for text, start in pairs)
+        )
 
 
 class Bare(Struct):
@@ -149,17 +145,21 @@ class Bare(Struct):
         if self.tokens is None:
             _check_text("text", self.text)
 
-    def example(self, number: int) -> Example:
+    def example(self, file: Path, number: int) -> Example:
         text = self.text if self.tokens is None else " ".join(self.tokens)
-        return Example(number, text, self.text_pair)
+        return Example(file, number, text, self.text_pair)
 
 
-def read_labelled(path: Path, form: type[Line | Bare]) -> Labelled:
+Line = Document | Tagged | Bare
+
+
+def read_labelled(path: Path, form: type[Line]) -> list[Example]:
+    """Returns the lines of a file, at least one."""
     decoder = Decoder(form)
-    examples = [_decoded(decoder, line, path, number).example(number) for number, line in _lines(path)]
+    examples = [_decoded(decoder, line, path, number).example(path, number) for number, line in _lines(path)]
     if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line")
-    return Labelled(path, examples)
+    return examples
 
 
 def has_labels(path: Path) -> bool:
@@ -185,7 +185,7 @@ def _documents(path: Path, decoder: Decoder[Any], progress: Progress | None = No
         raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
     is_json = content_suffix(path) == ".jsonl" or _is_object(first[1])
     for number, line in chain([first], lines):
-        yield _decoded(decoder, line, path, number).example(number) if is_json else Example(number, line)
+        yield _decoded(decoder, line, path, number).example(path, number) if is_json else Example(path, number, line)
 
 
 def _is_object(line: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.tasks.examples import Example, Labelled
+from builder.tasks.examples import Example
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
 
@@ -16,15 +16,15 @@ LEAST_SPREAD = {"fp16": 1e-3, "bf16": 1e-30}  # of the standard deviation: below
 LARGEST_VALUE = 10_000.0
 
 
-def labels_in(labelled: Labelled, fewest: int) -> list[str]:
+def labels_in(examples: Sequence[Example], fewest: int) -> list[str]:
     """Returns all labels that occur, by name."""
-    labels = sorted({label for example in labelled.examples for label in example.labels})
+    labels = sorted({label for example in examples for label in example.labels})
     if len(labels) > SIZES[-1]:
-        raise InvalidInput(f"{labelled.path}: {len(labels):,} labels, and heads go up to {SIZES[-1]:,}: leave out rare ones")
+        raise InvalidInput(f"{examples[0].file}: {len(labels):,} labels, and heads go up to {SIZES[-1]:,}: leave out rare ones")
     if not labels:
-        raise InvalidInput(f"{labelled.path}: no text has a label: nothing can be learned")
+        raise InvalidInput(f"{examples[0].file}: no text has a label: nothing can be learned")
     if len(labels) < fewest:
-        raise InvalidInput(f"{labelled.path}: every label is {labels[0]!r}: give at least two different ones")
+        raise InvalidInput(f"{examples[0].file}: every label is {labels[0]!r}: give at least two different ones")
     return labels
 
 
@@ -33,38 +33,38 @@ def mean_and_spread(examples: Sequence[Example]) -> tuple[float, float]:
     return float(values.mean()), float(values.std())
 
 
-def check_values(labelled: Labelled, dtype: str) -> None:
+def check_values(examples: Sequence[Example], dtype: str) -> None:
     """Checks the values of the training part."""
-    values = np.array([example.value for example in labelled.examples])
-    mean, spread = mean_and_spread(labelled.examples)
+    values = np.array([example.value for example in examples])
+    mean, spread = mean_and_spread(examples)
     if not spread:
-        raise InvalidInput(f"{labelled.path}: every value is {mean:g}: give different values")
+        raise InvalidInput(f"{examples[0].file}: every value is {mean:g}: give different values")
     if abs(mean) > FARTHEST_MEAN[dtype] * spread or float(np.abs(values).max()) > LARGEST_VALUE:
         raise InvalidInput(
-            f"{labelled.path}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits ({dtype}) "
-            f"in which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
+            f"{examples[0].file}: values around {mean:g} that differ by {spread:g} cannot be told apart in the 16 bits "
+            f"({dtype}) in which heads are stored: subtract their mean, or scale them below {LARGEST_VALUE:,.0f}"
         )
     if spread < LEAST_SPREAD[dtype]:
         raise InvalidInput(
-            f"{labelled.path}: values that differ by {spread:g} are too small for the 16 bits ({dtype}) in which heads are "
+            f"{examples[0].file}: values that differ by {spread:g} are too small for the 16 bits ({dtype}) in which heads are "
             "stored: scale them up"
         )
 
 
-def check_answerable(labelled: Labelled, dtype: str) -> None:
+def check_answerable(examples: Sequence[Example], dtype: str) -> None:
     """Refuses questions that are all without an answer."""
-    if not any(example.answers for example in labelled.examples):
-        raise InvalidInput(f"{labelled.path}: no question has an answer: add some that have one")
+    if not any(example.answers for example in examples):
+        raise InvalidInput(f"{examples[0].file}: no question has an answer: add some that have one")
 
 
-def check_labels(labelled: Labelled, labels: Sequence[str], source: str) -> None:
+def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str) -> None:
     """Refuses labels that do not occur in the training data."""
     known = set(labels)
-    for example in labelled.examples:
+    for example in examples:
         for label in example.labels:
             if label not in known:
                 raise InvalidInput(
-                    f"{labelled.path}:{example.line}: label {label!r} does not occur in {source}: "
+                    f"{example.where}: label {label!r} does not occur in {source}: "
                     f"correct it, or train with examples of it (known: {_listed(labels)})"
                 )
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from builder.packed_batches import positions_of
 from builder.store.store import Store
-from builder.tasks.examples import Example, Labelled
+from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
@@ -85,12 +85,12 @@ class Reader:
         """Opens the same tables where it is sent."""
         return Reader, (self.store, *self._branch)
 
-    def read(self, labelled: Labelled, task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
+    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}
         texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
-        bar = tqdm(labelled.examples, desc=f"looking up {labelled.path.name}", unit="text", disable=not show_progress)
+        bar = tqdm(examples, desc=f"looking up {examples[0].file.name}", unit="text", disable=not show_progress)
         for example in bar:
-            encoded, spans, shortened = self._encode(task, example, f"{labelled.path}:{example.line}")
+            encoded, spans, shortened = self._encode(task, example)
             hits = self._chain.lookup(encoded.tokens, encoded.lengths)
             levels += np.bincount(hits.levels, minlength=len(levels))
             cut += shortened
@@ -129,14 +129,14 @@ class Reader:
             raise Broken("a table is corrupt: `hplm verify --store` names it")
         return self._gatherer.sums(self._forest, addresses, lengths)
 
-    def _encode(self, task: TrainingTask, example: Example, where: str) -> tuple[Encoded, np.ndarray, bool]:
+    def _encode(self, task: TrainingTask, example: Example) -> tuple[Encoded, np.ndarray, bool]:
         try:
             check_length(example.text, example.pair)
             in_windows = task.served.needs_pair
             encoded = self._tokenizer.encode(example.text, example.pair, truncate=True, in_windows=in_windows)
             spans = task.served.rows(example.text, example.pair, encoded)
         except InvalidInput as error:
-            raise InvalidInput(f"{where}: {error}") from None
+            raise InvalidInput(f"{example.where}: {error}") from None
         if len(encoded.tokens) < self._tokenizer.positions:
             return encoded, spans, False
         try:
@@ -166,14 +166,15 @@ class Divided:
         return cls(below) if below is not None else None
 
 
-def split_off(labelled: Labelled, share: float, start: Divided | None = None) -> tuple[Labelled, Labelled, Divided]:
+def split_off(
+    examples: Sequence[Example], share: float, start: Divided | None = None
+) -> tuple[list[Example], list[Example], Divided]:
     """Splits into training and dev part. Every label stays in training; no text is in both parts.
 
     `start`: how the data were divided that the weights have learned already. Then each text stays on its side.
     """
-    examples = labelled.examples
-    by = start.by if start is not None and start.by is not None else _shared(labelled)
-    groups = sorted((_number_of(key), group) for key, group in _alike(labelled, by).items())
+    by = start.by if start is not None and start.by is not None else _shared(examples)
+    groups = sorted((_number_of(key), group) for key, group in _alike(examples, by).items())
     wanted = max(1, round(share * len(examples)))
     left = Counter(label for example in examples for label in set(example.labels))
     learned = set(start.learned) if start is not None else set()
@@ -191,13 +192,13 @@ def split_off(labelled: Labelled, share: float, start: Divided | None = None) ->
             learned.add(number)
     divided = Divided(start.below if start is not None else bound, by, tuple(sorted(learned)))
     if not taken and start is not None:
-        return *split_off(labelled, share)[:2], divided  # so few texts that none is below; later versions keep to the start
+        return *split_off(examples, share)[:2], divided  # so few texts that none is below; later versions keep to the start
     if not 0 < len(taken) < len(examples):
-        raise InvalidInput(f"{labelled.path}: too few different texts to take some for dev: add more, or give a --dev file")
+        raise InvalidInput(f"{examples[0].file}: too few different texts to take some for dev: add more, or give a --dev file")
     parts: tuple[list[Example], list[Example]] = ([], [])
     for number, example in enumerate(examples):
         parts[number in taken].append(example)
-    return Labelled(labelled.path, parts[0]), Labelled(labelled.path, parts[1]), divided
+    return *parts, divided
 
 
 def _number_of(key: object) -> float:
@@ -205,9 +206,8 @@ def _number_of(key: object) -> float:
     return int.from_bytes(digest, "little") / (1 << 64)
 
 
-def _shared(labelled: Labelled) -> str:
+def _shared(examples: Sequence[Example]) -> str:
     """Returns what many examples share: a text or one side of a pair. Split up, dev would ask what training has shown."""
-    examples = labelled.examples
     different = {side: len({getattr(example, side) for example in examples}) for side in ("text", "pair")}
     if any(example.answers for example in examples):  # for questions, the passage
         del different["text"]
@@ -215,9 +215,9 @@ def _shared(labelled: Labelled) -> str:
     return min(shared, key=different.__getitem__) if shared else "both"
 
 
-def _alike(labelled: Labelled, by: str) -> dict[object, list[int]]:
+def _alike(examples: Sequence[Example], by: str) -> dict[object, list[int]]:
     groups: dict[object, list[int]] = {}
-    for number, example in enumerate(labelled.examples):
+    for number, example in enumerate(examples):
         key = (example.text, example.pair) if by == "both" else getattr(example, by)
         groups.setdefault(key, []).append(number)
     return groups

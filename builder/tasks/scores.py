@@ -1,4 +1,4 @@
-"""Scores, one function a task. They judge answers as clients get them, label by label."""
+"""Scores, one function a task: of answers as clients get them, of whether one is right, and the threshold of `span`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from builder.tasks.examples import Example
+from hplm.levels.evidence import Evidence
+from hplm.tasks import TASKS, TextAnswer
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
 BIO = re.compile(r"[BI]-.+|O")
@@ -186,3 +188,51 @@ def _overlap(wanted: list[str], answered: list[str]) -> float:
         return float(wanted == answered)
     common = sum((Counter(wanted) & Counter(answered)).values())
     return 2 * common / (len(wanted) + len(answered))
+
+
+def right_label(example: Example, evidence: Evidence, labels: Sequence[str]) -> int:
+    """Returns the number of the right label, of the word that the evidence is about."""
+    return labels.index(example.labels[evidence.about])
+
+
+def right_holding(example: Example, evidence: Evidence, labels: Sequence[str]) -> int:
+    """Returns 1 if the label that the evidence is about holds."""
+    return int(labels[evidence.about] in example.labels)
+
+
+def is_near(example: Example, answer: TextAnswer, delta: float) -> bool:
+    return abs(float(answer.logits[0, 0]) - example.value) <= delta
+
+
+def is_exact(example: Example, answer: TextAnswer, delta: float) -> bool:
+    """Whether the answer is one of the right ones, or rightly none, without articles and punctuation."""
+    return span_scores((), [example], [answer.labels]).values["exact_match"] == 1
+
+
+def none_shift(
+    labels: Sequence[str], examples: Sequence[Example], spans: Sequence[np.ndarray], logits: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Returns what to add to each output, so that the examples score best.
+
+    It is 0 if nothing scores better, or if the examples are all answerable or all unanswerable.
+    """
+    shift = np.zeros(len(labels), dtype=np.float32)
+    if len(labels) < 3 or len({bool(example.answers) for example in examples}) < 2:
+        return shift
+    lead, gain = np.empty(len(examples)), np.empty(len(examples))
+    for i, (example, own, places) in enumerate(zip(examples, logits, spans, strict=True)):
+        best = TASKS["span"].answer(own[:, :2], places, labels[:2], passage=example.pair or "")
+        lead[i] = own[0, 2] - best.logits.sum()  # of no answer before the best one
+        gain[i] = overlap_of(example, "") - overlap_of(example, best.labels[0])  # if it is left unanswered
+    shift[2] = -_best_threshold(lead, gain)
+    return shift
+
+
+def _best_threshold(lead: np.ndarray, gain: np.ndarray) -> float:
+    """Returns the threshold, above which a lead counts, with the highest sum of gains; of equal ones the nearest to 0."""
+    known = np.unique(lead)
+    between = (known[:-1] + known[1:]) / 2
+    thresholds = np.array([0.0, known[0] - 1, *between, known[-1] + 1])
+    sums = np.array([gain[lead > threshold].sum() for threshold in thresholds])
+    best = thresholds[sums >= sums.max() - 1e-9]
+    return float(best[np.abs(best).argmin()])

@@ -10,32 +10,16 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.tasks.examples import Classified, Example, Labelled, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
+from builder.tasks import losses, scores
+from builder.tasks.examples import Classified, Example, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
-from builder.tasks.losses import (
-    end_loss,
-    end_targets,
-    holding_distance,
-    holding_loss,
-    holding_targets,
-    label_distance,
-    label_loss,
-    label_targets,
-    no_loss,
-    unread_targets,
-    value_distance,
-    value_loss,
-    value_targets,
-)
-from builder.tasks.outcomes import is_exact, is_near, right_holding, right_label
-from builder.tasks.scores import Labels, Scores, holding_scores, label_scores, span_scores, tag_scores, value_scores
-from builder.tasks.threshold import none_shift
+from builder.tasks.scores import Labels, Scores
 from hplm.errors import InvalidInput
 from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 
-def _any_labels(labelled: Labelled, dtype: str) -> None:
+def _any_labels(examples: Sequence[Example], dtype: str) -> None:
     """Accepts all data: labels are checked when they are collected."""
 
 
@@ -68,7 +52,7 @@ class TrainingTask:
     score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # takes labels, examples and their answers
     fewest_labels: int = 2  # in the training data, where labels are not fixed
     one_label_a_row: bool = False  # every row has one right label, so a confusion table makes sense
-    check: Callable[[Labelled, str], None] = _any_labels  # checks the training part for the dtype of the stored head
+    check: Callable[[Sequence[Example], str], None] = _any_labels  # checks the training part for the dtype of the stored head
     scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
     further: Callable[[Sequence[Example]], bool] = _never  # whether these examples need the further label
     shift: Shift | None = None  # what to add to a trained head's outputs
@@ -78,12 +62,12 @@ class TrainingTask:
     # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def read(self, path: Path) -> Labelled:
+    def read(self, path: Path) -> list[Example]:
         return read_labelled(path, self.line)
 
     def unlabelled(self) -> TrainingTask:
         """Returns the task of texts without labels: nothing is learned from them."""
-        return replace(self, targets=unread_targets, loss=no_loss)
+        return replace(self, targets=losses.unread_targets, loss=losses.no_loss)
 
     def apart(self, own: Tensor, wanted: Tensor, spread: float) -> Tensor:
         """Returns how far logits are from a teacher's. `spread`: of numbers."""
@@ -91,12 +75,12 @@ class TrainingTask:
             return F.mse_loss(own / spread, wanted / spread)
         return self.distance(own, wanted)
 
-    def labels(self, labelled: Labelled) -> list[str]:
+    def labels(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels of the head's outputs."""
         fixed = list(self.served.fixed_labels)
         if not fixed:
-            return labels_in(labelled, self.fewest_labels)
-        return [*fixed, self.served.further_label] if self.further(labelled.examples) else fixed
+            return labels_in(examples, self.fewest_labels)
+        return [*fixed, self.served.further_label] if self.further(examples) else fixed
 
 
 def training_task(name: str) -> TrainingTask:
@@ -110,24 +94,24 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
     task.served.name: task
     for task in (
         TrainingTask(
-            TASKS["classify"], Classified, label_targets, label_loss, label_scores,
-            one_label_a_row=True, right_class=right_label, distance=label_distance,
+            TASKS["classify"], Classified, losses.label_targets, losses.label_loss, scores.label_scores,
+            one_label_a_row=True, right_class=scores.right_label, distance=losses.label_distance,
         ),
         TrainingTask(
-            TASKS["multilabel"], ManyLabelled, holding_targets, holding_loss, holding_scores,
-            fewest_labels=1, right_class=right_holding, distance=holding_distance,
+            TASKS["multilabel"], ManyLabelled, losses.holding_targets, losses.holding_loss, scores.holding_scores,
+            fewest_labels=1, right_class=scores.right_holding, distance=losses.holding_distance,
         ),
         TrainingTask(
-            TASKS["tag"], Tagged, label_targets, label_loss, tag_scores,
-            one_label_a_row=True, right_class=right_label, distance=label_distance,
+            TASKS["tag"], Tagged, losses.label_targets, losses.label_loss, scores.tag_scores,
+            one_label_a_row=True, right_class=scores.right_label, distance=losses.label_distance,
         ),
         TrainingTask(
-            TASKS["regress"], Valued, value_targets, value_loss, value_scores,
-            check=check_values, scale=mean_and_spread, is_right=is_near, is_number=True, distance=value_distance,
+            TASKS["regress"], Valued, losses.value_targets, losses.value_loss, scores.value_scores,
+            check=check_values, scale=mean_and_spread, is_right=scores.is_near, is_number=True, distance=losses.value_distance,
         ),
         TrainingTask(
-            TASKS["span"], Question, end_targets, end_loss, span_scores,
-            check=check_answerable, further=_some_unanswerable, shift=none_shift, is_right=is_exact,
+            TASKS["span"], Question, losses.end_targets, losses.end_loss, scores.span_scores,
+            check=check_answerable, further=_some_unanswerable, shift=scores.none_shift, is_right=scores.is_exact,
         ),
     )
 }  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tasks.examples import Labelled
+from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Divided, Reader, Texts, split_off
 from builder.tasks.tasks import TrainingTask, training_task
@@ -44,8 +44,8 @@ class Files:
 
     task: TrainingTask
     labels: list[str]
-    train: Labelled
-    dev: Labelled
+    train: list[Example]
+    dev: list[Example]
     divided: Divided | None
 
     def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None, show_progress: bool) -> Data:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from builder.learning.bodies import PlotBody
 from builder.learning.loop import Diverged
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from builder.tasks.scores import Scores
-from builder.training.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.finetuning import Train, Trained, TrainingOptions, finetune, tenant_model
 from builder.worker_processes import processes_that_fit, worker_processes

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from builder.learning.bodies import Body
 from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
-from builder.training.bodies import Body
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.layer import QKV, Adapt

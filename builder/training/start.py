@@ -67,11 +67,11 @@ def check_answers(before: TenantFile, task: str, labels: list[str]) -> None:
     if added := sorted(set(labels) - set(before.labels)):
         changed.append(f"it does not have the labels {added}")
     if missing := sorted(set(before.labels) - set(labels)):
-        changed.append(f"the data have no examples of its labels {missing}")
+        changed.append(f"its labels {missing} are missing")
     if changed:
         raise InvalidInput(
             f"tenant {before.id!r} has a version {before.version} and an update keeps task and labels, but "
-            f"{'; '.join(changed)}: build a tenant of another --id"
+            f"{'; '.join(changed)}: choose another --id"
         )
 
 

@@ -1,9 +1,8 @@
-"""Builds a tenant: an adapter and a head on a domain's tables, trained on labelled data."""
+"""Builds a tenant: an adapter and a head on a domain's tables, trained on labelled data, with a report of its mistakes."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -11,25 +10,36 @@ from typing import Any
 
 import torch
 
-from builder.learning.curve import draw_learning
+from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
+from builder.pictures import draw_learning
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held, put_away
+from builder.tables.build_folder import held_tenant, put_away
 from builder.tables.text_files import digest_of_file
+from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader, Texts
-from builder.tasks.tasks import training_task
-from builder.training.bodies import PlotBody
+from builder.tasks.scores import by_label
+from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_files
-from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune
+from builder.training.finetuning import (
+    TEACHERS,
+    Train,
+    Trained,
+    TrainingOptions,
+    adapter_of,
+    answers_to,
+    finetune,
+    logits_of,
+    taught,
+)
 from builder.training.grid import points, train_grid
-from builder.training.mistakes import mistakes_of
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
-from builder.training.teacher import TEACHERS, taught
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
 UNEVEN = 20  # warn if one label has so many times as many texts as another
+WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 
 
 def build_tenant(
@@ -53,10 +63,8 @@ def build_tenant(
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: one of TEACHERS.
     """
-    check_name("tenant", tenant_id)
     device = device or resolve_device("auto")
-    working = store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id) as working:
         before = store.tenant(tenant_id)
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
@@ -129,8 +137,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     if not versions:
         known = ", ".join(store.tenant_ids()[:10]) or "none yet"
         raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
-    working = store.tenant_work_folder(tenant_id)
-    with held(working, f"tenant {tenant_id!r}"):
+    with held_tenant(store, tenant_id) as working:
         if begun_plan(working) is not None:
             raise InvalidInput(
                 f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
@@ -191,7 +198,7 @@ def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
         write_json(folder / PLAN, plan)
         return
     if begun is not None:
-        print(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew", file=sys.stderr)
+        say(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew")
     put_away(folder)
     write_json(folder / PLAN, plan)
 
@@ -207,3 +214,40 @@ def _described(texts: Texts) -> dict[str, Any]:
 
 def _counts(texts: Texts) -> Counter[str]:
     return Counter(label for example in texts.examples for label in example.labels)
+
+
+def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
+    """Returns the part of a report that says how often each label is right, and the wrong answers with the largest loss."""
+    task, texts = data.task, data.dev
+    logits, _ = logits_of(trained.body, trained.model, data, texts)
+    losses = [
+        float(task.loss(torch.from_numpy(own), torch.from_numpy(text.targets), [len(own)], 1.0)[0]) / max(1, len(own))
+        for own, text in zip(logits, texts.texts, strict=True)
+        if text.window == 0
+    ]
+    examples, answers = texts.examples, answers_to(trained.body, trained.model, data, texts)[0]
+    worst = []
+    for number in sorted(range(len(answers)), key=lambda number: -losses[number]):
+        right = _right(task, examples[number])
+        answer = ", ".join(sorted(answers[number]) if not task.one_label_a_row else answers[number])
+        if answer not in right and len(worst) < WORST:
+            worst.append({"text": shown(examples[number]), "right": _cut(right[0]), "answered": _cut(answer)})
+    known = [] if task.served.fixed_labels else by_label(data.labels, examples, answers, task.one_label_a_row)
+    return {"by_label": known, "mistakes": worst}
+
+
+def shown(example: Example) -> str:
+    return _cut(example.text if example.pair is None else f"{example.text} | {example.pair}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _right(task: TrainingTask, example: Example) -> list[str]:
+    """Returns every right answer as a text."""
+    if task.is_number:
+        return [f"{example.value:g}"]
+    if task.served.needs_pair:
+        return [(example.pair or "")[start:stop] for start, stop in example.answers] or [""]
+    return [", ".join(example.labels if task.one_label_a_row else sorted(example.labels))]

@@ -64,7 +64,7 @@ def root(
 
     usual = 1 if lower == 0 else TRIGRAMS.n
     windows = Window(usual if window is None else window, causal)
-    options = RootOptions(name, lower, upper, windows, table.keep, table.dtype, table.seed, masked)
+    options = RootOptions(table.keep, table.seed, table.dtype, name, lower, upper, windows, masked)
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
     return table_built(built, f"root of backbone {made.config.name}")
@@ -83,7 +83,7 @@ def domain(
     from builder.learning.limits import Budget
     from builder.tables.domain import DomainOptions, build_domain
 
-    options = DomainOptions(parent, table.keep, table.dtype, table.seed, learn, min_tokens)
+    options = DomainOptions(table.keep, table.seed, table.dtype, parent, learn, min_tokens)
     budget = Budget(table.most(DOMAIN_MINUTES), table.steps)
     built = build_domain(open_store(store), name, [*corpus], options, budget, device_of(table.device))
     return table_built(built, f"domain {name}")

@@ -108,7 +108,7 @@ def tenant(
 
 
 def _plain_tenant(store: Store, id: str, domain: str | None) -> dict:
-    from builder.importing.generative import plain_tenant
+    from builder.importing.tenant import plain_tenant
 
     tenant = plain_tenant(store, id, domain)
     how = f"with its {tenant.adapter}" if tenant.rank else f"as backbone {store.config.name} does"

@@ -30,7 +30,7 @@ def calibrate(
     calibrated, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta, seen)
     report = calibrated.report
     if picture is not None:
-        from builder.evaluation.reliability_picture import draw_reliability
+        from builder.pictures import draw_reliability
 
         draw_reliability(report, picture)
     print(described(report, calibrated.calibration.kind))

@@ -96,7 +96,7 @@ def _built(folder: Path, name: str, corpus: tuple[Path, ...], of: Building) -> d
     from builder.tables.domain import UpdateOptions, update_domain
     from builder.tables.inspection import behind
 
-    store, options = open_store(folder), UpdateOptions(of.keep, of.dtype, of.seed, of.learn)
+    store, options = open_store(folder), UpdateOptions(of.keep, of.seed, of.dtype, of.learn)
     table = update_domain(store, name, [*corpus], options, Budget(minutes=of.minutes), device_of(of.device))
     built = table_built(table, f"domain {name} version {table.meta.version}")
     left = [tenant.id for tenant in behind(store, name)]

@@ -58,7 +58,7 @@ def evaluate(
     check_picture(picture)
     evaluation = evaluate_tenant(opened, id, test, on)
     if picture is not None:
-        from builder.evaluation.confusion_picture import draw_confusion
+        from builder.pictures import draw_confusion
 
         draw_confusion(evaluation, picture)
     others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
@@ -70,7 +70,7 @@ def evaluate(
     if int8:
         scores["int8"] = evaluate_tenant(opened, id, test, torch.device("cpu"), eight_bits=True).scores
     if connection.url is not None:
-        from builder.evaluation.served import score_served
+        from builder.evaluation.tenant import score_served
 
         with connection.client(backbone or opened.config.name) as client:
             scores["served"] = score_served(client, evaluation)

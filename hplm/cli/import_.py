@@ -116,6 +116,7 @@ def import_(
     from builder.importing.lower import NewDomain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
+    from builder.tables.domain import DomainOptions
     from hplm.cli.build import Table
     from hplm.cli.build import root as build_root
     from hplm.cli.export import export
@@ -135,7 +136,8 @@ def import_(
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
         build_root(model=root, corpus=(texts,), store=store, table=Table(seed=matching.seed, device=device))
-    new = NewDomain(lower.as_domain, [*lower.corpus], lower.keep, lower.dtype, lower.min_tokens) if lower.as_domain else None
+    wanted = DomainOptions(lower.keep, dtype=lower.dtype, min_tokens=lower.min_tokens)
+    new = NewDomain(lower.as_domain, [*lower.corpus], wanted) if lower.as_domain else None
     labels = [*one.labels] if one.labels is not None else None
     opened = open_store(store)
     if root not in (None, opened.model):

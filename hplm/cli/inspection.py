@@ -11,7 +11,7 @@ from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
-    from builder.tables.coverage import Coverage
+    from builder.tables.inspection import Coverage
 
 
 def inspect(
@@ -39,7 +39,7 @@ def inspect(
     if text is None and (picture or keep):
         raise InvalidInput("--picture and --keep need a text: give one with --text")
     if picture is not None:
-        from builder.tables.coverage_picture import check_picture
+        from builder.pictures import check_picture
 
         check_picture(picture)
     opened = open_store(store)
@@ -50,9 +50,9 @@ def inspect(
         result["coverage"] = asdict(coverage)
         _print_coverage(coverage, text)
         if picture is not None:
-            from builder.tables.coverage_picture import draw
+            from builder.pictures import draw_coverage
 
-            draw(coverage, opened.meta(name, result["version"]), text.name, picture)
+            draw_coverage(coverage, opened.meta(name, result["version"]), text.name, picture)
             print(f"\npicture: {picture}")
     return result
 
@@ -60,7 +60,7 @@ def inspect(
 def _cover(store: Store, name: str, version: int, text: Path, keep: list[float] | None) -> Coverage:
     from tqdm import tqdm
 
-    from builder.tables.coverage import cover
+    from builder.tables.inspection import cover
     from builder.tables.text_files import check_file
 
     check_file(text)

@@ -78,7 +78,7 @@ def search(
     placement.check(problem.cluster, problem.profile)
     placement.write(to)
     if picture is not None:
-        from builder.placement_pictures import draw_placement
+        from builder.pictures import draw_placement
 
         draw_placement(placement, problem.cluster, best.attained, picture)
     print_left_out(problem.trace.left_out)

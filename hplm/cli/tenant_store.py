@@ -37,7 +37,7 @@ def exits(
     options = {"drops": drop, "delta": delta, "seen": seen, "seed": seed}
     report = make_exits(opened, id, texts, device, dtype, **options)
     if picture is not None:
-        from builder.exits.picture import draw_exits
+        from builder.pictures import draw_exits
 
         draw_exits(report, picture)
     return report

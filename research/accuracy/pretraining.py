@@ -11,19 +11,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from builder.hardware import step_tokens
+from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
 from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
 from builder.learning.windows import Reading, TextPack, index_of
 from builder.packed_batches import positions_of
-from builder.store.resumable import replaced
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint, replaced
 from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
 from builder.tasks.lookup import Pack
-from builder.training.bodies import WholeBody
 from research.schemes.trained import whole_body
 
 

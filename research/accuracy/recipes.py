@@ -88,7 +88,9 @@ def build_store(
         keep = recipe.root_keep if branch == "root" else recipe.keep
         recut_domain(origin, whole.branch(name), Store(folder), branch, keep, device)
     elif branch == "root":
-        options = RootOptions("report", recipe.lower, recipe.upper, Window(recipe.window), recipe.root_keep)
+        options = RootOptions(
+            recipe.root_keep, name="report", lower=recipe.lower, upper=recipe.upper, window=Window(recipe.window)
+        )
         build_root(model, roots, folder, options, Budget(minutes=recipe.root_minutes), device)
     else:
         options, budget = DomainOptions(keep=recipe.keep), Budget(minutes=recipe.minutes)

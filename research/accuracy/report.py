@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from bench.turns import threads
 from builder.hardware import products_of
+from builder.learning.bodies import WholeBody
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
-from builder.training.bodies import WholeBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import TrainingOptions, evaluate
 from builder.worker_processes import processes_that_fit, worker_processes
@@ -101,7 +101,7 @@ class Report:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
         seeds: list[Sequence[int]] = [self.tier.seeds] * len(tasks)
         if study.tenants:
-            sizes = [len(training_task(task.task).read(task.train).examples) for task in tasks]
+            sizes = [len(training_task(task.task).read(task.train)) for task in tasks]
             seeds = list(map(range, tenants_of(sizes, study.tenants)))
         sample = self.tier.tenant_texts if study.tenants else 0
         for task, own in zip(tasks, seeds, strict=True):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.tasks.lookup import Pack
-from builder.training.bodies import WholeBody
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune
 from research.schemes.pretrained import evenly

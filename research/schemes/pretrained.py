@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from builder.learning.bodies import WholeBody
 from builder.store.store import Store
-from builder.training.bodies import WholeBody
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, random_backbone
 from hplm.model.stacks import LowerStack

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from builder.evaluation.tenant import Evaluation
+from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.loop import Diverged
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.lookup import Reader
 from builder.tasks.scores import Scores
-from builder.training.bodies import Body, PlotBody, WholeBody
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
@@ -86,7 +86,7 @@ def score_schemes(
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     files = read_files(store, tenant.task, train_file, dev_file, tuple(tenant.labels), options.dtype)
     data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None, show_progress)
-    texts = data.reader.read(data.task.read(evaluation.labelled.path), data.task, tenant.labels, False)
+    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels, False)
     scores = {}
     for name in names:
         trained = _best_of(store, data, name, tries, show_progress)

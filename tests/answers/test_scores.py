@@ -7,8 +7,7 @@ import random
 import pytest
 import torch
 
-from builder.evaluation.served import score_served
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.tenant import evaluate_tenant, score_served
 from hplm_client import HplmClient
 from tests.builder.training.small_tenants import write
 from tests.tasks import TENANTS, question

@@ -20,8 +20,7 @@ import torch
 from builder.learning.limits import Budget
 from builder.store.store import Store, TenantFile
 from builder.tables.corpus import Corpus, tokenize_corpus
-from builder.tables.counting import count_ngrams
-from builder.tables.counts import Counts
+from builder.tables.counts import Counts, count_ngrams
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tables.table import build_table

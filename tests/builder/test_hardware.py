@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from builder.hardware import compiled
-from builder.learning.windows import Shrinking, Student, Windowed
-from builder.packed_batches import packed_batches, positions_of
+from builder.learning.windows import Shrinking, Student
+from builder.packed_batches import packed_batches
 from hplm.model.checkpoint import random_backbone
 from testing.toy import CONFIG
 
@@ -19,8 +19,7 @@ from testing.toy import CONFIG
 def read(lengths, seed):
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, CONFIG.vocabulary, size=sum(lengths)).astype(np.int32)
-    distinct, window_of = Shrinking(CONFIG, torch.device("cpu"))(tokens, np.array(lengths), rng)
-    return Windowed(distinct, window_of, torch.from_numpy(positions_of(np.array(lengths)).astype(np.int64)), lengths)
+    return Shrinking(CONFIG, torch.device("cpu"))(tokens, np.array(lengths), rng)
 
 
 def gradients(student, lesson):

@@ -17,24 +17,23 @@ from builder.importing.lower import NewDomain
 from builder.importing.matching import MatchingOptions, import_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
+from builder.learning.bodies import PlotBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain
-from builder.store import savepoint
+from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.corpus import tokenize_corpus
-from builder.tables.counting import add_counts, count_ngrams
+from builder.tables.counts import add_counts, count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
-from builder.training.bodies import PlotBody
 from builder.training.data import read_files
-from builder.training.finetuning import TrainingOptions
+from builder.training.finetuning import TrainingOptions, taught
 from builder.training.start import ANEW
-from builder.training.teacher import taught
 from builder.training.tenant import delete_tenant
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
@@ -125,7 +124,7 @@ def students(folder, given):
 
 def imported(folder, given):
     ready, text = Store(given("imported")), corpus(folder, 1)
-    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], min_tokens=1))
+    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], SMALL))
     lower = FIXTURES / "peft-lower"
     return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
 
@@ -228,7 +227,7 @@ def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, 
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr(savepoint, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr(os, "replace", dying)
     undisturbed, report = train(*original, tmp_path / "whole.pt")
     count, saves = saves, 0

@@ -49,7 +49,7 @@ def test_the_same_sources_give_the_same_files_and_existing_ones_are_kept(found: 
     assert all(domain.corpus.exists() for domain in moved.domains)
     for tenant in moved.tenants:
         for part, size in SIZES.items():  # as the builder reads them
-            examples = training_task(tenant.task).read(getattr(tenant, part)).examples
+            examples = training_task(tenant.task).read(getattr(tenant, part))
             assert 0 < len(examples) <= size and {label for one in examples for label in one.labels} <= set(tenant.labels)
             assert all(len(one.text.split()) <= 100 for one in examples), tenant.id
 

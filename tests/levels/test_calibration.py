@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from builder.evaluation.reliability import Bin, bins_of, calibration_error
+from builder.evaluation.fitting import Bin, bins_of, calibration_error
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, UNKNOWN, Calibration, confidences
 from hplm.levels.evidence import Evidence, of_first_row
 

@@ -8,8 +8,8 @@ import torch
 import transformers
 from torch.nn.functional import layer_norm
 
+from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
-from builder.learning.teacher import Teacher
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -135,4 +135,4 @@ def test_unsupported_skipberts_and_other_splits_are_refused(tmp_path, changes, m
 def test_it_does_not_learn(tmp_path):
     checkpoint = load_checkpoint(save(tmp_path / "m", published()[1]), lower=2, upper=3)
     with pytest.raises(InvalidInput, match="--minutes 0"):
-        Teacher(checkpoint)
+        WholeBody(checkpoint)

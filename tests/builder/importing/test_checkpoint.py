@@ -133,17 +133,17 @@ def test_the_files_of_other_releases_are_read(store, tmp_path, way):
 
 def test_agreement_counts_what_a_client_would_see():
     """By hand: of three texts, two have the same label, and the checkpoint is sure of the first."""
-    spans = np.zeros((1, 3), dtype=np.int32)
+    examples, spans = [Example(Path("file"), 1, "x")] * 3, np.zeros((1, 3), dtype=np.int32)
     wanted = [(spans, np.array([logits], dtype=np.float32)) for logits in ([5, 0], [0, 1], [1, 0])]
     own = [(spans, np.array([logits], dtype=np.float32)) for logits in ([1, 0], [0, 5], [0, 1])]
-    found = agreement(training_task("classify"), ["a", "b"], [Example(1, "x")] * 3, own, wanted).described()
+    found = agreement(training_task("classify"), ["a", "b"], examples, own, wanted).described()
     assert found["agreement"] == pytest.approx(2 / 3, abs=1e-4) and found["sure"] == pytest.approx(1 / 3, abs=1e-4)
     assert (found["where_sure"], found["elsewhere"]) == (1.0, 0.5) and found["divergence"] > 0
-    many = agreement(training_task("multilabel"), ["a", "b"], [Example(1, "x")] * 3, own, wanted)
+    many = agreement(training_task("multilabel"), ["a", "b"], examples, own, wanted)
     assert (many.described()["answers"], many.same.tolist()) == (6, [True, True, True, True, False, False])
     near = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.0, 2.0, 3.1)]
     far = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.01, 2.0, 4.0)]
-    assert agreement(training_task("regress"), ["value"], [Example(1, "x")] * 3, near, far).same.tolist() == [True, True, False]
+    assert agreement(training_task("regress"), ["value"], examples, near, far).same.tolist() == [True, True, False]
 
 
 class Harmful:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builder.importing.generative import plain_tenant
 from builder.importing.lower import NewDomain
-from builder.importing.tenant import ImportOptions, import_tenant
+from builder.importing.tenant import ImportOptions, import_tenant, plain_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root
@@ -126,7 +125,7 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, capsys):
     folder = adapted(model, tmp_path / "lora", TARGETS["llama"])
     with pytest.raises(InvalidInput, match=mentioning(folder / "adapter_model.safetensors", "--as-domain")):
         import_tenant(store, "acme", folder, ImportOptions(), CPU)
-    options = ImportOptions(new_domain=NewDomain("law", [corpus], min_tokens=1))
+    options = ImportOptions(new_domain=NewDomain("law", [corpus], DomainOptions(min_tokens=1)))
     tenant, _ = import_tenant(store, "acme", folder, options, CPU)
     assert tenant.domain == "law"
     (text,) = (ids.tolist() for ids in store.tokenizer().encode_documents(["abc"]))

@@ -18,7 +18,7 @@ from hplm.model import stacks
 from hplm.model.attention import PackedAttention
 from hplm.model.layer import Layers
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, put
-from tests.builder.stores import CPU, corpus
+from tests.builder.stores import CPU, SMALL, corpus
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_another_import_is_the_next_version_and_keeps_the_labels(store):
 
 
 def test_a_lower_part_becomes_a_domain(store, tmp_path):
-    new = NewDomain("acme-lower", [corpus(tmp_path, 1)], min_tokens=1)
+    new = NewDomain("acme-lower", [corpus(tmp_path, 1)], SMALL)
     options = ImportOptions(labels=LABELS, new_domain=new)
     tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
     assert (tenant.domain, tenant.domain_version, tenant.rank) == ("acme-lower", 1, 2)

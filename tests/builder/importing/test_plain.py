@@ -12,7 +12,7 @@ from builder.importing.matching import Model
 from builder.importing.plain import save_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.store import Store, TenantFile
-from builder.tasks.examples import Example, Labelled
+from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.model import TenantModel
@@ -61,8 +61,9 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
     loader = getattr(transformers, f"AutoModelFor{KINDS.get(task, 'SequenceClassification')}")
     plain = loader.from_pretrained(tmp_path / "plain").eval()
     tenant, config = store.tenant(task), store.config
-    reader, text = Reader(store, "root", 1), Example(1, "the cat sat on the mat", "a dog ran" if task == "span" else None)
-    read = reader.read(Labelled(tmp_path / "texts", [text]), training_task(task).unlabelled(), tenant.labels, False)
+    reader, pair = Reader(store, "root", 1), "a dog ran" if task == "span" else None
+    text = Example(tmp_path / "texts", 1, "the cat sat on the mat", pair)
+    read = reader.read([text], training_task(task).unlabelled(), tenant.labels, False)
     own, pack = Model.of_tenant(store, tenant, CPU), reader.pack(read, [0], CPU)
     base = plain.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from builder.importing.lower import NewDomain
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.store import Store
+from builder.tables.domain import DomainOptions
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import save_base
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store
-from tests.builder.stores import CPU, corpus
+from tests.builder.stores import CPU, SMALL, corpus
 from tests.support.message import mentioning
 
 PLAIN, NAMED = ImportOptions(), ImportOptions(labels=LABELS)
@@ -106,10 +107,10 @@ def test_wrong_labels_tasks_and_folders_are_refused(store, tmp_path):
 
 def test_adapters_of_layers_that_cannot_hold_them_are_refused(store, tmp_path):
     refused(store, FIXTURES / "peft-lower", NAMED, "0, 1", "layers_to_transform", 2, 3, "--as-domain")
-    new = NewDomain("low", [corpus(tmp_path, 1)], min_tokens=1)
+    new = NewDomain("low", [corpus(tmp_path, 1)], SMALL)
     refused(store, FIXTURES / "adapters-lower", ImportOptions(new_domain=new), "bottleneck", "0, 1", "leave_out", 2, 3)
     refused(store, FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS, new_domain=new), "--as-domain")
-    few = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)]))
+    few = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [corpus(tmp_path, 1)], DomainOptions()))
     refused(store, FIXTURES / "peft-lower", few, "50,000", "--min-tokens")
     assert not store.work_folder("low", 1).exists()
     short = Store(make_imported_store(tmp_path, lower=2, upper=1))

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModel
 
 from builder.learning import distil as distillation
+from builder.learning.bodies import WholeBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
-from builder.learning.teacher import Teacher
 from builder.learning.windows import Lessons, Student
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
@@ -41,10 +41,10 @@ def adapted(checkpoint, documents):
 
 @pytest.mark.parametrize("upper", [2, 1])
 def test_the_teacher_is_the_original_model_also_if_upper_layers_are_dropped(bert, upper):
-    teacher = Teacher(load_checkpoint(str(bert), lower=2, upper=upper)).eval()
+    teacher = WholeBody(load_checkpoint(str(bert), lower=2, upper=upper)).eval()
     stock = AutoModel.from_pretrained(bert, add_pooling_layer=False).eval()
     tokens = torch.randint(5, VOCABULARY, (9,), generator=torch.Generator().manual_seed(0))
-    found = teacher(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), [4, 5])  # at the split, at the end
+    found = teacher.taught(tokens, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), [4, 5])  # at the split, at the end
     for part in (slice(0, 4), slice(4, 9)):
         with torch.no_grad():
             expected = stock(tokens[None, part], output_hidden_states=True).hidden_states
@@ -62,7 +62,7 @@ def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
 def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
     """Documents have 12 tokens, the model reads 40."""
     lower, upper, _ = adapted
-    lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
+    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval(), CPU)
     lesson = lessons.lesson(random_documents(checkpoint.config, 2000, 40, seed=9), np.random.default_rng(0))
     with torch.no_grad():
         error = (Student(lower, upper)(lesson)[0] - lesson.at_split).square().sum(1)
@@ -82,7 +82,7 @@ def test_a_domain_s_lower_layers_learn_on_and_a_frozen_upper_stack_does_not_chan
 
 def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
     lower, upper = split(checkpoint)
-    lessons = Lessons(checkpoint.config, Teacher(checkpoint).eval(), CPU)
+    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval(), CPU)
     texts = documents[:20]
     lesson = lessons.lesson(texts, np.random.default_rng(0))
     assert len(lesson.windows) < lesson.tokens

@@ -8,7 +8,7 @@ import torch
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
-from builder.store.savepoint import Savepoint
+from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from tests.builder.stores import CPU
 from tests.support.message import mentioning

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from builder.store.resumable import ResumableFiles
 from builder.tables.corpus import Corpus
-from builder.tables.counting import add_counts, count_ngrams, most_bytes
+from builder.tables.counts import add_counts, count_ngrams, most_bytes
 from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
 from builder.tables.sorted_runs import Merge, rows_in
 from hplm.model.windows import Window

@@ -8,7 +8,7 @@ import pytest
 
 from builder.learning.limits import Budget
 from builder.store.resumable import write_json
-from builder.tables import size
+from builder.tables import table
 from builder.tables.counts import Counts
 from builder.tables.domain import UpdateOptions, build_domain, delete_domain, update_domain
 from builder.tables.ranking import Ranking
@@ -115,7 +115,7 @@ def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
 def test_without_a_share_a_table_has_a_usual_size_at_most(tmp_path, monkeypatch, capsys):
     store = with_bio(tmp_path)
     whole = store.meta("bio", 1).keys
-    monkeypatch.setattr(size, "USUAL_NGRAMS", usual := whole // 2)
+    monkeypatch.setattr(table, "USUAL_NGRAMS", usual := whole // 2)
     less = add_domain(store, "less", 1).meta.keys
     assert 0.9 * usual < less <= usual
     assert mentions(capsys.readouterr().err, "less", f"{less:,}", f"{whole:,}", "--keep")

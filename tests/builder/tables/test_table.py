@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.tables.coverage import cover
+from builder.tables.inspection import cover
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses

@@ -85,7 +85,7 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     """Refused commands before it leave no file behind. It takes seconds, because it imports what saves models."""
     path, folder = corpus(save_bert(tmp_path), 1), tmp_path / "store"
     monkeypatch.chdir(tmp_path)
-    build = partial(build_root, ".", [path], folder, RootOptions("tiny", keep=0.5))
+    build = partial(build_root, ".", [path], folder, RootOptions(name="tiny", keep=0.5))
     with full_disk(), pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
         build(Budget(steps=1), CPU)
     assert not [path for path in folder.rglob("*") if path.is_file()]

@@ -1,5 +1,8 @@
 """Scores against values computed by hand; the kept epoch; the windows, words and threshold of questions."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,16 +10,17 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.tasks.scores import confusion, is_bio
+from builder.tasks.scores import confusion, is_bio, none_shift
 from builder.tasks.tasks import training_task
-from builder.tasks.threshold import none_shift
 from hplm.tasks import TASKS
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import CPU, write
 
+example = partial(Example, Path("file"))
+
 
 def classified(labels):
-    return [Example(number, "text", labels=(label,)) for number, label in enumerate(labels)]
+    return [example(number, "text", labels=(label,)) for number, label in enumerate(labels)]
 
 
 def test_scores_of_labels_equal_their_definitions():
@@ -27,7 +31,11 @@ def test_scores_of_labels_equal_their_definitions():
     assert scores.values["macro_f1"] == pytest.approx(sum(f1) / 3) and scores.values["majority_share"] == pytest.approx(0.5)
     assert score(["a", "b"], classified("aa"), [["a"], ["b"]]).values["macro_f1"] == pytest.approx(1 / 3)
     assert confusion(["a", "b"], ["a", "a", "b"], ["b", "", "b"]).tolist() == [[0, 1, 1], [0, 1, 0]]  # "": no answer
-    examples = [Example(1, "t", labels=("a", "b")), Example(2, "t", labels=()), Example(3, "t", labels=("c",))]
+    examples = [
+        example(1, "t", labels=("a", "b")),
+        example(2, "t", labels=()),
+        example(3, "t", labels=("c",)),
+    ]
     scores = training_task("multilabel").score(["a", "b", "c"], examples, [["a"], [], ["c", "a"]])
     assert scores.metric == "micro_f1" and scores.main == pytest.approx(2 * 2 / (3 + 3))
     assert scores.values["exact"] == pytest.approx(1 / 3)
@@ -35,7 +43,7 @@ def test_scores_of_labels_equal_their_definitions():
 
 
 def test_an_entity_is_correct_if_both_ends_and_its_kind_are():
-    wanted = [Example(1, "a b c d", labels=("B-X", "I-X", "O", "B-Y")), Example(2, "a b", labels=("O", "B-X"))]
+    wanted = [example(1, "a b c d", labels=("B-X", "I-X", "O", "B-Y")), example(2, "a b", labels=("O", "B-X"))]
     labels = ["B-X", "B-Y", "I-X", "O"]
     answered = [["B-X", "I-X", "O", "B-X"], ["O", ""]]  # one of three entities is correct, two were answered
     scores = training_task("tag").score(labels, wanted, answered)
@@ -45,7 +53,7 @@ def test_an_entity_is_correct_if_both_ends_and_its_kind_are():
 
 
 def test_values_are_scored_by_correlation():
-    examples = [Example(number, "t", value=value) for number, value in enumerate([1.0, 2.0, 4.0])]
+    examples = [example(number, "t", value=value) for number, value in enumerate([1.0, 2.0, 4.0])]
     scores = training_task("regress").score(["value"], examples, [["1"], ["4"], ["16"]])
     assert scores.values["spearman"] == pytest.approx(1) and 0.9 < scores.main < 1
     assert scores.values["rmse"] == pytest.approx((148 / 3) ** 0.5)
@@ -55,8 +63,11 @@ def test_values_are_scored_by_correlation():
 def test_spans_are_compared_as_squad_does():
     """Without articles and punctuation. A question without an answer is right if it is left unanswered."""
     score = training_task("span").score
-    old = Example(1, "who?", "It was the old man, of course.", answers=((7, 18), (11, 18)))
-    known, unknown = Example(1, "who?", "It was the man.", answers=((7, 14),)), Example(2, "when?", "It was the man.")
+    old = example(1, "who?", "It was the old man, of course.", answers=((7, 18), (11, 18)))
+    known, unknown = (
+        example(1, "who?", "It was the man.", answers=((7, 14),)),
+        example(2, "when?", "It was the man."),
+    )
     assert score([], [old], [["an Old man."]]).values == {"exact_match": 1.0, "f1": 1.0}
     assert score([], [old], [["man of course"]]).values == {"exact_match": 0.0, "f1": pytest.approx(2 * 1 / (2 + 3))}
     assert score([], [old], [["It"]]).main == score([], [known], [[""]]).main == 0
@@ -105,7 +116,7 @@ def test_a_word_without_a_token_has_no_answer(tasks, tmp_path):
 
 LABELS = ["start", "end", "none"]
 SPANS = np.array([[0, 0, 0], [3, 0, 3], [4, 4, 8]], dtype=np.int32)
-KNOWN, UNKNOWN = Example(1, "who?", "the duke", answers=((4, 8),)), Example(2, "who?", "the duke")
+KNOWN, UNKNOWN = example(1, "who?", "the duke", answers=((4, 8),)), example(2, "who?", "the duke")
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from builder.learning.bodies import PlotBody
 from builder.learning.loop import Diverged
-from builder.training.bodies import PlotBody
 from builder.training.cutting import cut, hold
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.model.checkpoint import random_backbone

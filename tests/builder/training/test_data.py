@@ -11,7 +11,7 @@ import pytest
 from builder.evaluation.tenant import evaluate_tenant
 from builder.store.resumable import write_json
 from builder.store.store import TenantFile
-from builder.tasks.examples import Example, Labelled, read_corpus
+from builder.tasks.examples import Example, read_corpus
 from builder.tasks.lookup import Divided, split_off
 from builder.tasks.tasks import training_task
 from builder.training.data import read_files
@@ -43,7 +43,7 @@ def raw(folder, content):
     ],
 )
 def test_each_task_reads_its_own_form(tmp_path, task, content, read):
-    (example,) = training_task(task).read(raw(tmp_path, content)).examples
+    (example,) = training_task(task).read(raw(tmp_path, content))
     assert {name: getattr(example, name) for name in read} == read
 
 
@@ -85,7 +85,7 @@ def test_wrong_lines_missing_files_and_folders_are_named(tmp_path, task, content
 def divided(path, task):
     """Returns the examples for training and for dev, of one file."""
     files = read_files(None, task, path, None)
-    return files.train.examples, files.dev.examples
+    return files.train, files.dev
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,15 @@ def test_a_learned_text_never_comes_to_dev_in_later_versions(seed):
     """Not when its label gets more examples, its group becomes a small one, or the new examples share texts."""
     chance = random.Random(seed)
     texts = [f"{seed} {chance.randrange(150) if number >= 100 else number}" for number in range(400)]
-    examples = [Example(n, text, labels=(str(int(chance.expovariate(0.2))),)) for n, text in enumerate(texts)]
+    examples = [Example(Path("file"), n, text, labels=(str(int(chance.expovariate(0.2))),)) for n, text in enumerate(texts)]
     learned, divided = set(), None
     for start, stop in ((0, 50), (0, 90), (90, 100), (0, 150), (0, 400)):
-        labelled = Labelled(Path("file"), examples[start:stop])
-        training, dev, now = split_off(labelled, 0.1, divided)
-        assert not learned & {example.text for example in dev.examples}
-        learned |= {example.text for example in training.examples}
+        some = examples[start:stop]
+        training, dev, now = split_off(some, 0.1, divided)
+        assert not learned & {example.text for example in dev}
+        learned |= {example.text for example in training}
         divided = Divided.of(json.loads(json.dumps({"divided": asdict(now)})))
-        assert split_off(labelled, 0.1, divided)[:2] == (training, dev)
+        assert split_off(some, 0.1, divided)[:2] == (training, dev)
 
 
 def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
@@ -128,7 +128,7 @@ def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
     for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
         write_json(store.tenant_folder("acme", 1) / "report.json", report)
         with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
-            assert len(read_files(store, "classify", train, None, ("a", "b"), start=start).dev.examples) == 2
+            assert len(read_files(store, "classify", train, None, ("a", "b"), start=start).dev) == 2
 
 
 def numbers(*values):

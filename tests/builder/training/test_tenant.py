@@ -31,7 +31,7 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     task, texts, metric, least, _ = TASKS[name]
     evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False)
     assert evaluation.scores.metric == metric and evaluation.scores.main > least
-    for example, answered in zip(evaluation.labelled.examples, evaluation.answers, strict=True):
+    for example, answered in zip(evaluation.texts.examples, evaluation.answers, strict=True):
         assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
     report = store.report(store.tenant(name))  # of how it has learned
     assert report["task"] == task and report["dev"][metric] > least

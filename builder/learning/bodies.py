@@ -8,16 +8,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from builder.hardware import OpaqueAttention
 from builder.store.store import Store
-from builder.tasks.lookup import Pack
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
 from hplm.model.stacks import UpperStack, through
+
+if TYPE_CHECKING:
+    from builder.tasks.lookup import Pack
 
 
 class PlotBody(nn.Module):
@@ -70,7 +74,7 @@ class WholeBody(nn.Module):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
         config, weights, layers = checkpoint.config, checkpoint.weights, full_stack(checkpoint)
-        self.heads, self._upper = config.heads, config.upper_layers
+        self._heads, self._lower, self._upper = config.heads, config.lower_layers, config.upper_layers
         self.words, self.positions, self.segments = (
             nn.Embedding.from_pretrained(weights[f"embeddings.{part}_embeddings.weight"].clone(), freeze=False)
             for part in ("word", "position", "token_type")
@@ -98,14 +102,22 @@ class WholeBody(nn.Module):
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
         return _after_each(self.upper_layers[:layers], *self._below(pack), adapters)
 
+    @torch.inference_mode()
+    def taught(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+        """Returns what two halves learn to match, of packed texts of one segment: states at the split and after all layers."""
+        attend = OpaqueAttention(lengths, self._heads, tokens.device)
+        x = self._embedded(tokens, positions, torch.zeros_like(positions))
+        at_split = through(self.layers[: self._lower], x, attend)
+        return at_split, through(self.layers[self._lower :], at_split, attend)
+
     def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
         """Returns what the lower layers compute, and the attention of all layers."""
-        attend = PackedAttention(pack.lengths, self.heads, pack.tokens.device)
+        attend = PackedAttention(pack.lengths, self._heads, pack.tokens.device)
         with nullcontext() if self.words.weight.requires_grad else torch.no_grad():
-            x = self.embedded(pack.tokens, pack.positions, pack.segments)
+            x = self._embedded(pack.tokens, pack.positions, pack.segments)
             return through(self.layers[: len(self.layers) - self._upper], x, attend), attend
 
-    def embedded(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+    def _embedded(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
         return self.norm(self.words(tokens) + self.positions(positions) + self.segments(segments))
 
     def with_layers(self, chosen: Sequence[int]) -> WholeBody:
