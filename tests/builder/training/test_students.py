@@ -7,8 +7,11 @@ from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
+from builder.tables.root import RootOptions, build_root
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
+from tests.builder.stores import NO_TIME, some_lines
+from tests.builder.training.small_tenants import learn, made
 from tests.support.message import refusing
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]
@@ -50,3 +53,16 @@ def test_what_students_cannot_do_is_refused(trained, trained_store):
     (texts,) = trained[1].glob("cut-test.jsonl")
     with refusing(InvalidInput, "students"):
         calibrate_tenant(trained_store, "cut", texts, resolve_precision("fp32", CPU), CPU, show_progress=False)
+
+
+def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(some_lines(60, 1)), "utf-8")
+    store, _ = build_root(str(bert), [tmp_path / "corpus.txt"], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, CPU)
+    learn(store, "classify", made(tmp_path, "classify", 80, 1), rank=2, epochs=1)
+    options = StudentOptions(depth=1, students=1, rank=2, epochs=1)
+    scores = {}
+    for teacher in ("own", "dedicated"):
+        report, is_new = build_students(store, "acme", options, CPU, teacher=teacher, show_progress=False)
+        assert is_new and report["teacher"] == teacher
+        scores[teacher] = report["boosting"]
+    assert scores["own"] != scores["dedicated"]
