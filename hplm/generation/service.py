@@ -38,7 +38,6 @@ from hplm.model.openmp import compute_with
 from hplm.model.prompts import Prompts, cut_prompt, started
 from hplm.parameters import asked_flag, asked_number
 from hplm.request.answers import Reply, strings
-from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.tasks import check_backbone
 from hplm.tenants.authorize import admit, opened
@@ -91,9 +90,8 @@ class Service:
             settings.max_sequences,  # each running sequence holds one slot of a layout at most
             settings.resident_rows,
         )
-        limits = Limits(settings.queue_texts, settings.queue_bytes)
         self.loop = Loop(
-            SequenceQueue(policy(settings.policy), limits, cache.size_for, settings.admission),
+            SequenceQueue(policy(settings.policy), settings.limits, cache.size_for, settings.admission),
             Running(cache, settings.max_sequences, settings.step_tokens),
             self._stager,
             Decoder(backbone.upper(), settings.device, settings.dtype),
@@ -103,7 +101,7 @@ class Service:
             device_failed=device_failed,
             in_flight=InFlight(1, settings.max_sequences, shown),
         )
-        self.reader = Reader(self.loop, limits)
+        self.reader = Reader(self.loop, settings.limits)
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:

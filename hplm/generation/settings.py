@@ -13,6 +13,7 @@ from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.options import CACHES
 from hplm.parameters import LONGEST_MS, Parameters, asked_number, milliseconds, whole_number, yes_or_no
+from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT
 
 NO_BOUND = "0 for no bound"
@@ -46,8 +47,7 @@ class Settings:
     cache_tokens: int = 16_384
     policy: str = DEFAULT
     admission: bool = True
-    queue_texts: int = 8192
-    queue_bytes: int = 10**9
+    limits: Limits = field(default_factory=lambda: Limits(8192, 10**9))  # of prompts that wait, and of sequences
     promise: Promise = NO_PROMISE  # for requests whose tenant has none
     least_token_ns: int = 0  # that a request may allow between two tokens
     resident_rows: int = 0  # of each table, on the device
@@ -73,8 +73,7 @@ def read_settings(given: Mapping[str, str], device: torch.device | None = None) 
         cache_tokens=whole_number(parameters, "cache_tokens"),
         policy=parameters["policy"],
         admission=yes_or_no(parameters, "admission"),
-        queue_texts=whole_number(parameters, "queue_texts"),
-        queue_bytes=whole_number(parameters, "queue_mb") * 10**6,
+        limits=Limits(whole_number(parameters, "queue_texts"), whole_number(parameters, "queue_mb") * 10**6),
         promise=Promise(
             whole_ns=_nanoseconds(parameters, "deadline_ms"),
             first_token_ns=_nanoseconds(parameters, "first_token_ms"),

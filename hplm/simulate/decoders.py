@@ -22,7 +22,6 @@ from hplm.generation.settings import NO_PROMISE, Promise, Settings
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.plot.forest import Chain
-from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 
 WORD, END = 0, 1  # the vocabulary
@@ -69,8 +68,7 @@ class Simulation:
         self._answers: dict[Request, Answer] = {}
         self._machine = _Machine(cost, self._answers)
         cache = Cache(settings.cache_tokens, LONGEST, 1, 1, settings.device)
-        limits = Limits(settings.queue_texts, settings.queue_bytes)
-        self._queue = SequenceQueue(policy(settings.policy), limits, cache.size_for, settings.admission)
+        self._queue = SequenceQueue(policy(settings.policy), settings.limits, cache.size_for, settings.admission)
         running = Running(cache, settings.max_sequences, settings.step_tokens)
         machine = self._machine
         self.meter = Meter()

@@ -63,7 +63,7 @@ def test_promises_come_from_the_request():
 
 def test_settings_are_read_and_refused_by_their_name():
     settings = read()
-    found = settings.max_sequences, settings.step_tokens, settings.cache_tokens, settings.queue_bytes, settings.threads
+    found = settings.max_sequences, settings.step_tokens, settings.cache_tokens, settings.limits.work, settings.threads
     assert found == (4, 64, 512, 2_000_000, 3)
     assert settings.promise == Promise(1_500_000, 0, 2_000_000)
     assert settings.least_token_ns == 0 and read(least_token_ms="2").least_token_ns == 2_000_000
