@@ -55,7 +55,10 @@ def calibrate_tenant(
         asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
         found, report = store.knowledge(tenant), store.report(tenant)
         if found.students is not None:
-            raise InvalidInput(f"tenant {tenant_id!r} is answered by students, which are calibrated when they are made")
+            raise InvalidInput(
+                f"tenant {tenant_id!r} is answered by students: those of `classify` are calibrated when they are made, and "
+                "others have no confidence"
+            )
         if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
             return Calibrated(found.calibration, known["report"]), False
         if texts.task.is_number and delta is None:

@@ -15,6 +15,8 @@ from builder.evaluation.tenant import find_tenant
 from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
 from builder.learning.bodies import Body, PlotBody
+from builder.learning.limits import check_seed
+from builder.store.resumable import begun_plan
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
@@ -46,7 +48,8 @@ def build_students(
         before, report = store.knowledge(tenant), store.report(tenant)
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
-            put_away(working)  # an interruption may have left it
+            if (begun_plan(working) or {}).get("students") == asked:  # an interruption has left it
+                put_away(working)
             return known["report"], False
         files = list(learned_by(store, tenant, seen, PARTS))[:2]
         if not files:
@@ -54,11 +57,10 @@ def build_students(
                 f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
             )
         train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
-        start = tenant if dev_file is None else None  # whose training file is divided as before
-        read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, start)
+        read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
         begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
         reader = Reader(store, tenant.domain, tenant.domain_version)
-        data = replace(read.looked_up(reader, device, None, show_progress), labels=tenant.labels)
+        data = read.looked_up(reader, device, None, show_progress)
         made, told = _made(store, tenant, data, options, teacher, working, show_progress)
         report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
         store.save_next(tenant, replace(before, exits=None, students=made), report)
@@ -67,6 +69,7 @@ def build_students(
 
 
 def _check(store: Store, tenant: TenantFile, options: StudentOptions, teacher: str) -> None:
+    check_seed(options.seed)
     if tenant.task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, which students cannot answer")
     layers = store.config.upper_layers

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.learning.bodies import PlotBody
+from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
 from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
@@ -88,6 +89,8 @@ class StudentTeam(nn.Module):
             if not number:
                 head["bias"] = head["bias"] + bias
             rounded = {name: part.to(self._stored.torch_dtype).cpu() for name, part in head.items()}
+            if not all(part.isfinite().all() for part in rounded.values()):
+                raise Diverged("a student's head has a weight that is too large for 16 bits: use a smaller --learning-rate")
             found.append(((self._adapter, adapter), (self._stored, rounded)))
         return found
 

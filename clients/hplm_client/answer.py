@@ -22,7 +22,7 @@ class Answer:
     rows: tuple[Row, ...]
     version: str
     confidence: float | None = None  # how likely it is right; only with confidence=True, and of a calibrated tenant
-    level: int | None = None  # of the tenant's levels, 1: the shallowest, the one that answered; only with level=True
+    level: int | None = None  # at which of the tenant's levels it was answered, or by how many students; only with level=True
 
     @property
     def label(self) -> str | None:

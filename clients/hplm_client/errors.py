@@ -16,7 +16,7 @@ class HplmClientError(Exception):
 
     def __init_subclass__(cls) -> None:
         if cls.word is not None:
-            BY_WORD[cls.word] = cls
+            BY_WORD.setdefault(cls.word, cls)  # not a class that somebody derives from it
 
     def __init__(self, message: str, status: str | None = None) -> None:
         super().__init__(message)

@@ -25,6 +25,7 @@ def students(
     :param rank: of each student's LoRA
     :param epochs: passes over the texts, of each student and then of all together
     :param learning_rate: learning rate
+    :param seen: files of its training that were moved
     :param stacking: weight of the loss by which the middle of a student also learns the sum of those before it
     """
     from builder.students.boosting import StudentOptions
@@ -41,8 +42,8 @@ def described(report: dict[str, Any]) -> str:
     """Returns the scores of each number of students, beside their teacher's."""
     layers, kept = report["of_layers"], report["kept"]
     lines = [
-        f"{report['tenant']} version {report['version']}: {kept} students of {report['depth']} of {layers} layers, "
-        f"{report['bytes'] / 1e6:.2f} MB; the teacher ({report['teacher']}) has {report['metric']} "
+        f"{report['tenant']} version {report['version']}: {kept} student{'s' * (kept > 1)} of {report['depth']} of "
+        f"{layers} layers, {report['bytes'] / 1e6:.2f} MB; the teacher ({report['teacher']}) has {report['metric']} "
         f"{report['teacher_score']:.3f} on dev",
         f"{'students':<10}{'work of layers':>14}{report['metric']:>12}{'alpha':>8}",
     ]

@@ -236,7 +236,7 @@ class Text:
             own.slot_key, own.plan = self.request.tenant.student_weights[number], None
             own.depth, own.window, own.windows = students.depth, number, team.members
             own.tokens = max(1, round(len(self.addresses) * team.cost / team.members))
-            own.bytes = self.bytes if not number else 0  # they read the same memory
+            own.bytes = -(-self.bytes // team.members)  # they read the same memory
             found.append(own)
         return found
 

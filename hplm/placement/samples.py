@@ -141,7 +141,7 @@ class Sampler:
         view = self._backbone.view
         pair = [text] if tenant.task_object.needs_pair else None
         form = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
-        tenant = replace(tenant, exits=None)  # a profile has the work of all layers
+        tenant = replace(tenant, exits=None, students=None)  # a profile has the work of all layers
         return Request(form, view, tenant, lambda request, answer: None).texts_from(form)
 
     def _measured(self, texts: list[Text], given: list[tuple[Tenant, str]]) -> list[int]:

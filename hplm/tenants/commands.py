@@ -71,16 +71,16 @@ _Limits = msgspec.defstruct("_Limits", [(name, Any, UNSET) for name in (*LIMITS,
 
 class _Adapter(msgspec.Struct):
     rank: Positive
-    kind: Word = "bottleneck"
+    kind: Word | None = None
     places: Annotated[tuple[Word, ...], Meta(min_length=1)] | None = None
-    function: Word = "relu"
+    function: Word | None = None
 
 
 class _Version(_OfTenant):
     domain: Word
     task: Word
     domain_version: Positive = 1
-    labels: tuple[Word, ...] = ()  # in the order of the logits; a tenant that generates has none
+    labels: tuple[Word, ...] | None = None  # in the order of the logits; a tenant that generates has none
     tensors: Annotated[str, Meta(max_length=LARGEST * 4 // 3)] = ""
     adapter: _Adapter | None = None
     head_function: Word | None = None
@@ -172,7 +172,7 @@ class Commands:
     def _knowledge(self, given: _Version) -> Knowledge:
         check_backbone(given.task, self._config)
         task = find_task(given.task)
-        labels = () if task.generates else given.labels
+        labels = () if task.generates else (given.labels or ())
         if not labels and not task.generates:
             raise InvalidInput("'labels' is missing: send a list of names, in the order of the logits")
         tensors = {} if task.generates and given.adapter is None else _tensors(given.tensors)
@@ -181,7 +181,7 @@ class Commands:
             layout = head_layout(self._config, len(labels), given.head_function)
             head = layout, _layers(tensors, layout, ["head."])[0]
         if (own := given.adapter) is not None:
-            layout = adapter_layout(self._config, own.kind, own.rank, own.places, own.function)
+            layout = adapter_layout(self._config, own.kind or "bottleneck", own.rank, own.places, own.function or "relu")
             assert layout is not None  # its rank is positive
             adapter = layout, _layers(tensors, layout, [f"adapter.{number}." for number in range(layout.layers)])
         if given.exits is not None:
@@ -202,6 +202,8 @@ def _read(command: str, form: type[Form], given: Any) -> Form:
         why, _, place = str(error).replace("`", "'").partition(" - at '$.")
         named = f"{place[:-1]!r} is wrong: {why}" if place else why
         raise InvalidInput(f"{command}: {named}. docs/operating.md lists the fields") from None
+    except UnicodeEncodeError:  # JSON may have halves of characters
+        raise InvalidInput(f"{command}: the name of a field is not UTF-8. docs/operating.md lists the fields") from None
 
 
 def _stored(field: str, read: Callable[[dict[str, Any]], Stored], given: dict[str, Any]) -> Stored:

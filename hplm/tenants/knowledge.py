@@ -163,9 +163,8 @@ class Knowledge:
                 "add it with `hplm domain add` or `hplm domain update`"
             )
         self._check_exits(tenant_id, size)
+        self._check_students(tenant_id, size)
         members = self.students.members if self.students is not None else ()
-        if members and TASKS[self.task].same is None:
-            raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task}, which students cannot answer: leave them out")
         layouts = [part[0] for part in (self.head, self.adapter, *chain.from_iterable(members)) if part is not None]
         for layout in layouts:
             known = layouts[0].hidden if width is None else width
@@ -173,6 +172,25 @@ class Knowledge:
                 raise InvalidInput(
                     f"tenant {tenant_id!r} has width {layout.hidden}, but this backbone has {known}: train it for this backbone"
                 )
+
+    def _check_students(self, tenant_id: str, labels: int) -> None:
+        if self.students is None:
+            return
+        if TASKS[self.task].same is None or self.exits is not None:
+            raise InvalidInput(f"tenant {tenant_id!r} cannot have students beside exits, or with the task {self.task}")
+        students, members = self.students.students, self.students.members
+        depths = {adapter.layers for (adapter, _), _ in members}
+        if (
+            depths != {students.depth}
+            or (self.adapter is not None and self.adapter[0].layers < students.depth)
+            or any(head.size != labels for _, (head, _) in members)
+            or len(members) != students.teams[0].members
+            or not students.suits(labels)
+        ):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has students of other labels, layers or numbers: make them anew with `hplm tenant "
+                "students`"
+            )
 
     def _check_exits(self, tenant_id: str, labels: int) -> None:
         if self.exits is None:

@@ -287,7 +287,9 @@ def checked(tenant: Tenant) -> Tenant:
             raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
     if tenant.students is not None:
         tenant.students.check()
-        if len(tenant.students.members) < tenant.students.teams[0].members or not tenant.students.suits(len(tenant.labels)):
+        is_able = tenant.exits is None and tenant.task_object.same is not None
+        has_all = len(tenant.students.members) == tenant.students.teams[0].members
+        if not (is_able and has_all and tenant.students.suits(len(tenant.labels))):
             raise TypeError(f"tenant {tenant.id!r} has the students of another tenant")
     return tenant
 

@@ -23,7 +23,7 @@ class Student:
 
 @dataclass(frozen=True)
 class Team:
-    """The first members, so many as answer together."""
+    """A number of members that answer together, always the first ones."""
 
     members: int
     cost: float  # of a token: 1.0 is a pass through all layers
@@ -56,8 +56,11 @@ class Students:
         if type(self.depth) is not int or self.depth < 1 or not self.teams:
             raise TypeError(f"students of depth {self.depth} in {len(self.teams)} teams answer nothing")
         sizes = [(team.members, team.cost) for team in self.teams]
-        if not all(type(members) is int and 1 <= members <= MOST and cost > 0 for members, cost in sizes):
-            raise TypeError(f"teams of {sizes} students: they have 1 to {MOST} members, and a cost above 0")
+        if not all(type(members) is int and 1 <= members <= MOST and 0 < cost <= members for members, cost in sizes):
+            raise TypeError(f"teams of {sizes} students: they have 1 to {MOST} members, and a cost of at most so many passes")
+        for team in self.teams:
+            if team.calibration is not None:
+                team.calibration.check()
         if not all(more[0] > fewer[0] and more[1] > fewer[1] for more, fewer in pairwise(sizes)):
             raise TypeError("the teams of students do not get smaller and cheaper")
 

@@ -27,7 +27,7 @@ from hplm.server.ports import LOOPBACK, listen, listens
 from hplm.server.process_group import arguments
 from hplm.tenants.snapshot import Snapshot
 from loadtest.server import ServedCluster
-from testing.toy import TENANTS
+from testing.toy import SERVED
 from tests.cluster.fake_hplm import BROKEN, DRAINING, HELD, PROGRAM
 from tests.cluster.front import Front
 from tests.deploy.door import require_haproxy
@@ -192,14 +192,14 @@ def test_a_placement_becomes_pools_and_ctrl_c_answers_requests_and_leaves_no_pro
     )
     units = (Unit("toy/bio", 3), Unit("toy/law", 2), Unit("toy/root", 3))
     export = Snapshot.load(toy.folder / "tenants.json").export
-    gone, *others = TENANTS
+    gone, *others = SERVED
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:
         placement, up = Path(folder) / "placement.json", Path(folder) / "up"
         up.mkdir()
         (up / CONTROL).touch()  # of a cluster that was killed
         Placement(groups, units, {"toy": "fp32"}, {"toy": export}, "a cluster", "a profile").write(placement)
         with FakeCluster(toy.repository, up, None, more=["--placement", str(placement)]) as cluster:
-            for one in TENANTS:
+            for one in SERVED:
                 assert cluster.router.ask(one.id).replica == ("replica-1" if one.domain == "bio" else "replica-2"), one
             with pytest.raises(HplmError, match="pool 'one' has a single replica"):
                 cluster.roll()

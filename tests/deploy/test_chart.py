@@ -66,6 +66,10 @@ def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, v
     spoilt["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["period"] = 10
     with pytest.raises(kubernetes_validate.ValidationError, match="period"):
         validate(spoilt, version)
+    spoilt = copy.deepcopy(find(known["whole"], "ScaledObject", "hplm-all"))
+    spoilt["spec"]["period"] = 10
+    with pytest.raises(AssertionError, match="period"):
+        validate(spoilt)
 
 
 def test_what_is_named_exists(objects):

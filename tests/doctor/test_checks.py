@@ -16,6 +16,7 @@ from hplm.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING
 from hplm.server.embedded import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
+from testing.toy import SERVED
 from tests.cluster.fake_server import FakeServer
 from tests.support.message import mentions
 
@@ -93,7 +94,7 @@ def test_a_secret_on_a_command_line_is_told(tmp_path):
 
 def test_tenants_without_keys_are_a_problem_on_an_open_address(toy, tmp_path):
     finding = checks.tenants(toy.repository, None, is_open=True)
-    assert finding.status == PROBLEM and mentions(finding.says, "acme", 8)
+    assert finding.status == PROBLEM and mentions(finding.says, "acme", len(SERVED))
     assert checks.tenants(toy.repository, None, is_open=False).status == WARNING
     export(toy.store, tmp_path, ServingOptions(dtype="fp32"))
     path = tmp_path / "toy/1/tenants.json"

@@ -49,6 +49,11 @@ def distribution(logits, sampling, ids=(), answered=0, barred=()):
     return [weight / whole if id in nucleus else 0.0 for id, weight in enumerate(weights)]
 
 
+def test_each_place_of_an_answer_has_a_draw_of_its_own():
+    found = chosen(torch.zeros(1, VOCABULARY).expand(50, -1), *[growing(Sampling(), 7, place) for place in range(50)])
+    assert len(set(found)) > 1
+
+
 def drawn(logits, sampling, count, ids=(), answered=0, barred=()):
     """Returns how often each token was chosen, with different seeds."""
     sampling = replace(sampling, min_tokens=answered + 1)

@@ -71,7 +71,7 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
     eventually(lambda: said_to("acme") is None)
 
 
-def test_one_engine_serves_new_tenants_of_both_backbones_and_counts_for_each(server):
+def test_new_tenants_of_both_backbones_are_served_and_counted_for_each(server):
     stock, comparison = server.stock(), Comparison()
     for backbone in NAMES:
         new = server.tenant(backbone).id

@@ -29,6 +29,14 @@ def made_up(useful=(True, True), look=0.01, seed=0):
     return Answered(sure, agrees, 1.0 - agrees, COSTS, look, np.ones(TEXTS))
 
 
+def test_the_allowed_loss_is_kept_on_further_texts_and_spares_work():
+    (found,) = chosen(made_up(), [2.0])
+    further = [made_up(seed=seed) for seed in range(1, 6)]
+    lost = [100 * texts.losses_of(texts.left_at(found.plan)).mean() for texts in further]
+    assert 0.6 < np.mean(lost) < 2.5
+    assert found.plan.cost < 0.98
+
+
 @pytest.mark.parametrize("useful", [(False, True), (True, False)])
 def test_texts_leave_where_it_pays(useful):
     (found,) = chosen(made_up(useful), [1.0])

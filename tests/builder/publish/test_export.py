@@ -20,7 +20,7 @@ from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_store, random_tenants
-from testing.toy import CHAT, CONFIG, TENANTS
+from testing.toy import CHAT, CONFIG, SERVED
 from tests.builder.stores import full_disk, give_other_values
 from tests.cli.commands import flip, printed
 from tests.support.message import mentioning
@@ -30,7 +30,7 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
     assert sorted(path.name for path in toy.repository.iterdir()) == ["hplm", "toy", "toy-lookup", "toy-upper"]
     assert all((folder / "config.pbtxt").exists() and (folder / "1").is_dir() for folder in toy.repository.iterdir())
     backbone = Backbone(toy.folder)
-    assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == list(range(1, len(TENANTS) + 1))
+    assert [tenant.uid for tenant in backbone.view.snapshot.tenants] == list(range(1, len(SERVED) + 1))
     for branch in backbone.view.snapshot.branches:
         Table(toy.folder / "plot" / branch.folder).verify()
     for tenant in backbone.view.snapshot.tenants:

@@ -25,7 +25,7 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot
 from testing.reference import Reference
-from testing.toy import CONFIG, TENANTS, WORDS, make_chat
+from testing.toy import CONFIG, SERVED, WORDS, make_chat
 from tests.backbones import CUT as BOTH_CUT
 from tests.backbones import WHOLE, make_two, placement_of_two
 from tests.places import learn, make_place
@@ -55,7 +55,7 @@ def test_a_group_answers_for_its_tenants_as_the_whole_repository_does(toy, refer
     emitted = tmp_path / "groups"
     one, two = (Reference.open(emitted / name / "toy/1") for name in ("one", "two"))
     assert {tenant.id for tenant in one.backbone.view.snapshot.tenants} == {"acme", "beta", "echo", "hugo"}
-    assert {tenant.id for tenant in two.backbone.view.snapshot.tenants} == {tenant.id for tenant in TENANTS} - {"acme"}
+    assert {tenant.id for tenant in two.backbone.view.snapshot.tenants} == {tenant.id for tenant in SERVED} - {"acme"}
     for own in (one, two):
         for tenant in own.backbone.view.snapshot.tenants:
             assert torch.equal(own.forward(TEXT, tenant.id), reference.forward(TEXT, tenant.id))
@@ -164,7 +164,7 @@ def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path):
     parameters = parameters_of(group / "toy+deep-upper/config.pbtxt")
     assert (parameters["backbones"], parameters["stages"]) == ("toy deep", "0-0@cpu:4 1-1@cpu:2; 0-1@cpu:4 2-3@cpu:2")
     assert {upper_of(group, name) for name in ("toy", "deep")} == {"toy+deep-upper"} and upper_of(two, "toy") == "toy-upper"
-    assert found.tenants == 2 * len(TENANTS)
+    assert found.tenants == 2 * len(SERVED)
 
 
 NEWER = 'parameters { key: "newer" value { string_value: "7" } }\n'
