@@ -6,8 +6,9 @@ then one classifier over the sum, with a loss for every prefix of the members, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs
+from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.store.resumable import Savepoint
@@ -26,6 +27,8 @@ from builder.tasks.lookup import Pack, Texts
 from builder.training.data import Data
 from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel
+from hplm.errors import InvalidInput
+from hplm.tenants.students import MOST
 
 WAY_OUT = "Use a smaller --learning-rate"
 
@@ -41,28 +44,49 @@ class StudentOptions:
     batch_texts: int = 16
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.depth < 1:
+            raise InvalidInput(f"--layers {self.depth}: give 1 or more")
+        if not 1 <= self.students <= MOST:
+            raise InvalidInput(f"--students {self.students}: give 1 to {MOST}")
+        for name in ("rank", "epochs"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"--{name} {getattr(self, name)}: give 1 or more")
+        if not self.stacking >= 0:
+            raise InvalidInput(f"--stacking {self.stacking:g}: give 0 or more")
+        if not self.learning_rate > 0:
+            raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
+
 
 @dataclass(frozen=True)
 class Seen:
-    """What the teacher says of texts: the rows that its head reads, and the logits, text by text."""
+    """Holds what a teacher says of texts: of each the rows that its head reads, and their logits."""
 
     rows: list[Tensor]
     logits: list[Tensor]
 
-    def of(self, chosen: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        rows, logits = (torch.cat([part[i] for i in chosen]).to(device) for part in (self.rows, self.logits))
-        return rows, logits
+
+def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
+    """Returns what a teacher's body and model say of texts."""
+
+    def rows_and_logits(pack: Pack) -> Tensor:
+        hidden = model.hidden(body, pack)
+        return torch.cat([hidden, model.read(hidden)], dim=1)
+
+    both, width = by_text(data, texts, rows_and_logits, body.reads_tables), data.config.hidden
+    return Seen([part[:, :width] for part in both], [part[:, width:] for part in both])
 
 
 @torch.no_grad()
-def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
-    found: tuple[list[Tensor], list[Tensor]] = ([torch.empty(0)] * len(texts.texts), [torch.empty(0)] * len(texts.texts))
-    for chosen, pack in _packs(data, texts, body.reads_tables):
-        hidden = model.hidden(body, pack)
-        for kept, own in zip(found, (hidden, model.read(hidden)), strict=True):
-            for i, part in zip(chosen, own.float().cpu().split(pack.rows_of), strict=True):
-                kept[i] = part
-    return Seen(*found)
+def by_text(data: Data, texts: Texts, compute: Callable[[Pack], Tensor], with_sums: bool = True) -> list[Tensor]:
+    """Returns what is computed of the rows of each text."""
+    found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
+    for chosen in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
+        pack = data.reader.pack(texts, chosen, data.device, with_sums)
+        for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
+            found[i] = part
+    return found
 
 
 def boosted(
@@ -78,10 +102,11 @@ def boosted(
     told: list[dict[str, Any]] = []
     for number in range(options.students):
         team.add()
+        own_rows = partial(team.rows, body, number=number)
         missing = float(torch.cat(left[1]).square().mean())
         _learn(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
         with torch.no_grad():
-            own = [_rows(body, team, data, texts, number) for texts in (data.train, data.dev)]
+            own = [by_text(data, texts, own_rows) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
             alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
             after = [
@@ -105,7 +130,7 @@ def learn_together(
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
-        _, wanted = teacher.of(chosen.tolist(), data.device)
+        wanted = torch.cat([teacher.logits[i] for i in chosen]).to(data.device)
         losses = []
         for logits in team.prefixes(body, pack):
             loss, learned = data.task.loss(logits, pack.targets, pack.rows_of, team.spread)
@@ -121,16 +146,16 @@ def learn_together(
     _train("students together", data, named, loss_of, examined, options, folder / "together.pt", show_progress)
 
 
-@torch.no_grad()
 def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[list[list[str]]]:
     """Returns the answers to dev of each prefix, example by example."""
-    texts, served = data.dev.texts, data.task.served
-    answers: list[list[list[str]]] = [[[]] * len(texts) for _ in team.members]
-    for chosen, pack in _packs(data, data.dev):
-        for own, rows in zip(answers, team.prefixes(body, pack), strict=True):
-            for i, part in zip(chosen, np.split(rows.cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
-                own[i] = served.answer(part, texts[i].spans, data.labels).labels
-    return answers
+    logits = by_text(data, data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
+    return [answers_to_dev(data, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
+
+
+def answers_to_dev(data: Data, logits: Sequence[np.ndarray]) -> list[list[str]]:
+    """Returns the answers that these logits give, one for each text of dev."""
+    both = zip(logits, data.dev.texts, strict=True)
+    return [data.task.served.answer(rows, text.spans, data.labels).labels for rows, text in both]
 
 
 def _learn(
@@ -142,14 +167,14 @@ def _learn(
         wanted = torch.cat([left[0][i] for i in chosen]).to(data.device)
         if not number or options.depth == 1 or not options.stacking:
             return (team.rows(body, pack, number) - wanted).square().mean() / whole, len(chosen)
-        before = teacher.of(chosen.tolist(), data.device)[0] - wanted  # what all members before it say together
+        before = torch.cat([teacher.rows[i] for i in chosen]).to(data.device) - wanted  # what all before it say together
         rows, half = team.rows_and_half(body, pack, number)
         apart = (rows - wanted).square().mean() + options.stacking * (half - before).square().mean()
         return apart / whole, len(chosen)
 
     @torch.no_grad()
     def examined() -> Exam:
-        apart = torch.cat(_rows(body, team, data, data.dev, number)) - torch.cat(left[1])
+        apart = torch.cat(by_text(data, data.dev, partial(team.rows, body, number=number))) - torch.cat(left[1])
         loss = float(apart.square().mean()) / whole
         return Exam(-loss, loss)
 
@@ -170,17 +195,3 @@ def _train(
         betas=(0.9, 0.999),
     )  # fmt: skip
     train(training, Epochs([len(epoch) for epoch in epochs], options.epochs), Savepoint(saved), show_progress)
-
-
-def _rows(body: PlotBody, team: StudentTeam, data: Data, texts: Texts, number: int) -> list[Tensor]:
-    """Returns what a member says of each text's rows."""
-    found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
-    for chosen, pack in _packs(data, texts):
-        for i, part in zip(chosen, team.rows(body, pack, number).float().cpu().split(pack.rows_of), strict=True):
-            found[i] = part
-    return found
-
-
-def _packs(data: Data, texts: Texts, with_sums: bool = True) -> Iterator[tuple[list[int], Pack]]:
-    for chosen in packed_batches(texts.lengths, PACK_TOKENS, len(texts.texts)):
-        yield chosen.tolist(), data.reader.pack(texts, chosen, data.device, with_sums)

@@ -15,10 +15,9 @@ from builder.evaluation.tenant import find_tenant
 from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import check_seed
 from builder.store.resumable import begun_plan
 from builder.store.store import Store, TenantFile
-from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
+from builder.students.boosting import StudentOptions, answers_to_dev, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant, put_away
 from builder.tasks.lookup import Reader
@@ -29,7 +28,7 @@ from builder.training.tenant import begin
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.tenants.knowledge import StudentKnowledge
-from hplm.tenants.students import MOST, Students, Team
+from hplm.tenants.students import Students, Team
 
 OWN, DEDICATED = "own", "dedicated"  # teachers
 
@@ -69,21 +68,11 @@ def build_students(
 
 
 def _check(store: Store, tenant: TenantFile, options: StudentOptions, teacher: str) -> None:
-    check_seed(options.seed)
     if tenant.task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, which students cannot answer")
     layers = store.config.upper_layers
-    if not 1 <= options.depth <= layers:
+    if options.depth > layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
-    if not 1 <= options.students <= MOST:
-        raise InvalidInput(f"--students {options.students}: give 1 to {MOST}")
-    for name in ("rank", "epochs"):
-        if getattr(options, name) < 1:
-            raise InvalidInput(f"--{name} {getattr(options, name)}: give 1 or more")
-    if not options.stacking >= 0:
-        raise InvalidInput(f"--stacking {options.stacking:g}: give 0 or more")
-    if not options.learning_rate > 0:
-        raise InvalidInput(f"--learning-rate {options.learning_rate:g}: give a number above 0")
     if teacher not in (OWN, DEDICATED):
         raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
 
@@ -105,13 +94,13 @@ def _made(
     learn_together(body, team, data, seen[0], options, working, show_progress)
     layers, learned = store.config.upper_layers, team.knowledge()
     sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
-    scores = [data.task.score(data.labels, data.dev.examples, _answers(data, logits)) for logits in sums]
+    scores = [data.task.score(data.labels, data.dev.examples, answers_to_dev(data, logits)) for logits in sums]
     best = 1 + int(np.argmax([own.main for own in scores]))
     members = learned[:best]
     sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
     size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
-    taught = data.task.score(data.labels, data.dev.examples, _answers(data, [rows.numpy() for rows in seen[1].logits]))
+    taught = data.task.score(data.labels, data.dev.examples, answers_to_dev(data, [rows.numpy() for rows in seen[1].logits]))
     return found, {
         "task": tenant.task, "metric": taught.metric, "depth": options.depth, "of_layers": layers, "teacher": teacher,
         "teacher_score": taught.main, "learned_texts": len(data.train.texts), "dev_texts": len(data.dev.texts),
@@ -126,11 +115,6 @@ def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.n
         own, _ = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
         sums.append([one + more for one, more in zip(sums[-1], own, strict=True)] if sums else own)
     return sums
-
-
-def _answers(data: Data, logits: Sequence[np.ndarray]) -> list[list[str]]:
-    both = zip(logits, data.dev.texts, strict=True)
-    return [data.task.served.answer(rows, text.spans, data.labels).labels for rows, text in both]
 
 
 def _teacher(

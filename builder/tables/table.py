@@ -33,7 +33,7 @@ FILLED = 0.9  # of the free space, by a table that is proposed instead of one th
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What every build of a branch may choose."""
+    """The options of every build of a branch."""
 
     keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
     seed: int = 0  # of what learns

@@ -88,7 +88,7 @@ class Trained:
 
 
 class Answering(Protocol):
-    """What gives logits: a tenant's adapter and head, or its students."""
+    """Gives logits: a tenant's adapter and head, or its students."""
 
     spread: float
 

@@ -28,7 +28,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent over either protocol. Without `outputs`, all of the model are sent back."""
+    """A request for texts, as both protocols send it. Without `outputs`, the server sends all that the model has."""
 
     inputs: Mapping[str, np.ndarray]  # of flags, or of encoded texts
     parameters: Mapping[str, str | int | bool]

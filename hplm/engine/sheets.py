@@ -88,7 +88,7 @@ class Sheet:
         self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
         # The row of each token in the tensor; None: in order, with padding behind the last one only.
         self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
-        # Of each text: the exit where it may leave, and the layers that it passes (0: all). None: all come to the end.
+        # Each text has a row: the exit where it may leave, and how many layers it passes (0: all). None: all come to the end.
         self._ways = None
         if any([text.plan is not None or text.depth for text in self.texts]):
             self._ways = np.array([(text.exit, text.depth) for text in self.texts])

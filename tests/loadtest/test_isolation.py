@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hplm.errors import HplmError
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
-from loadtest.load import send
+from loadtest.load import Report, send
 from loadtest.soak import growth, soaked
 from loadtest.watch import Growth
 from tests.loadtest.small_server import SmallServer
@@ -63,6 +64,12 @@ def test_a_soak_compares_the_time_after_the_warm_up_with_the_end() -> None:
 
 
 @pytest.mark.slow
+def test_refusals_are_no_capacity() -> None:
+    """They are quick: a soak at a share of a rate that counts them would offer too much."""
+    statuses = np.array([200] * 100 + [503] * 900)
+    assert Report(10.0, 0.0, np.arange(1000), statuses, np.zeros(1000), 0.0).req_per_s == 10.0
+
+
 def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
     def add_guest() -> None:
         raise HplmError("no guest")
