@@ -11,7 +11,7 @@ _DIGEST = 24  # characters
 
 @dataclass(frozen=True)
 class Record:
-    """A head, an adapter or exits in a record file (`hplm.adapters.records`)."""
+    """A head, an adapter or exits, of a tenant or a student, in a record file (`hplm.adapters.records`)."""
 
     file: str  # name
     layout: str  # `Layout.key`

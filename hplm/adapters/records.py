@@ -1,5 +1,5 @@
-"""Record files: one version of a tenant. The head, the adapter and the exits are one tensor each of a safetensors file, whose
-header says the rest. A store, an export and a registry have the same bytes.
+"""Record files: one version of a tenant. Its head, adapter and exits, and those of its students, are one tensor each of a
+safetensors file, whose header says the rest. A store, an export and a registry have the same bytes.
 
 A file never changes, and its name ends with the digest of its content. So whoever has the name of a record has its weights, and
 a file may be copied anywhere. It is opened for each reading: thousands of open files would be more than a process may have.

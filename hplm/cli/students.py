@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
-from hplm.cli.options import Device, Json, Seed, Seen, StoreFolder, device_of, open_store
+from hplm.cli.options import Device, Json, Seed, StoreFolder, device_of, open_store
 from hplm.cli.tenant import Id
 
 
 def students(
     id: Id, /, *, store: StoreFolder, layers: int, students: int = 6, teacher: Literal["own", "dedicated"] = "own",
-    rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3, stacking: float = 0.0, seen: Seen = (), seed: Seed = 0,
-    device: Device = "auto", json: Json = False,
+    rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3, stacking: float = 0.0, seen: tuple[Path, ...] = (),
+    seed: Seed = 0, device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make shallow students that together answer like the tenant, and of which a busy server asks fewer.
 

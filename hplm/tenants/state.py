@@ -2,7 +2,7 @@
 
 CURRENT                    the newest generation, and the names of the last snapshots
 snapshots/<generation>-*   a snapshot
-records/*                  adapters, heads and exits added since the export
+records/*                  record files of tenants' versions that came since the export
 plot/<domain>/<version>-*  tables added since the export
 changes/<generation>       who made a generation, when and how
 readers/<name>             the generation that a server has taken, written again every second if it may write
