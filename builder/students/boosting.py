@@ -104,7 +104,7 @@ def boosted(
         team.add()
         own_rows = partial(team.rows, body, number=number)
         missing = float(torch.cat(left[1]).square().mean())
-        _learn(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
+        learn_member(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
         with torch.no_grad():
             own = [by_text(data, texts, own_rows) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
@@ -120,6 +120,8 @@ def boosted(
                 team.members[number].head[part].mul_(alpha)
         left = after
         told.append({"alpha": round(alpha, 4), "residual": round(residual / whole, 5)})
+    if not told:
+        raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
     return told
 
 
@@ -158,10 +160,12 @@ def answers_to_dev(data: Data, logits: Sequence[np.ndarray]) -> list[list[str]]:
     return [data.task.served.answer(rows, text.spans, data.labels).labels for rows, text in both]
 
 
-def _learn(
+def learn_member(
     body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], whole: float, number: int,
     options: StudentOptions, folder: Path, show_progress: bool,
 ) -> None:  # fmt: skip
+    """Teaches a member what is left of the teacher's rows on train and dev. `whole`: the mean square of all of them."""
+
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
         wanted = torch.cat([left[0][i] for i in chosen]).to(data.device)

@@ -43,7 +43,9 @@ def build_students(
     """
     with held_tenant(store, tenant_id) as working:
         tenant = find_tenant(store, tenant_id)
-        _check(store, tenant, options, teacher)
+        check(store, tenant_id, tenant.task, options)
+        if teacher not in (OWN, DEDICATED):
+            raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
         before, report = store.knowledge(tenant), store.report(tenant)
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
@@ -67,14 +69,13 @@ def build_students(
         return report["students"]["report"], True
 
 
-def _check(store: Store, tenant: TenantFile, options: StudentOptions, teacher: str) -> None:
-    if tenant.task in ("span", "generate"):
-        raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, which students cannot answer")
+def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
+    """Refuses tasks without students, and members with more layers than there are."""
+    if task in ("span", "generate"):
+        raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
     layers = store.config.upper_layers
     if options.depth > layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
-    if teacher not in (OWN, DEDICATED):
-        raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
 
 
 def _made(
@@ -82,15 +83,9 @@ def _made(
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     whole, model = _teacher(store, tenant, data, teacher, working, show_progress)
     seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
-    torch.manual_seed(options.seed)
-    team = StudentTeam(store.config, options.depth, options.rank, len(data.labels), tenant.dtype, options.seed).to(data.device)
-    team.mean, team.spread = data.task.scale(data.train.examples)
-    if "dense" not in model.head:
-        team.start_at(model.head["weight"][0], model.head["bias"][0])
+    team = team_of(data, model, options, tenant.dtype)
     body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
     told = boosted(body, team, data, seen, options, working, show_progress)
-    if not told:
-        raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
     learn_together(body, team, data, seen[0], options, working, show_progress)
     layers, learned = store.config.upper_layers, team.knowledge()
     sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
@@ -106,6 +101,18 @@ def _made(
         "teacher_score": taught.main, "learned_texts": len(data.train.texts), "dev_texts": len(data.dev.texts),
         "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
     }  # fmt: skip
+
+
+def team_of(
+    data: Data, teacher: TenantModel, options: StudentOptions, dtype: str, kind: type[StudentTeam] = StudentTeam
+) -> StudentTeam:
+    """Returns a team without members. Its classifier starts as the teacher's head, if that has one layer."""
+    torch.manual_seed(options.seed)
+    team = kind(data.config, options.depth, options.rank, len(data.labels), dtype, options.seed).to(data.device)
+    team.mean, team.spread = data.task.scale(data.train.examples)
+    if "dense" not in teacher.head:
+        team.start_at(teacher.head["weight"][0], teacher.head["bias"][0])
+    return team
 
 
 def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.ndarray]]:

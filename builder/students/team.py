@@ -73,8 +73,16 @@ class StudentTeam(nn.Module):
 
     def prefixes(self, body: PlotBody, pack: Pack) -> list[Tensor]:
         """Returns the logits of the first member, of the first two, and so on."""
-        sums = torch.stack([self.rows(body, pack, number) for number in range(len(self.members))]).cumsum(0)
-        return [self.classifier(rows).float() * self.spread + self.mean for rows in sums]
+        every = torch.stack([self.rows(body, pack, number) for number in range(len(self.members))])
+        return [self.read(rows) for rows in self.joined(every)]
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Returns the rows of each prefix, from those of each member."""
+        return rows.cumsum(0)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Returns the classifier's logits."""
+        return self.classifier(rows).float() * self.spread + self.mean
 
     @torch.no_grad()
     def knowledge(self) -> list[tuple[Adapter, Head]]:

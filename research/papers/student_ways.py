@@ -1,0 +1,203 @@
+"""Ways to teach students, and what they are compared with: of one task, with one seed and one teacher.
+
+All ways learn the same texts, and what the same teacher says of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from builder.exits.heads import learned, outputs_of
+from builder.exits.states import MOST_ROWS, states_of
+from builder.learning.bodies import PlotBody
+from builder.students.boosting import (
+    Seen,
+    StudentOptions,
+    answers_of_prefixes,
+    answers_to_dev,
+    boosted,
+    by_text,
+    learn_member,
+    learn_together,
+    seen_by,
+)
+from builder.students.build import team_of
+from builder.students.team import StudentTeam
+from builder.tasks.lookup import Texts
+from builder.tasks.tasks import TrainingTask
+from builder.training.data import Data
+from builder.training.finetuning import Trained, TrainingOptions, answers_to, dedicated, finetune
+from hplm.adapters.layout import exit_layout
+
+TIE = 1e-3  # of a vote: how much the members' confidence counts
+Scored = dict[str, list[float]]  # "dev" and "test": the scores of one student, of two, and so on
+Variants = dict[str, Scored]
+Way = Literal["teacher", "team", "stacking", "bagging", "plain", "equal", "exit"]
+
+
+class AveragedTeam(StudentTeam):
+    """Takes the mean of its members' rows, where another team takes the sum."""
+
+    def joined(self, rows: Tensor) -> Tensor:
+        return rows.cumsum(0) / torch.arange(1, len(rows) + 1, device=rows.device).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task and a seed."""
+
+    data: Data
+    test: Texts
+    options: StudentOptions
+    training: TrainingOptions  # of the teacher
+    folder: Path  # of savepoints
+
+    @cached_property
+    def teacher(self) -> Trained:
+        saved = self.saved("teacher") / "learning.pt"
+        if not self.training.rank:
+            return dedicated(self.data, self.training, saved, False)
+        return finetune(PlotBody.of(self.data.reader.store), self.data, self.training, saved, False)
+
+    @cached_property
+    def seen(self) -> tuple[Seen, Seen]:
+        """What the teacher says of train and dev."""
+        body, model = self.teacher.body, self.teacher.model
+        return seen_by(body, model, self.data, self.data.train), seen_by(body, model, self.data, self.data.dev)
+
+    @cached_property
+    def body(self) -> PlotBody:
+        return PlotBody.of(self.data.reader.store).to(self.data.device).eval().requires_grad_(False)
+
+    def saved(self, way: str) -> Path:
+        (folder := self.folder / way).mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def team(self, kind: type[StudentTeam] = StudentTeam, **changes: Any) -> tuple[StudentTeam, StudentOptions]:
+        options = replace(self.options, **changes)
+        return team_of(self.data, self.teacher.model, options, self.training.dtype, kind), options
+
+    def together(self, team: StudentTeam, options: StudentOptions, way: str) -> Scored:
+        learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way), False)
+        return self.scored(partial(answers_of_prefixes, self.body, team))
+
+    def scored(self, answers: Callable[[Data], Sequence[Sequence[Sequence[str]]]]) -> Scored:
+        """Returns scores on dev and test. `answers`: to the dev texts of data, by the number of students."""
+        found: Scored = {}
+        for name, texts in (("dev", self.data.dev), ("test", self.test)):
+            data = replace(self.data, dev=texts)
+            found[name] = [round(data.task.score(data.labels, texts.examples, own).main, 5) for own in answers(data)]
+        return found
+
+    def votes(self, team: StudentTeam) -> Scored:
+        """Returns the scores of members that answer each for themselves: most of them decide."""
+
+        def answers(data: Data) -> list[list[list[str]]]:
+            members = range(len(team.members))
+            own = by_text(
+                data, data.dev, lambda pack: torch.stack([team.read(team.rows(self.body, pack, i)) for i in members], dim=1)
+            )
+            return [answers_to_dev(data, [elected(data.task, each[:, : i + 1]).numpy() for each in own]) for i in members]
+
+        return self.scored(answers)
+
+
+def elected(task: TrainingTask, logits: Tensor) -> Tensor:
+    """Returns logits of what most members say, from rows x members x labels. Of numbers it is the median."""
+    if task.is_number:
+        return logits.quantile(0.5, dim=1)
+    if not task.one_label_a_row:  # each label by itself
+        return (logits > 0).float().mean(1) - 0.5 + TIE * logits.mean(1).tanh()
+    return one_hot(logits.argmax(2), logits.shape[2]).float().mean(1) + TIE * logits.softmax(2).mean(1)
+
+
+def teacher(case: Case) -> Variants:
+    """The tenant's full stack, or a BERT that is fine-tuned in full."""
+    return {
+        "teacher": case.scored(lambda data: [answers_to(case.teacher.body, case.teacher.model, data, data.dev)[0]]),
+    }
+
+
+def team(case: Case) -> Variants:
+    """Students as `hplm tenant students` makes them; before they learn together, the teacher's head reads their sum."""
+    made, options = case.team()
+    boosted(case.body, made, case.data, case.seen, options, case.saved("team"), False)
+    alone = case.scored(partial(answers_of_prefixes, case.body, made))
+    return {"no together": alone, "team": case.together(made, options, "team"), "vote": case.votes(made)}
+
+
+def stacking(case: Case) -> Variants:
+    """The same, but the middle of each student also learns the sum of those before it."""
+    if case.options.depth == 1:  # which has no middle
+        return {}
+    made, options = case.team(stacking=1.0)
+    boosted(case.body, made, case.data, case.seen, options, case.saved("stacking"), False)
+    return {"stacking": case.together(made, options, "stacking")}
+
+
+def bagging(case: Case) -> Variants:
+    """Students that each learn the teacher's rows of a bootstrap sample. Their rows are averaged."""
+    made, together = case.team(AveragedTeam)
+    texts, rows, dev = case.data.train, case.seen[0].rows, case.seen[1].rows
+    whole = float(torch.cat(rows).square().mean())
+    for number in range(case.options.students):
+        one, options = case.team(seed=case.options.seed + 1000 * number)
+        one.add()
+        drawn = np.random.default_rng([case.options.seed, number]).integers(len(rows), size=len(rows))
+        sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+        data, left, folder = replace(case.data, train=sample), ([rows[i] for i in drawn], dev), case.saved(f"bagging-{number}")
+        learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder, False)
+        made.members.append(one.members[0])
+    alone = case.scored(partial(answers_of_prefixes, case.body, made))
+    joint = case.together(made, together, "bagging")
+    return {"bagging, no together": alone, "bagging": joint, "bagging, vote": case.votes(made)}
+
+
+def plain(case: Case) -> Variants:
+    """One LoRA on the same layers. It learns what a team learns together, in as many epochs as the first student's."""
+    made, options = case.team(epochs=2 * case.options.epochs)
+    made.add()
+    return {"plain": case.together(made, options, "plain")}
+
+
+def equal(case: Case) -> Variants:
+    """The same with the size of all students, in as few epochs or in as many as all of them; dev chooses."""
+    tried = []
+    for times in (1, case.options.students):
+        epochs, rank = 2 * times * case.options.epochs, case.options.students * case.options.rank
+        made, options = case.team(epochs=epochs, rank=rank)
+        made.add()
+        tried.append(case.together(made, options, f"equal-{times}"))
+    return {"equal": max(tried, key=lambda scored: scored["dev"])}
+
+
+def early_exit(case: Case) -> Variants:
+    """The head of an exit behind the same layers of the tenant's full stack, at which all texts leave."""
+    body, data, depth = case.body, case.data, case.options.depth
+    if not case.training.rank or depth == data.config.upper_layers:  # there is no exit
+        return {}
+    learning = states_of(body, case.teacher.model, replace(data, dev=data.train), MOST_ROWS)
+    layout = exit_layout(data.config, data.task.served.exit_outputs(data.labels), case.training.dtype)
+    (head,) = learned(replace(learning, exits=learning.exits[depth : depth + 1]), layout, data.task, case.options.seed)
+
+    def answers(data: Data) -> list[list[list[str]]]:
+        judged = states_of(body, case.teacher.model, data)
+        outputs = outputs_of(head, layout, judged.exits[depth])[:, : len(data.labels)]
+        return [answers_to_dev(data, judged.of_texts(outputs))]
+
+    return {"exit": case.scored(answers)}
+
+
+WAYS: dict[Way, Callable[[Case], Variants]] = {  # each returns nothing if there is no such way
+    "teacher": teacher, "team": team, "stacking": stacking, "bagging": bagging, "plain": plain, "equal": equal,
+    "exit": early_exit,
+}  # fmt: skip
