@@ -233,7 +233,7 @@ def random_students(
     assert whole is not None
     adapter, head = replace(whole, layers=depth), head_layout(config, len(tenant.labels), "tanh", tenant.dtype)
     members = [
-        ((adapter, random_layers(adapter, 0.3, generator)), (head, random_layers(head, 0.3, generator)[0]))
+        ((adapter, random_layers(adapter, spread, generator)), (head, random_layers(head, spread, generator)[0]))
         for _ in range(teams[0])
     ]
     sizes = tuple(Team(size, size * depth / config.upper_layers, Calibration(temperature=1.5)) for size in teams)

@@ -22,6 +22,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.costs import StageTimes
+from hplm.tenants.students import Team
 
 WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
 
@@ -96,12 +97,22 @@ class Request:
 
     text: SimulatedText
     leave: Callable[[Sequence[SimulatedText], int], None]
+    parts: int = 1  # that are not computed yet: one for each student
+    answered: bool = False  # or failed
     mark: ClassVar = b""
-    answered: ClassVar = False
     tenant: ClassVar = SimpleNamespace(id="simulated")
 
+    def computed(self) -> bool:
+        """Notes that a part is computed. Returns whether this answers the request."""
+        self.parts -= 1
+        is_last = not self.parts and not self.answered
+        self.answered |= is_last
+        return is_last
+
     def fail(self, error: HplmError) -> None:
-        self.leave([self.text], EXPIRED if isinstance(error, DeadlineMissed) else REFUSED)
+        if not self.answered:
+            self.answered = True
+            self.leave([self.text], EXPIRED if isinstance(error, DeadlineMissed) else REFUSED)
 
 
 class Server:
@@ -111,10 +122,21 @@ class Server:
     `choose`.
     """
 
-    def __init__(self, scheduler: Scheduler[SimulatedText], machine: Machine, outcome: Outcome, seed: int = 0) -> None:
-        """`outcome`: of all arrivals. Several servers may share it, each with some of the arrivals."""
+    def __init__(
+        self,
+        scheduler: Scheduler[SimulatedText],
+        machine: Machine,
+        outcome: Outcome,
+        seed: int = 0,
+        teams: Sequence[Team] = (),
+    ) -> None:
+        """`outcome`: of all arrivals. Several servers may share it, each with some of the arrivals.
+
+        `teams`: the numbers of students that every tenant has, the largest first; none: full stacks answer.
+        """
         self._scheduler = scheduler
         self._machine = machine
+        self._teams = teams
         self._rng = np.random.default_rng(seed)
         self.outcome = replace(outcome, batches=[])  # its columns are shared
         self._now = 0
@@ -143,16 +165,22 @@ class Server:
         while self._computing and self._computing[0][1] <= now:
             prepared, _ = self._computing.popleft()
             texts: Any = prepared.batch.texts
-            self.leave(texts, ANSWERED)
+            self.leave([text for text in texts if text.request.computed()], ANSWERED)
             self._encoder.end(prepared, Computed([], []), now)
         self._begin_staged()
         if self._scheduler.next_expiry(now) <= now:
             self._encoder.expire()
 
     def arrive(self, text: SimulatedText) -> None:
-        text.request = Request(text, self.leave)
+        texts = [text]
+        if self._teams:
+            rung = self._encoder.rung(text.tenant, text.tokens, [team.cost for team in self._teams])
+            texts = text.for_students(self._teams[rung])
+        request = Request(text, self.leave, len(texts))
+        for one in texts:
+            one.request = request
         try:
-            self._encoder.offer(cast(Any, [text]))
+            self._encoder.offer(cast(Any, texts))
         except (QueueFull, DeadlineMissed):
             self.leave([text], REFUSED)
 
@@ -235,8 +263,10 @@ def run(servers: Sequence[Server], arrivals: Arrivals, goes_to: Callable[[Simula
             events[i] = servers[i].next(now)
 
 
-def simulate_one(scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> Outcome:
+def simulate_one(
+    scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0, teams: Sequence[Team] = ()
+) -> Outcome:
     """Returns what becomes of texts that all go to one server."""
-    server = Server(scheduler, machine, Outcome.of(arrivals), seed)
+    server = Server(scheduler, machine, Outcome.of(arrivals), seed, teams)
     run([server], arrivals, lambda text: 0)
     return server.outcome

@@ -44,6 +44,10 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
+    "bench students": (
+        "toy/one/8/latency_students-2_over_full; toy/batches/16/one_student_throughput_over_ratio_of_layers; "
+        "toy/burst/adaptive_over_fixed"
+    ),
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
     "chaos": "sent; ok; recovery_s_max",
     "chaos --registry bucket --faults bucket server manager": "sent; ok; recovery_s_max",
@@ -154,6 +158,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
         ("bench plot --picture x.foo", ["--picture x.foo"]),
+        ("bench students --layers 3", ["--layers 3", 2]),
         ("bench luck", ["'luck'", "serve"]),
         ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", 5]),
         ("papers timeline none --to trace", ["none"]),

@@ -1,3 +1,6 @@
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +11,8 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.costs import EngineCost, one_stage
-from hplm.simulate.encoders import Machine, simulate_one
+from hplm.simulate.encoders import ANSWERED, EXPIRED, Machine, simulate_one
+from hplm.tenants.students import Team
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +87,32 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
     scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
     simulate_one(scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05), load)
     assert min(rungs[len(load) // 2 :]) >= 2
+
+
+@pytest.mark.parametrize(("allowed_ms", "fate", "took_ms"), [(0.0, ANSWERED, 2), (0.5, EXPIRED, None)])
+def test_a_text_is_answered_when_its_last_student_is_computed_or_not_at_all(allowed_ms, fate, took_ms):
+    """Slots for two of three students: the third one is in a second batch, or expires meanwhile."""
+    load = Stream(1.0, 1.0, allowed_ms=(allowed_ms, allowed_ms)).draw(0)
+    machine = Machine(one_stage(lambda lengths, places: 1e6), Capacity(320, 320, 2, in_flight=1))
+    outcome = simulate_one(Scheduler(policy("timely"), Limits(3, 10**9)), machine, load, teams=[Team(3, 1.0)])
+    assert outcome.fate.tolist() == [fate] and len(outcome.batches) == (2 if took_ms else 1)
+    assert not took_ms or (outcome.answered_ns - load.at_ns).tolist() == [took_ms * 10**6]
+
+
+def test_fewer_students_answer_in_a_crowd_and_all_when_it_is_calm_again():
+    crowd, calm = _load(3.0), _load(0.02, 6.0)
+    calm = replace(calm, at_ns=calm.at_ns + crowd.at_ns[-1])
+    load, computed = Arrivals.together([crowd, calm]), Counter()
+
+    def took_ns(texts, places):
+        computed.update(text.number for text in texts)
+        return [COST.packed(np.array([text.tokens for text in texts]))]
+
+    teams, shares = [Team(size, size / 3) for size in (3, 2, 1)], []
+    for own in (teams[:1], teams):
+        computed.clear()
+        scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), True, 0)
+        outcome = simulate_one(scheduler, Machine(took_ns, CAPACITY), load, teams=own)
+        shares.append(outcome.on_time[: len(crowd)].mean())
+    asked = [computed[number] for number in np.flatnonzero(outcome.answered).tolist()]
+    assert shares[1] > 1.5 * shares[0] and set(asked) == {1, 2, 3} and set(asked[-10:]) == {3}

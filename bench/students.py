@@ -1,0 +1,258 @@
+"""`hplm bench students`: texts that students answer, beside the full stack: alone, in full batches, and in bursts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from bench.engine import clock
+from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.server import texts_of
+from bench.turns import alternate
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from hplm.adapters.layout import PROJECTIONS
+from hplm.engine.backbone import Backbone
+from hplm.engine.engine import Engine, Precision, computed, resolve_device, resolve_precision
+from hplm.engine.lookup import Lookup
+from hplm.engine.request import Request, Text
+from hplm.engine.service import ANSWERING_NS
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.errors import HplmError, InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import policy
+from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.waiting import Capacity
+from hplm.simulate.arrivals import Arrivals, Lengths, Stream
+from hplm.simulate.costs import one_stage
+from hplm.simulate.encoders import Machine, Outcome, simulate_one
+from hplm.tenants.students import MOST, Team
+from testing.random_store import SIZES, random_store, random_students, random_tenants
+
+TENANTS, RANK, LABELS, SPREAD = 4, 16, 4, 0.02
+FULL, ONE, ADAPTIVE = "full", "students-1", "adaptive"
+POOL = 64  # texts from which batches are taken in turn
+SERVED = ServingOptions()
+OVERLOAD, CV = 3.0, 3.0  # of a burst: times what the full stack can serve, and how uneven the arrivals are
+ALLOWED = (2.0, 12.0)  # deadlines in times of the full stack's batches, drawn evenly
+NOISE = 0.05  # of the time of a simulated batch
+SEED = 1
+
+
+@benchmark(size=("toy",), tokens=(8, 16), students=2, batch_tokens=(64, 128), seconds=0.01, batches=20, cost_us=(1000.0, 20.0))
+def students(
+    *,
+    size: tuple[Size, ...] = ("minilm", "bert-base"),
+    tokens: tuple[Whole, ...] = (32, 128),
+    layers: Whole = 1,
+    students: Whole = 3,
+    batch_tokens: tuple[Whole, ...] = (1024, 4096),
+    seconds: Positive = 1.0,
+    batches: Whole = 200,
+    cost_us: tuple[Annotated[float, Parameter(validator=Number(gte=0))], Positive] | None = None,
+    dtype: EngineDtype = "auto",
+) -> Rows:
+    """Measures how students serve: random ones, so this says nothing of their answers.
+
+    `one`: a text alone, staged and computed. `batches`: texts a second that the engine computes, in batches of equal work.
+    `burst`: three times what the full stack can serve, with Gamma gaps (CV 3) and deadlines of 2 to 12 batch times, on a
+    virtual clock: the share in time, and the work of an answer, in passes through all layers. There batches of the longest
+    texts take the measured times. `adaptive`: the governor lowers the number of students.
+
+    :param size: of the model, one or several
+    :param tokens: of a text
+    :param layers: that each student passes
+    :param students: of a tenant, after pruning
+    :param batch_tokens: of a batch, in tokens that all layers compute
+    :param seconds: for each figure
+    :param batches: that the full stack could compute in a burst
+    :param cost_us: microseconds of a batch and of a token in bursts, instead of the measured ones
+    :param dtype: precision of the engine
+    """
+    rooms, device = sorted(batch_tokens), resolve_device("auto")
+    if rooms[0] <= max(tokens):
+        raise InvalidInput(f"--batch-tokens {rooms[0]}: give more than the {max(tokens)} tokens of a text")
+    if students > MOST:
+        raise InvalidInput(f"--students {students}: a tenant has {MOST} at most")
+    for name in size:
+        if layers > SIZES[name].upper_layers:
+            raise InvalidInput(f"--layers {layers}: the size {name} has {SIZES[name].upper_layers} upper layers")
+        for length in tokens:
+            expect_text(length, name)
+    for name in size:
+        say(f"measuring {name} on {device}")
+        with _exported(SIZES[name], layers, students) as folder:
+            ways, at = Ways(folder, device, resolve_precision(dtype, device), seconds), name.replace("-", "_")
+            found = {length: [ways.timings(length, room) for room in (0, *rooms)] for length in sorted(tokens)}
+        for length, (alone, *full) in found.items():
+            by_room, ratio = dict(zip(rooms, full, strict=True)), SIZES[name].upper_layers / layers
+            yield from _figures(at, length, alone, by_room, ratio)
+        yield from Burst(max(tokens), rooms[-1], batches, found[max(tokens)], cost_us).rows(f"{at}/burst", ways.teams)
+    yield Row("dtype", resolve_precision(dtype, device).name)
+    yield Row("device", device.type)
+    yield Row("threads", torch.get_num_threads())
+
+
+@contextmanager
+def _exported(config: BackboneConfig, layers: int, students: int) -> Iterator[Path]:
+    """Gives an exported backbone whose tenants have a LoRA of all layers, and students."""
+    tenants = [replace(one, adapter="lora", places=tuple(PROJECTIONS)) for one in random_tenants(TENANTS, RANK, LABELS)]
+    with TemporaryDirectory(prefix="hplm-bench-") as folder:
+        store, repository = random_store(Path(folder) / "store", config, tenants), Path(folder) / "repository"
+        for number, tenant in enumerate(tenants):
+            random_students(store, tenant, range(students, 0, -1), layers, RANK, SPREAD, number)
+        yield repository / export(store, repository, SERVED).backbone / "1"
+
+
+def name_of(team: Team) -> str:
+    return f"students-{team.members}"
+
+
+class Timing(NamedTuple):
+    """The median times of batches of one kind."""
+
+    texts: int
+    work: int  # tokens as the scheduler counts them: those that all layers compute
+    staging_s: float
+    computing_s: float
+
+
+Timings = Mapping[str, Timing]  # by way to answer: `full`, `students-1` and so on
+
+
+class Ways:
+    """An engine, and tenants that their full stacks answer, or some of their students."""
+
+    def __init__(self, folder: Path, device: torch.device, precision: Precision, seconds: float) -> None:
+        self._backbone, self._device, self._seconds = Backbone(folder), device, seconds
+        self._lookup, self._clock = Lookup(self._backbone), clock(device)
+        self._engine = Engine(self._backbone.upper(), device, precision.dtype, precision.eight_bits)
+        tenants = self._backbone.view.snapshot.tenants
+        assert tenants[0].students is not None  # as they were exported
+        self.teams = tenants[0].students.teams
+        settings = StagingSettings(TENANTS * len(self.teams), device, precision.dtype, few_sizes=self._engine.takes_few_sizes)
+        self._stager = Stager(self._backbone, settings)
+        self._ways = {FULL: ([replace(tenant, students=None) for tenant in tenants], 0)}  # the tenants, and their rung
+        self._ways |= {name_of(team): ([*tenants], rung) for rung, team in reversed([*enumerate(self.teams)])}
+
+    def timings(self, tokens: int, room: int) -> Timings:
+        """Measures batches of texts of one length. They have `room` tokens of work, or one text. All ways take turns."""
+        works = {way: sum(part.tokens for part in self._asked(way, tokens, 1)[0]) for way in self._ways}
+        counts = {way: max(1, room // work) for way, work in works.items()}
+        asked = {way: self._asked(way, tokens, max(POOL, count)) for way, count in counts.items()}
+        staging: dict[str, list[float]] = {way: [] for way in asked}
+
+        def run(way: str, number: int) -> float:
+            first = number % (len(asked[way]) - counts[way] + 1)
+            texts = [part for parts in asked[way][first : first + counts[way]] for part in parts]
+            begin = self._clock()
+            batch = self._stager.stage(texts, _raise)
+            assert batch is not None  # or `_raise` has raised
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            staged = self._clock()
+            computed(self._engine, batch)  # its answers are read, so that the device has done all
+            took = self._clock() - staged
+            self._stager.release(batch.held)
+            staging[way].append(staged - begin)
+            return took
+
+        computing = alternate({way: partial(run, way) for way in asked}, self._seconds, warm_up=2)
+        return {
+            way: Timing(count, count * works[way], median(staging[way]), computing[way] / 1e6) for way, count in counts.items()
+        }
+
+    def _asked(self, way: str, tokens: int, count: int) -> list[list[Text]]:
+        """Returns what waits for each of so many texts of different tenants: it alone, or once for each student."""
+        found, view, (tenants, rung) = [], self._backbone.view, self._ways[way]
+        for number, text in enumerate(texts_of(self._backbone.config, [tokens] * count)):
+            tenant = tenants[number % len(tenants)]
+            form = self._lookup.resolve(view, tenant, [text])
+            request = Request(form, view, tenant, lambda request, answer: None)
+            request.rung = rung
+            found.append(request.texts_from(form))
+        return found
+
+
+def _raise(text: Text, error: Exception) -> None:
+    raise error
+
+
+def _figures(at: str, tokens: int, alone: Timings, full: Mapping[int, Timings], ratio: float) -> Rows:
+    """`full`: batches by their work. `ratio`: how many times as many layers the full stack has as a student."""
+    took = {way: own.staging_s + own.computing_s for way, own in alone.items()}
+    best = dict.fromkeys(took, 0.0)
+    for way, own in took.items():
+        yield Row(f"{at}/one/{tokens}/{way}_ms", 1e3 * own, "ms")
+    for room, timings in full.items():
+        for way, own in timings.items():
+            best[way] = max(best[way], own.texts / own.computing_s)
+            yield Row(f"{at}/batches/{tokens}/{room}/{way}", own.texts / own.computing_s, "texts/s")
+            yield Row(f"{at}/batches/{tokens}/{room}/staging_over_computing/{way}", own.staging_s / own.computing_s)
+    for way in [way for way in took if way != FULL]:
+        yield Row(f"{at}/one/{tokens}/latency_{way}_over_full", took[way] / took[FULL])
+        yield Row(f"{at}/batches/{tokens}/throughput_{way}_over_full", best[way] / best[FULL])
+    share = best[ONE] / best[FULL] / ratio
+    yield Row(f"{at}/batches/{tokens}/one_student_throughput_over_ratio_of_layers", share, least=0.85)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """More texts than the full stack can serve. They have one length, and are served on a virtual clock."""
+
+    tokens: int  # of a text
+    room: int  # tokens of a batch
+    batches: int
+    timings: Sequence[Timings]  # of batches of such texts, from one text to `room`
+    cost_us: tuple[float, float] | None  # of a batch and a token, in the place of the measured ones
+
+    def rows(self, at: str, teams: Sequence[Team]) -> Rows:
+        """Yields the share in time with the full stack, with a fixed number of students, and as the governor chooses."""
+        whole_ns = self._batch_ns([FULL])(self.room)
+        least, most = ((ANSWERING_NS + times * whole_ns) / 1e6 for times in ALLOWED)
+        rate = OVERLOAD * 1e9 * self.room / self.tokens / whole_ns
+        lengths = Lengths(self.tokens, 0.0, self.tokens, self.tokens)
+        load = Stream(rate, self.batches * whole_ns / 1e9, lengths, (least, most), CV, range(TENANTS)).draw(SEED)
+        fixed, shares = name_of(teams[0]), dict[str, float]()
+        for way, own in {FULL: (), fixed: teams[:1], ONE: teams[-1:], ADAPTIVE: teams}.items():
+            say(f"a burst of {len(load)} texts, {way}")
+            outcome = self._served(own, load)
+            shares[way] = float(outcome.on_time.mean())
+            yield Row(f"{at}/in_time/{way}", shares[way])
+            yield Row(f"{at}/work/{way}", sum(outcome.batches) / self.tokens / max(1, int(outcome.answered.sum())))
+        yield Row(f"{at}/adaptive_over_fixed", shares[ADAPTIVE] / shares[fixed] if shares[fixed] else None, least=1.5)
+
+    def _served(self, teams: Sequence[Team], load: Arrivals) -> Outcome:
+        batch_ns = self._batch_ns([way for way in self.timings[0] if (way == FULL) != bool(teams)])
+        capacity = Capacity(self.room, self.room, SERVED.slots // 2)
+        times = one_stage(lambda lengths, places: batch_ns(int(lengths.sum())))
+        limits = Limits(SERVED.queue_texts, SERVED.queue_mb * 10**6)
+        scheduler = Scheduler(policy(SERVED.policy), limits, SERVED.admission, answering_ns=ANSWERING_NS)
+        return simulate_one(scheduler, Machine(times, capacity, 0, ANSWERING_NS, NOISE), load, SEED, teams)
+
+    def _batch_ns(self, ways: Sequence[str]) -> Callable[[int], float]:
+        """Returns the time of a batch by its tokens: a straight line with the least relative errors.
+
+        The next batch is staged meanwhile, and may take longer.
+        """
+        if self.cost_us is not None:
+            batch, token = (1e3 * us for us in self.cost_us)
+        else:
+            measured = [own[way] for own in self.timings for way in ways]
+            ns = np.array([1e9 * max(own.staging_s, own.computing_s) for own in measured])
+            token, batch = np.polyfit([own.work for own in measured], ns, 1, w=1 / ns).tolist()
+            if token <= 0:
+                raise HplmError("larger batches took no more time than small ones: give --seconds more")
+        return lambda tokens: max(0.0, batch) + token * tokens
