@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from builder.hardware import OpaqueAttention
 from builder.store.store import Store
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack
@@ -105,7 +104,7 @@ class WholeBody(nn.Module):
     @torch.inference_mode()
     def taught(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Returns what two halves learn to match, of packed texts of one segment: states at the split and after all layers."""
-        attend = OpaqueAttention(lengths, self._heads, tokens.device)
+        attend = PackedAttention(lengths, self._heads, tokens.device)
         x = self._embedded(tokens, positions, torch.zeros_like(positions))
         at_split = through(self.layers[: self._lower], x, attend)
         return at_split, through(self.layers[self._lower :], at_split, attend)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.hardware import compiled, half_precision, step_tokens
+from builder.hardware import half_precision, step_tokens
 from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
@@ -68,7 +68,6 @@ def distil(
     if first:
         fit(student, teacher, first)
     apart = upper.segments.weight[1:] - upper.segments.weight[0]
-    compiled([*teacher.layers, *lower.layers, *upper.layers], device)  # not earlier: the closed-form start hooks into them
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
         lesson = lessons.lesson(*texts)

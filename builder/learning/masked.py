@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.hardware import compiled, step_tokens
+from builder.hardware import step_tokens
 from builder.learning.distil import WAY_OUT, lower_groups, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
@@ -124,7 +124,6 @@ def further_pretrain(
     held = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
     student = Student(lower, upper).to(device).requires_grad_(False)
     own = (head or MaskedHead(config)).to(device).requires_grad_(False)
-    compiled([*lower.layers, *upper.layers], device)
 
     def guesses_of(lesson: MaskedLesson) -> Tensor:
         _, hidden = student(lesson)

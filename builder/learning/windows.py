@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from builder.hardware import OpaqueAttention
 from builder.learning.bodies import WholeBody
 from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
+from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.tensors import sent
 from hplm.plot.keys import KeySpace
 
 EXAM_TOKENS = 1024  # of a held-out pack
@@ -123,7 +124,7 @@ def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
 
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(numbers.astype(np.int64)).to(device)
+    return sent(numbers.astype(np.int64), device)
 
 
 class Student(nn.Module):
@@ -134,12 +135,12 @@ class Student(nn.Module):
         self.lower, self.upper = lower, upper
 
     def sums(self, lesson: Windowed) -> Tensor:
-        vectors = self.lower(lesson.windows, OpaqueAttention)
+        vectors = self.lower(lesson.windows, PackedAttention)
         return self.lower.window.aggregate(vectors.index_select(0, lesson.window_of))
 
     def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
         """Returns the hidden states at the split and at the end."""
         segments = torch.zeros_like(lesson.positions)
-        attend = OpaqueAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
+        attend = PackedAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
         entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
         return entered, self.upper.through(entered, attend)

@@ -17,7 +17,7 @@ from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import random_documents
 from tests.builder.checkpoints import VOCABULARY, same, weights
-from tests.builder.stores import CPU
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def documents(checkpoint):
 
 def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
     lower, upper = start or split(checkpoint)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, CPU, False, train_upper=train_upper)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, DEVICE, False, train_upper=train_upper)
     return lower, upper, report
 
 
@@ -62,10 +62,10 @@ def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
 def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
     """Documents have 12 tokens, the model reads 40."""
     lower, upper, _ = adapted
-    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval(), CPU)
+    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval().to(DEVICE), DEVICE)
     lesson = lessons.lesson(random_documents(checkpoint.config, 2000, 40, seed=9), np.random.default_rng(0))
     with torch.no_grad():
-        error = (Student(lower, upper)(lesson)[0] - lesson.at_split).square().sum(1)
+        error = (Student(lower, upper).to(DEVICE)(lesson)[0] - lesson.at_split).square().sum(1)
     variance = lesson.at_split.var(0).sum()
     assert error[lesson.positions >= 12].mean() < 0.6 * variance
 
@@ -82,29 +82,22 @@ def test_a_domain_s_lower_layers_learn_on_and_a_frozen_upper_stack_does_not_chan
 
 def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
     lower, upper = split(checkpoint)
-    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval(), CPU)
+    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval().to(DEVICE), DEVICE)
     texts = documents[:20]
     lesson = lessons.lesson(texts, np.random.default_rng(0))
     assert len(lesson.windows) < lesson.tokens
     whole = Window(3).of(np.concatenate(texts), np.array([len(text) for text in texts]))
-    shrunk = lesson.windows[lesson.window_of].numpy()
+    shrunk = lesson.windows[lesson.window_of].cpu().numpy()
     kept = shrunk != 0
     assert (shrunk[kept] == whole[kept]).all() and kept[:, 1].all()
     assert not (kept[:, 0] & ~kept[:, 2] & (whole[:, 2] != 0)).any()  # the left neighbour goes first
     with torch.no_grad():
         expected = Window(3).aggregate(lower(torch.from_numpy(shrunk)))
-        assert torch.allclose(Student(lower, upper).sums(lesson), expected, atol=1e-5)
+        assert torch.allclose(Student(lower, upper).to(DEVICE).sums(lesson).cpu(), expected, atol=1e-5)
 
 
-def ignore_hooks(layers, device):
-    """Makes layers ignore hooks, as compiled ones do."""
-    for module in [module for layer in layers for module in layer.modules()]:
-        module._compiled_call_impl = module.forward
-
-
-def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, adapted, monkeypatch):
-    """It hooks into layers before they are compiled. Of the steps after it, second segments take the first one's."""
-    monkeypatch.setattr(distillation, "compiled", ignore_hooks)
+def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, adapted):
+    """Of the steps after it, second segments take the first one's."""
     _, upper, report = run(checkpoint, documents, steps=0)
     assert report["steps"] == 0 and report["exams"] == adapted[2]["exams"][:1]
     assert report["exams"][0]["score"] > report["at_start"]["at_end"]
