@@ -58,7 +58,7 @@ class Matching:
 
     rank: int = 32
     """rank of the LoRA"""
-    epochs: int = 1
+    epochs: int = 3
     """passes over the texts"""
     learning_rate: float = 1e-3
     """learning rate"""
