@@ -41,7 +41,7 @@ OVERFLOW = """\
 # An inference, because Triton calls a model ready whose process is dead. While a replica drains, the answer is 503.
 CHECKED = Template("""\
     option httpchk
-$checks    timeout check 5s
+$checks    timeout check 10s
     default-server check inter 1s fastinter 100ms fall $fall rise 1 observe layer4 error-limit 1 on-error fastinter
 """)
 

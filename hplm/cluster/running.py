@@ -26,8 +26,8 @@ from hplm.tenants.registry import registries_of
 from hplm.tenants.state import State
 
 CLUSTER, LOCK, ROUTER = "cluster.json", "lock", "router"
-PLAIN_SECONDS = 30.0  # for HAProxy to start
-UP_SECONDS = 60.0  # for the router to find a ready replica healthy
+PLAIN_SECONDS = 300.0  # for HAProxy to start, on a machine that is busy with other things too
+UP_SECONDS = 300.0  # for the router to find a ready replica healthy
 IDLE_SECONDS = 30.0  # for the requests of a replica that is replaced
 END_SECONDS = 5.0  # for processes that hold no requests
 LOOK_SECONDS = 0.5

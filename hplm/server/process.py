@@ -96,8 +96,10 @@ class Process:
 
     def finish(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Waits until the process ends. Raises if it fails or takes longer."""
-        if not self.wait_for_end(seconds, meanwhile) or self._process is None or self._process.returncode != 0:
-            raise HplmError(f"{self.name} failed; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
+        ended = self.wait_for_end(seconds, meanwhile)
+        if not ended or self._process is None or self._process.returncode != 0:
+            why = "failed" if ended else f"has not ended within {seconds:g} s"
+            raise HplmError(f"{self.name} {why}; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
 
     def wait_for_end(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Returns whether the process ends within so many seconds."""
