@@ -12,7 +12,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
 import bench
 import testing.reference
@@ -30,13 +29,13 @@ from tests.builder.training.small_tenants import made
 from tests.engine.asker import Asker
 from tests.scheduling.test_plugins import installed  # noqa: F401
 from tests.support.answers import Comparison
+from tests.support.device import DEVICE
 from tests.tasks import exported
 
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 STEP = re.compile(r"(?:At the end of|In) `([\w/]+)\.py`(?:, before `(.+?)`)?:\n\n```python\n(.*?)```", re.DOTALL)
-CPU = torch.device("cpu")
 
 
 def section(heading):
@@ -133,7 +132,7 @@ def test_a_task(follow, tmp_path, capsys):
     assert build_tenant(store, train, "--task", "rank", "--json") == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["task"] == "rank" and 1 / 2 <= told["dev"]["reciprocal_rank"] <= 1
-    scores = evaluate_tenant(store, "new", made(tmp_path, "classify", 60, 2), CPU, show_progress=False).scores
+    scores = evaluate_tenant(store, "new", made(tmp_path, "classify", 60, 2), DEVICE, show_progress=False).scores
     assert scores.rows == 60 and 1 / 2 <= scores.main <= 1
 
     folder = exported(store, tmp_path / "repository") / "toy/1"

@@ -20,6 +20,7 @@ from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
+from hplm.model.tensors import sent
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
 from hplm.tasks import windows_of
@@ -109,18 +110,18 @@ class Reader:
         rows = np.concatenate([text.reading for text in members])
 
         def index(numbers: np.ndarray) -> Tensor:
-            return torch.from_numpy(numbers.astype(np.int64)).to(device)
+            return sent(numbers.astype(np.int64), device)
 
         return Pack(
             texts=members,
-            sums=self._sums(members, lengths).to(device) if with_sums else None,
+            sums=sent(self._sums(members, lengths), device) if with_sums else None,
             tokens=index(np.concatenate([text.tokens for text in members])),
             positions=index(positions_of(lengths)),
             segments=index(np.concatenate([text.segments for text in members])),
             lengths=lengths.tolist(),
             reading=index(np.maximum(rows, 0) + starts),
             rows_of=rows_of,
-            targets=torch.from_numpy(np.concatenate([text.targets for text in members])).to(device),
+            targets=sent(np.concatenate([text.targets for text in members]), device),
         )
 
     def _sums(self, members: Sequence[Text], lengths: np.ndarray) -> Tensor:

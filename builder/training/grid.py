@@ -99,4 +99,5 @@ def _trained(data: Data, options: TrainingOptions, result: dict[str, Any]) -> Tr
     model = tenant_model(data.config, len(data.labels), options)
     model.load_state_dict(result["model"])
     scores = Scores(result["rows"], result["metric"], result["values"])
-    return Trained(PlotBody.of(data.reader.store), model, scores, result["report"])
+    body = PlotBody.of(data.reader.store).to(data.device)
+    return Trained(body, model.to(data.device), scores, result["report"])

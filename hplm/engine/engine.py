@@ -17,7 +17,7 @@ from hplm.engine.exits import Watch
 from hplm.engine.sheets import Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
-from hplm.model.attention import PackedAttention
+from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV, Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
@@ -114,6 +114,7 @@ class Engine:
         self.takes_few_sizes = can_prepack(device, dtype)
         if device.type == "cpu":
             keep_freed_memory()
+        avoid_plans(device)
         # One table of what positions and segments add to a token. The positions of the first segment come first.
         places = (upper.segments.weight.detach()[:, None] + upper.positions.weight.detach()).flatten(0, 1)
         self._places = places.to(device, dtype)

@@ -12,12 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from hplm.arrays import Array
 from hplm.generation.cache import CUDA_BLOCK, Cache, places_of
 from hplm.generation.kernel import fits, kernel
+from hplm.model.attention import CUDA_DTYPES, CUDA_HEADS, cuda_options
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.model.tensors import sent
-
-CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
-CUDA_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Chunks(NamedTuple):
@@ -41,7 +39,8 @@ def attention_over(config: BackboneConfig, cache: Cache, chunks: Chunks, repeata
 def reads_blocks(config: BackboneConfig, cache: Cache) -> bool:
     """Whether torch's kernel for CUDA takes the blocks of this cache."""
     on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES
-    return on_cuda and config.head_size in CUDA_HEADS and cache.block % CUDA_BLOCK == 0
+    fits = config.head_size in CUDA_HEADS and cache.block % CUDA_BLOCK == 0
+    return on_cuda and fits and "block_table" in cuda_options()
 
 
 class CachedAttention:

@@ -93,7 +93,8 @@ def _draw(logits: Tensor, best: Tensor, sequences: Many[Sequence]) -> Tensor:
         rows = sent(torch.tensor(limited), logits.device)
         bounds[rows] = _bounds(scaled[rows], bounds[rows], [settings[row] for row in limited])
     weights = torch.where(scaled >= bounds, scaled, -torch.inf).exp_()
-    until = weights.cumsum(dim=1)
+    # On CUDA the sums of a row do not rise with each token, unless they are exact: rounding would let an excluded one be drawn.
+    until = weights.cumsum(dim=1, dtype=torch.float64 if logits.device.type == "cuda" else None)
     total = until[:, -1:].contiguous()
     seeds, places = zip(*((sequence.seed, sequence.generated) for sequence in sequences), strict=True)
     numbers = uniform(np.array(seeds, dtype=np.uint64), np.array(places, dtype=np.uint64))

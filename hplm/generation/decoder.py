@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hplm.adapters.parts import adapted
 from hplm.generation.staging import Staged
+from hplm.model.attention import avoid_plans
 from hplm.model.layer import QKV
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
@@ -20,6 +21,7 @@ class Decoder:
         self._device = device
         if device.type == "cpu":
             keep_freed_memory()
+        avoid_plans(device)
         upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
         self._upper = prepacked(upper) if can_prepack(device, dtype) else upper
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from itertools import groupby
 from typing import Any, cast
 
@@ -17,6 +18,22 @@ from hplm.model.kernel import attending
 from hplm.model.tensors import sent
 
 CPU = torch.device("cpu")
+CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
+CUDA_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@cache
+def cuda_options() -> frozenset[str]:
+    """Returns what torch's kernel for CUDA can be asked for. Older versions of torch know less."""
+    from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
+
+    return frozenset(signature(varlen_attn).parameters)
+
+
+def avoid_plans(device: torch.device) -> None:
+    """Keeps torch from cuDNN's attention, which makes a plan for each new number of texts and tokens: tens of milliseconds."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 class PackedAttention:
@@ -63,13 +80,17 @@ class PackedAttention:
         if len(self.runs) == 1:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads, causal=self.causal)
-        if self._ends is not None and query.dtype in (torch.bfloat16, torch.float16):
+        if self._ends is not None and query.dtype in CUDA_DTYPES and self._fits(query, key):
             return self._any_length(query, key, value, self._ends)
         # Splitting and joining costs one copy in the backward pass. Slicing would cost a whole copy for every run.
         sizes = [length * count for length, count in self.runs]
         queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
         parts = zip(queries, keys, values, self.runs, strict=True)
         return torch.cat([rows_attend(q, k, v, count, self.heads, causal=self.causal) for q, k, v, (_, count) in parts])
+
+    def _fits(self, query: Tensor, key: Tensor) -> bool:
+        """Whether torch's kernel for CUDA takes these heads."""
+        return query.shape[1] // self.heads in CUDA_HEADS and (key.shape[1] == query.shape[1] or "enable_gqa" in cuda_options())
 
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from hplm.model.attention import PackedAttention, SinkAttention
 from hplm.model.config import BackboneConfig
@@ -46,11 +47,11 @@ class LowerStack(nn.Module):
             return self._last_tokens(windows)
         tokens, lengths = self.packed(windows)
         places = tokens % self.window.n
-        x = self.norm(self.words(windows.flatten()[tokens] - 1) + self.places[places])
+        x = self.norm(self.words(windows.flatten()[tokens] - 1) + embedding(places, self.places))
         attend = attention(lengths, self.heads, x.device)
         for layer in self.layers:
             x = layer(x, attend)
-        gate = torch.sigmoid((x * self.gate[places]).sum(-1) + self.gate_bias[places])
+        gate = torch.sigmoid((x * embedding(places, self.gate)).sum(-1) + embedding(places, self.gate_bias[:, None])[:, 0])
         return self.spread(x * gate.unsqueeze(-1), tokens, windows)[:, self.window.stored]
 
     def _last_tokens(self, windows: Tensor) -> Tensor:

@@ -20,11 +20,12 @@ def tensor_of(array: Array) -> Tensor:
 
 
 def sent(given: Array | Tensor, device: torch.device) -> Tensor:
-    """Returns numbers from host memory on the device. For CUDA the copy is only started, in the calling thread's stream.
+    """Returns numbers on the device. For CUDA the copy is only started, in the calling thread's stream.
 
     From ordinary memory, `to` would make the thread wait for the copy. Torch keeps the pinned memory until the copy is done.
     """
     tensor = tensor_of(given) if isinstance(given, np.ndarray) else given
     if device.type == "cpu":
         return tensor
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    here = tensor.device.type == "cpu"
+    return (tensor.pin_memory() if device.type == "cuda" and here else tensor).to(device, non_blocking=True)

@@ -308,6 +308,8 @@ def _hop(devices: Sequence[str], configs: Sequence[BackboneConfig]) -> Terms:
     def receive() -> None:
         while (x := there.get()) is not None:
             _ = torch.empty_like(x, device=to).copy_(x)
+            if to.type == "cuda":
+                torch.cuda.synchronize(to)
             back.put(time.perf_counter_ns())
 
     receiver = threading.Thread(target=receive, name="hop", daemon=True)

@@ -40,7 +40,7 @@ class Gatherer:
         self._device = device
         self._dtype = dtype
         self._resident = resident
-        self._compiled = compiled and device.type == "cpu" and not resident and kernel() is not None
+        self._compiled = compiled and not resident and kernel() is not None
         self._said = False
         self._tables: list[tuple[Table, int]] = []  # of the last batch
         self._sums: Sums | None = None  # of these; None: the kernel cannot sum them
@@ -92,7 +92,7 @@ class Gatherer:
             if disk_faults() != faults:
                 for table, _ in tables:
                     table.rows.count_as_cold()
-            return total
+            return sent(total, self._device)
         for table, base in tables:
             rows = addresses - base
             if len(tables) > 1:

@@ -13,6 +13,7 @@ from hplm.adapters.kernel import MOST_RANK, InPlace
 from hplm.adapters.layout import Layout
 from hplm.adapters.runs import Runs
 from hplm.adapters.tiles import Tiles
+from tests.support.device import needs_cuda
 
 CPU = torch.device("cpu")
 MOST_ROWS = 60  # of a piece of work, in kernel.c
@@ -57,6 +58,22 @@ def test_a_grouped_kernel_gets_fewer_than_1024_products():
             mapped = groups.collect(groups.linear(groups.spread(x), weight))
         assert all(len(call.kwargs["offs"]) < 1024 for call in calls.call_args_list)
         assert torch.allclose(mapped, torch.einsum("rox,rx->ro", weight[torch.from_numpy(slots)], x), atol=1e-5)
+
+
+@needs_cuda
+@pytest.mark.parametrize("count", [1, 7, 64, 1500, 5000])
+@pytest.mark.parametrize("runs_of", [1, 40])
+def test_a_grouped_kernel_maps_rows_as_single_products_do(count, runs_of):
+    cuda, chance = torch.device("cuda"), np.random.default_rng(count)
+    slots = np.repeat(chance.integers(0, 40, count), runs_of)[:count]
+    x, weight, bias = (torch.randn(shape, device=cuda, dtype=torch.bfloat16) for shape in ((count, 64), (40, 64, 24), (40, 24)))
+    groups, weight = Runs(slots, cuda), weight.mT  # as slots have them
+    assert runs.fits(cuda, torch.bfloat16, [64, 24]), "this GPU has no grouped kernel"
+    base = torch.ones(count, 24, device=cuda, dtype=torch.bfloat16)
+    groups.add(base, groups.spread(x), weight, bias)
+    own = torch.from_numpy(slots).to(cuda)
+    wanted = 1 + bias.double()[own] + torch.einsum("roi,ri->ro", weight.double()[own], x.double())
+    assert ((base.double() - wanted).abs() < 0.02 * wanted.abs() + 0.15).all()
 
 
 def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatch):

@@ -29,6 +29,7 @@ from tests.answers.pairwise import pairwise
 from tests.confidence import CALIBRATIONS
 from tests.engine.asker import Asker, stages_of
 from tests.support.answers import Comparison
+from tests.support.device import DTYPES
 from tests.support.message import mentioning
 from tests.tasks import expected_logits, question, same_labels
 
@@ -47,7 +48,7 @@ FACTORS = {
     "packing": ["packed", "naive", "turbo", "slotted:rows=3,length=40", "concat:rows=2,length=80"],
     "flow": ["one stage", "stages"],
     "world": list(WORLDS),
-    "dtype": ["fp32", "bf16", "int8"],
+    "dtype": DTYPES,
     "batch_tokens": ["64", "256"],
     "plot_hot": ["0", "3"],
     "admission": ["true", "false"],

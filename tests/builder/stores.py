@@ -31,8 +31,8 @@ from hplm.plot.table import Table
 from hplm.plot.writing import write_table
 from testing.random_store import random_tenant, random_values, tokenizer_json, words
 from testing.toy import CONFIG
+from tests.support.device import DEVICE
 
-CPU = torch.device("cpu")
 NO_TIME = Budget(steps=0)
 SMALL = DomainOptions(min_tokens=1)
 
@@ -86,14 +86,14 @@ def build(
     corpus = tokenize_corpus([work / "corpus.txt"], store.tokenizer(), work / "tokens", show_progress=False)
     counts = count_ngrams(corpus, store.space, work / "counts", show_progress=False)
     spec = store.table_spec(domain, 1, None, dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower("root", 1), keep, CPU, work, show_progress=False)
+    table = build_table(store, spec, counts, store.lower("root", 1), keep, DEVICE, work, show_progress=False)
     return table, corpus, counts
 
 
 def decoder_store(model: str, folder: Path, lower: int = 0, texts: Sequence[Path] = ()) -> Store:
     """Builds the root of a saved decoder, whose lower layers have windows of three tokens."""
     options = RootOptions(lower=lower, window=Window(3 if lower else 1))
-    return build_root(model, list(texts), folder, options, NO_TIME, CPU)[0]
+    return build_root(model, list(texts), folder, options, NO_TIME, DEVICE)[0]
 
 
 @cache
@@ -129,12 +129,12 @@ def add_tenant(store: Store, name: str, domain: str, version: int = 1) -> None:
 def add_domain(store: Store, name: str, *seeds: int, **options: Any) -> Table:
     """Builds a domain of the corpora of these seeds, which are beside the store, without learning."""
     texts = [corpus(store.folder.parent, seed) for seed in seeds]
-    return build_domain(store, name, texts, replace(SMALL, **options), NO_TIME, CPU)
+    return build_domain(store, name, texts, replace(SMALL, **options), NO_TIME, DEVICE)
 
 
 def grow(store: Store, name: str, seed: int, **options: Any) -> Table:
     """Updates a domain by the corpus of this seed, without learning."""
-    return update_domain(store, name, [corpus(store.folder.parent, seed)], UpdateOptions(**options), NO_TIME, CPU)
+    return update_domain(store, name, [corpus(store.folder.parent, seed)], UpdateOptions(**options), NO_TIME, DEVICE)
 
 
 def rows(table: Table) -> dict[bytes, bytes]:

@@ -42,9 +42,10 @@ from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from tests.builder.checkpoints import VOCABULARY, chained, same, save_bert, save_tokenizer, weights
 from tests.builder.importing.stores import FIXTURES, LABELS
-from tests.builder.stores import CPU, NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
+from tests.builder.stores import NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
 from tests.builder.training.small_tenants import CUT, learn, made, pretend, unexpected, write
+from tests.support.device import DEVICE
 from tests.support.killed import deaths_survived
 from tests.support.message import mentioning
 
@@ -81,8 +82,8 @@ def domain(folder, given):
         """Runs the unfinished steps again, as a user would after an interruption."""
         store = copied(ready, target)
         if ("bio", 1) not in store.domains() or store.work_folder("bio", 1).exists():
-            build_domain(store, "bio", texts[:1], SMALL, NO_TIME, CPU)
-        update_domain(store, "bio", texts[1:], UpdateOptions(dtype="int8"), NO_TIME, CPU)
+            build_domain(store, "bio", texts[:1], SMALL, NO_TIME, DEVICE)
+        update_domain(store, "bio", texts[1:], UpdateOptions(dtype="int8"), NO_TIME, DEVICE)
 
     return work
 
@@ -92,7 +93,7 @@ def root(folder, given):
     options = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5)
 
     def work(target):
-        store, table = build_root(model, [text], target, options, NO_TIME, CPU)
+        store, table = build_root(model, [text], target, options, NO_TIME, DEVICE)
         assert table.meta.causal and store.config.window == Window(2, causal=True)
         for name in ("root-1.json", "root-1.html"):
             (target / "lower" / name).write_text("")  # it contains the time that it took
@@ -111,22 +112,22 @@ def tenant(folder, given):
 def calibrated(folder, given):
     """The next version of a tenant, as exits make one too."""
     ready, texts = given("tasks").store, made(folder, "pair", 120, 1)
-    precision = resolve_precision("fp32", CPU)
-    return lambda target: calibrate_tenant(copied(ready, target), "pair", texts, precision, CPU, show_progress=False)
+    precision = resolve_precision("fp32", DEVICE)
+    return lambda target: calibrate_tenant(copied(ready, target), "pair", texts, precision, DEVICE, show_progress=False)
 
 
 def students(folder, given):
     ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
     pretend(ready, "classify", train)
     options = StudentOptions(1, 2, rank=2, epochs=1)
-    return lambda target: build_students(copied(ready, target), "acme", options, CPU, show_progress=False)
+    return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, show_progress=False)
 
 
 def imported(folder, given):
     ready, text = Store(given("imported")), corpus(folder, 1)
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], SMALL))
     lower = FIXTURES / "peft-lower"
-    return lambda target: import_tenant(copied(ready, target), "acme", lower, options, CPU, show_progress=False)
+    return lambda target: import_tenant(copied(ready, target), "acme", lower, options, DEVICE, show_progress=False)
 
 
 def deleted(folder, given):
@@ -171,7 +172,7 @@ def original(bert, tmp_path_factory):
     folder = tmp_path_factory.mktemp("original")
     lines = [line.replace("水", "") for line in some_lines(60, 1)]
     (folder / "corpus.txt").write_text("\n".join(lines), "utf-8")
-    store, _ = build_root(str(bert), [folder / "corpus.txt"], folder / "store", RootOptions(name="tiny"), NO_TIME, CPU)
+    store, _ = build_root(str(bert), [folder / "corpus.txt"], folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
     rows = [{"text": " ".join(line.split()[:9]), "label": "ab"[line.split()[0] in line.split()[1:9]]} for line in lines]
     return store, write(folder / "train.jsonl", rows)
 
@@ -180,21 +181,21 @@ def distilled(store, file, saved):
     checkpoint = load_checkpoint(store.model)
     lower, upper = split(checkpoint)
     documents = chained(checkpoint.config, 800, 16, seed=1)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, CPU, False, saved)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, DEVICE, False, saved)
     return weights(lower, upper), report
 
 
 def guessed(store, file, saved):
     checkpoint = load_checkpoint(store.model)
     (lower, upper), documents = split(checkpoint), chained(checkpoint.config, 800, 16, seed=1)
-    given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, CPU, False, saved
+    given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, DEVICE, False, saved
     head, report = further_pretrain(*given)
     return weights(lower, head), report
 
 
 def tuned(store, file, saved):
     """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
-    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), CPU, None, False)
+    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None, False)
     found = taught(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
     assert saved.with_name(f"teacher-{saved.name}").exists(), "the teacher was not saved"
     adapter, head = found.model.stored()
@@ -210,7 +211,7 @@ def matched(store, file, saved):
         BertForSequenceClassification.from_pretrained(store.model, num_labels=3).save_pretrained(folder)
         save_tokenizer(folder, VOCABULARY)
     given = UnlabelledTexts(file), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
-    tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, CPU, False)
+    tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, DEVICE, False)
     adapter, head = store.tenant_weights(tenant)
     return {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}, report
 

@@ -6,17 +6,16 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
+from tests.support.device import DEVICE
 
 PARAMETERS = {
-    "device": "cpu", "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
+    "device": str(DEVICE), "dtype": "fp32", "threads": "0", "policy": "timely", "admission": "true", "packing": "packed",
     "commit_ms": "earliest", "batch_ms": "0", "batch_tokens": "256", "queue_texts": "4000",
     "queue_mb": "100", "journal": "", "slots": "4", "plot_hot": "0", "plot_preload": "false",
 }  # fmt: skip
@@ -25,7 +24,7 @@ PARAMETERS = {
 def stages_of(*ends):
     """Returns stages that end with these layers. They share the cores: a machine may have fewer."""
     firsts = [0, *(end + 1 for end in ends[:-1])]
-    return tuple(Stage(first, end, torch.device("cpu")) for first, end in zip(firsts, ends, strict=True))
+    return tuple(Stage(first, end, DEVICE) for first, end in zip(firsts, ends, strict=True))
 
 
 def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):

@@ -24,6 +24,7 @@ from testing.toy import CONFIG, Toy, random_text
 from tests.engine.asker import Asker, stages_of, texts_of
 from tests.engine.world import World
 from tests.support.answers import Comparison
+from tests.support.device import DTYPES
 
 LAYERS = 3
 LABELS = ["x", "y", "z"]
@@ -83,7 +84,7 @@ def served_by(small, asked, **changes):
     ("cut", "packing", "dtype"),
     [
         *(((2,), packing, "fp32") for packing in ("packed", "naive", "concat:rows=2,length=80", "slotted:rows=2,slot=40")),
-        *((cut, "packed", dtype) for cut in ((2,), (0, 2), (0, 1, 2)) for dtype in ("fp32", "int8")),
+        *((cut, "packed", dtype) for cut in ((2,), (0, 2), (0, 1, 2)) for dtype in ("fp32", *DTYPES[2:])),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
 from hplm.generation.staging import Stager
 from testing.toy import make_decoder
-from tests.generation.world import CPU
+from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
 
 TENANTS = [
@@ -49,7 +49,7 @@ class Served:
     def machine(self, world, cache, seats):
         records = self.backbone.records
         stager = Stager(self.config, lambda: self.forest, lambda: self.layouts, records, cache, seats)
-        return stager, Decoder(self.backbone.upper(), CPU, torch.float32)
+        return stager, Decoder(self.backbone.upper(), DEVICE, torch.float32)
 
     def all_logits(self, ids, source) -> torch.Tensor:
         """Returns the logits of the token behind each token."""

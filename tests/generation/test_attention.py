@@ -10,15 +10,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.errors import InvalidInput
-from hplm.generation.attention import BlockAttention, CachedAttention, Chunks, reads_blocks
+from hplm.generation.attention import CUDA_DTYPES, BlockAttention, CachedAttention, Chunks, reads_blocks
 from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, least_tokens, places_of, table_of
 from hplm.generation.kernel import kernel
+from hplm.model.attention import cuda_options
 from testing.toy import CHAT
-from tests.generation.world import CPU, places
+from tests.generation.world import places
+from tests.support.device import needs_cuda
 from tests.support.message import mentioning
 
+CPU = torch.device("cpu")
 LAYER = 1
 compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
+
+
+@pytest.fixture
+def blocks_on_cuda():
+    if "block_table" not in cuda_options():
+        pytest.skip(f"torch {torch.__version__} has no attention over blocks on CUDA")
 
 
 def config_of(heads, kv_heads, head):
@@ -57,12 +66,12 @@ def expected(config, cache, blocks, before, query):
 def random_chunks(chance, cache):
     """Returns chunks of up to 40 tokens behind up to 300 others, single tokens first, and which places of a cache they see."""
     sizes = [1] * int(chance.integers(0, 5)) + chance.integers(2, 40, int(chance.integers(0, 3))).tolist() or [1]
-    blocks = iter(chance.permutation(cache.tokens // BLOCK).tolist())
+    blocks = iter(chance.permutation(cache.tokens // cache.block).tolist())
     chunks, read = [], torch.zeros(cache.tokens, dtype=torch.bool)
     for count in sizes:
         before = int(chance.integers(0, 300)) if chance.random() < 0.8 else 0
         whole = before + count
-        own = tuple(next(blocks) for _ in range(-(-whole // BLOCK)))
+        own = tuple(next(blocks) for _ in range(-(-whole // cache.block)))
         chunks.append((own, before, count))
         read[places(cache, own, 0, whole)] = True
     return chunks, read
@@ -127,7 +136,7 @@ def test_a_kernel_with_block_tables_gets_the_blocks_of_each_sequence(monkeypatch
     assert torch.allclose(found, CachedAttention(config, cache, step)(LAYER, query, key, value), atol=1e-5)
 
 
-def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie():
+def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie(blocks_on_cuda):
     cases = product((64, 12), (torch.bfloat16, torch.float32), (CUDA_BLOCK, BLOCK))
     with FakeTensorMode():  # there need be no GPU
         caches = [(case, Cache(512, 512, 1, 1, torch.device("cuda"), *case[1:])) for case in cases]
@@ -156,6 +165,26 @@ def test_scores_far_apart_do_not_overflow(block):
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
     found = kernel().attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
     assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)
+
+
+@needs_cuda
+@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(9, 3, 64), (4, 4, 16), (7, 1, 128)])
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_torchs_kernel_for_cuda_attends_as_the_gathered_keys_do(heads, kv_heads, head, repeatable, blocks_on_cuda):
+    config, chance, cuda = config_of(heads, kv_heads, head), np.random.default_rng(heads), torch.device("cuda")
+    for trial in range(5):
+        caches = [Cache(16 * CUDA_BLOCK, 4 * CUDA_BLOCK, 2, config.key_width, cuda, dtype) for dtype in CUDA_DTYPES[:1] * 2]
+        chunks, _ = random_chunks(chance, caches[0])
+        sizes = sum(count for _, _, count in chunks)
+        rows = torch.randn(sizes, config.query_width + 2 * config.key_width, device=cuda, dtype=CUDA_DTYPES[0])
+        given, found = rows.split([config.query_width, config.key_width, config.key_width], 1), []
+        memory = torch.randn(2, caches[0].tokens, config.key_width, device=cuda)
+        for cache, kind in zip(caches, (BlockAttention, CachedAttention), strict=True):
+            for part, numbers in zip(cache.layer(LAYER), memory, strict=True):
+                part.copy_(numbers)
+            options = [repeatable] if kind is BlockAttention else []
+            found.append(kind(config, cache, chunks_of(*chunks), *options)(LAYER, *given).float())
+        assert torch.allclose(*found, atol=0.02), (trial, (found[0] - found[1]).abs().max())
 
 
 def test_places_of_several_sequences_lie_end_to_end():

@@ -23,9 +23,9 @@ from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from tests.generation.fake import NO_MEMORY, STAYS, UNEXPECTED, Fake, Machine
+from tests.support.device import DEVICE
 from tests.support.wait import PATIENCE
 
-CPU = torch.device("cpu")
 MS = 1_000_000
 MARGIN = 1e-3  # between two logits that may be exchanged
 
@@ -46,7 +46,8 @@ class Poisoned(Cache):
 
     def __init__(self, tokens, longest, layers, width, dtype=torch.float32, block=16):
         """A block is smaller than when serving, so that short sequences have several."""
-        super().__init__(tokens, longest, layers, width, CPU, dtype, block)
+        device = DEVICE if dtype is torch.float32 else torch.device("cpu")  # where a fake computes
+        super().__init__(tokens, longest, layers, width, device, dtype, block)
         self._layers, self._owners = range(layers), np.zeros(self.tokens, dtype=np.int64)
         self.meets = lambda fault: False
         self.alike = 0  # how many sequences began with what another has

@@ -58,7 +58,7 @@ def test_a_thread_has_a_number_of_its_own():
 def logits(toy):
     """Returns those of an engine that computes in 8 bits, with adapters and tables."""
     Layout.of.cache_clear()  # a layout remembers which kernel takes it
-    asker = Asker(toy.folder, dtype="int8")
+    asker = Asker(toy.folder, device="cpu", dtype="int8")
     (rows,) = asker.wait(asker.ask("acme", [" ".join(WORDS[:20])]))
     asker.close()
     return rows.logits

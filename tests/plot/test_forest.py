@@ -19,9 +19,9 @@ from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import StoredRows
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
-CPU = torch.device("cpu")
 SPACE = KeySpace(5, Window(3))
 UNIGRAMS = [(0, i, 0) for i in range(1, 6)]
 
@@ -82,24 +82,24 @@ def test_lookup_and_gathering_equal_dictionaries(tmp_path_factory, window, vocab
     for compiled, (numbers, close) in product(
         (True, False), ((torch.float32, {"atol": 1e-5}), (torch.bfloat16, {"atol": 0.05, "rtol": 0.02}))
     ):
-        gatherer = Gatherer(CPU, numbers, resident, compiled)
+        gatherer = Gatherer(DEVICE, numbers, resident, compiled)
         assert not len(gatherer.broken(forest, hits.addresses))
         got = gatherer.sums(forest, hits.addresses, lengths)
-        assert got.dtype == numbers and torch.allclose(got.float(), expected, **close)
+        assert got.dtype == numbers and torch.allclose(got.float().cpu(), expected, **close)
     of_root = forest.chain("root", 1).lookup(tokens, lengths).addresses  # of one table: kernel and torch add in one order
-    plain = Gatherer(CPU, torch.float32, compiled=False).sums(forest, of_root, lengths)
+    plain = Gatherer(DEVICE, torch.float32, compiled=False).sums(forest, of_root, lengths)
     for instructions in range(1, kernels.kernel().instructions + 1 if kernels.kernel() else 1):
         with patch.object(kernels.kernel(), "instructions", instructions):
-            assert torch.equal(Gatherer(CPU, torch.float32).sums(forest, of_root, lengths), plain)
+            assert torch.equal(Gatherer(DEVICE, torch.float32).sums(forest, of_root, lengths), plain)
             # torch rounds a 16-bit sum twice: first to the stored type.
-            assert torch.equal(Gatherer(CPU, torch.bfloat16).sums(forest, of_root, lengths), plain.bfloat16())
+            assert torch.equal(Gatherer(DEVICE, torch.bfloat16).sums(forest, of_root, lengths), plain.bfloat16())
 
 
 def test_a_forged_address_at_a_boundary_does_not_reach_the_neighbour(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
     forest = Forest([tmp_path], assign_addresses([root]))
     addresses, lengths = np.array([0, 0, 1, 0]), np.array([2, 2])  # row 1 has values at all three positions
-    sums = Gatherer(CPU, torch.float32).sums(forest, addresses, lengths)
+    sums = Gatherer(DEVICE, torch.float32).sums(forest, addresses, lengths)
     assert (sums[:2] == 0).all() and (sums[2:] != 0).any()
 
 
@@ -107,7 +107,7 @@ def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path,
     root = make_table(tmp_path, "root", None, SPACE, [(1, 2, 3), *UNIGRAMS])
     forest, copy = Forest([tmp_path], assign_addresses([root])), StoredRows.copy
     found = forest.chain("root", 1).lookup(np.array([0, 1, 2]), np.array([3]))
-    expected = Gatherer(CPU, torch.float32, 4).sums(forest, found.addresses, np.array([3]))
+    expected = Gatherer(DEVICE, torch.float32, 4).sums(forest, found.addresses, np.array([3]))
 
     def full(self, rows, device):
         if rows:
@@ -115,7 +115,7 @@ def test_hot_rows_that_do_not_fit_on_the_device_are_read_from_the_host(tmp_path,
         return copy(self, rows, device)
 
     monkeypatch.setattr(StoredRows, "copy", full)
-    gatherer = Gatherer(CPU, torch.float32, 4)
+    gatherer = Gatherer(DEVICE, torch.float32, 4)
     for _ in range(2):
         assert torch.equal(gatherer.sums(forest, found.addresses, np.array([3])), expected)
     assert caplog.text.count(str(root.folder)) == 1
@@ -185,7 +185,7 @@ def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(domains, lengths,
     generator, both = np.random.default_rng(seed), np.array(lengths + more)
     asked = [(domains.chain(f"d{generator.integers(3)}", 1), generator.integers(0, 5, length)) for length in both]
     addresses = [chain.lookup(tokens, np.array([len(tokens)])).addresses for chain, tokens in asked]
-    alone = [Gatherer(CPU, torch.bfloat16).sums(domains, mine, np.array([len(mine)])) for mine in addresses]
+    alone = [Gatherer(DEVICE, torch.bfloat16).sums(domains, mine, np.array([len(mine)])) for mine in addresses]
     with patch.object(summing, "PIECE", 2), patch.object(torch, "get_num_threads", lambda: threads):
-        together = Gatherer(CPU, torch.bfloat16).sums(domains, np.concatenate(addresses), both)
+        together = Gatherer(DEVICE, torch.bfloat16).sums(domains, np.concatenate(addresses), both)
     assert torch.equal(together, torch.cat(alone))

@@ -18,14 +18,15 @@ from hplm.tasks import softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.builder.training.small_tenants import CPU, write
+from tests.builder.training.small_tenants import write
 from tests.cli.commands import refused, run
+from tests.support.device import DEVICE
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
-FP32 = resolve_precision("fp32", CPU)
+FP32 = resolve_precision("fp32", DEVICE)
 HOT = 4.0  # the temperature of the truth: the logits are far too sure
 TEXTS = 300
 TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "regress": "mark", "span": "perhaps"}
@@ -67,7 +68,7 @@ def labelled(task, reference, tenant_id, labels, text, rng):
 
 
 def calibrated(store, task, files, precision=FP32, *delta, **options):
-    return calibrate_tenant(store, TENANTS[task], files[task], precision, CPU, *delta, show_progress=False, **options)
+    return calibrate_tenant(store, TENANTS[task], files[task], precision, DEVICE, *delta, show_progress=False, **options)
 
 
 @pytest.mark.parametrize("task", ["classify", "multilabel", "tag", "span"])
@@ -99,7 +100,7 @@ def test_a_calibration_is_chosen_by_texts_that_it_has_not_seen():
 def test_the_precision_that_serves_makes_the_logits(store, files):
     found = {}
     for dtype in ("fp32", "bf16", "int8"):
-        own, is_new = calibrated(store, "classify", files, resolve_precision(dtype, CPU))
+        own, is_new = calibrated(store, "classify", files, resolve_precision(dtype, DEVICE))
         assert is_new and store.knowledge(store.tenant("pair")).calibration == own.calibration
         found[dtype] = own.report["after"]["nll"], own.calibration
     nll = [nll for nll, _ in found.values()]

@@ -21,14 +21,14 @@ from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.training.small_tenants import made, write
 from tests.cli.commands import printed, refused, run
+from tests.support.device import DEVICE
 from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 from tests.tasks import exported
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
-FP32 = resolve_precision("fp32", CPU)
+FP32 = resolve_precision("fp32", DEVICE)
 TEXTS = [random_text(random.Random(number), 8) for number in range(300)]
 TENANTS = {"multilabel": "many", "tag": "word", "regress": "mark"}  # `classify` has the tests below
 
@@ -44,7 +44,7 @@ def file(tmp_path):
 
 
 def built(store, tenant_id, file, **options):
-    return build_exits(store, tenant_id, file, FP32, CPU, show_progress=False, **options)
+    return build_exits(store, tenant_id, file, FP32, DEVICE, show_progress=False, **options)
 
 
 @pytest.mark.parametrize("task", TENANTS)
@@ -78,7 +78,7 @@ def test_texts_with_labels_say_what_is_lost_by_them(store, tasks, tmp_path):
 def states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
-    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, CPU, FP32, False, task))
+    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, DEVICE, FP32, False, task))
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])

@@ -23,7 +23,8 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
-from tests.builder.stores import CPU, some_lines
+from tests.builder.stores import some_lines
+from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.message import mentioning
 
@@ -51,7 +52,7 @@ def test_a_change_that_fits_is_kept_whole(store, tmp_path):
 
 def imported(store: Store, folder: Path, file: Path, test: Path | None = None, **matching: object):
     given = UnlabelledTexts(file), ImportOptions(test=test), MatchingOptions(**matching)
-    return import_checkpoint(store, "acme", folder, family_of(store), *given, CPU, False)
+    return import_checkpoint(store, "acme", folder, family_of(store), *given, DEVICE, False)
 
 
 def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
@@ -207,7 +208,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     make_odd(folder, tuned(folder / "Good One"), harm)
     wanted = {name: row[-1] for name, row in (CONFIGS | FILES).items()} | OTHERS
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
-    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), CPU)
+    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder]), show_progress=False))
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
@@ -224,7 +225,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
 
 def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
     folder = tuned(tmp_path / "tuned")
-    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), None, CPU)
+    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), None, DEVICE)
     with pytest.raises(InvalidInput, match=mentioning("--texts")):
         importer.one("acme", folder, show_progress=False)
     lines = [{"text": line} for line in texts(tmp_path, 60).read_text("utf-8").splitlines()]

@@ -16,9 +16,10 @@ from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, up
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from tests.builder.stores import CPU, NO_TIME, decoder_store, give_other_values, rows
+from tests.builder.stores import NO_TIME, decoder_store, give_other_values, rows
 from tests.cli.commands import printed, refused, run
 from tests.model.decoders import MADE, VOCABULARY, drawn, llama, saved, tokens
+from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
 from tests.support.message import mentioning, mentions
 
@@ -46,7 +47,7 @@ def logits(store, folder, text, tenant):
 def test_a_table_of_windows_comes_from_a_corpus(folder, tmp_path, capsys):
     (corpus := tmp_path / "corpus.txt").write_text(TEXTS, "utf-8")
     options = RootOptions(lower=2, window=Window(3))
-    store, table = build_root(folder, [corpus], tmp_path / "store", options, Budget(minutes=5), CPU)
+    store, table = build_root(folder, [corpus], tmp_path / "store", options, Budget(minutes=5), DEVICE)
     assert store.config.window == Window(3, causal=True) and table.meta.window.vectors == 1
     plain_tenant(store, "chat")
     short, longer = (ids.tolist() for ids in store.tokenizer().encode_documents(["the", "the quick dog"]))
@@ -55,18 +56,18 @@ def test_a_table_of_windows_comes_from_a_corpus(folder, tmp_path, capsys):
         found = logits(store, tmp_path / str(number), text, "chat")
         assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=close) == (text is short)
     (more := tmp_path / "more.txt").write_text("the lazy fox\n", "utf-8")
-    branch = build_domain(store, "foxes", [more], DomainOptions(min_tokens=1), Budget(minutes=5), CPU)
+    branch = build_domain(store, "foxes", [more], DomainOptions(min_tokens=1), Budget(minutes=5), DEVICE)
     assert branch.meta.parent == "root" and branch.meta.keys > 0 and mentions(capsys.readouterr().err, "foxes", "decoder")
-    assert update_domain(store, "foxes", [corpus], UpdateOptions(), Budget(minutes=5), CPU).meta.keys > branch.meta.keys
+    assert update_domain(store, "foxes", [corpus], UpdateOptions(), Budget(minutes=5), DEVICE).meta.keys > branch.meta.keys
 
 
 def test_what_a_decoder_cannot_have_is_refused(folder, tmp_path):
     for number, lower in enumerate((1, None)):
         with pytest.raises(InvalidInput, match=mentioning("--corpus", "--lower 0")):
-            build_root(folder, [], tmp_path / f"s{number}", RootOptions(lower=lower), NO_TIME, CPU)
+            build_root(folder, [], tmp_path / f"s{number}", RootOptions(lower=lower), NO_TIME, DEVICE)
     store = decoder_store(folder, tmp_path / "store")
     with pytest.raises(InvalidInput, match=mentioning("tiny", "root")):
-        build_domain(store, "law", [], DomainOptions(), NO_TIME, CPU)
+        build_domain(store, "law", [], DomainOptions(), NO_TIME, DEVICE)
     pack_root(store, tmp_path / "root.tar")
     assert unpack_root(tmp_path / "root.tar", tmp_path / "there").domains() == [("root", 1)]
 
@@ -108,12 +109,12 @@ def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
     model = drawn(MADE[family]())
     store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store")
     folder = adapted(model, tmp_path / "lora", TARGETS[family], fan_in_fan_out=family == "gpt2")
-    tenant, report = import_tenant(store, "acme", folder, ImportOptions(task="generate"), CPU)
+    tenant, report = import_tenant(store, "acme", folder, ImportOptions(task="generate"), DEVICE)
     assert (tenant.task, tenant.labels, tenant.rank, tenant.has_head) == ("generate", [], RANK, False)
     assert report["imported"]["library"] == "peft LoRA"
     text = tokens(12)
     assert torch.allclose(logits(store, tmp_path / "1", text, "acme"), model(torch.tensor([text])).logits[0], atol=1e-3)
-    again, _ = import_tenant(store, "acme", folder, ImportOptions(), CPU)
+    again, _ = import_tenant(store, "acme", folder, ImportOptions(), DEVICE)
     assert again.version == 2
 
 
@@ -124,9 +125,9 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, capsys):
     store = decoder_store(saved(model, tmp_path / "m"), tmp_path / "store", lower=2, texts=[corpus])
     folder = adapted(model, tmp_path / "lora", TARGETS["llama"])
     with pytest.raises(InvalidInput, match=mentioning(folder / "adapter_model.safetensors", "--as-domain")):
-        import_tenant(store, "acme", folder, ImportOptions(), CPU)
+        import_tenant(store, "acme", folder, ImportOptions(), DEVICE)
     options = ImportOptions(new_domain=NewDomain("law", [corpus], DomainOptions(min_tokens=1)))
-    tenant, _ = import_tenant(store, "acme", folder, options, CPU)
+    tenant, _ = import_tenant(store, "acme", folder, options, DEVICE)
     assert tenant.domain == "law"
     (text,) = (ids.tolist() for ids in store.tokenizer().encode_documents(["abc"]))
     found = logits(store, tmp_path / "1", text, "acme")
@@ -135,7 +136,7 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, capsys):
     printed(capsys, *again)
     assert store.tenant("acme") == tenant
     give_other_values(store, "law", 1)
-    updated = update_domain(store, "law", [corpus], UpdateOptions(), Budget(steps=1), CPU)
+    updated = update_domain(store, "law", [corpus], UpdateOptions(), Budget(steps=1), DEVICE)
     assert rows(store.table("law", 1)).items() <= rows(updated).items()  # nothing has learned, so no row is computed again
     printed(capsys, *again)
     assert store.tenant("acme") == replace(tenant, version=2, domain_version=2) and tenant.rank == RANK
@@ -163,4 +164,4 @@ def plain(tmp_path_factory):
 def test_what_cannot_be_imported_is_named(plain, tmp_path, target, config, options, named):
     folder = adapted(drawn(MADE["llama"]()), tmp_path / "lora", [target], (*range(4), None), **config)
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        import_tenant(plain, "acme", folder, ImportOptions(**options), CPU)
+        import_tenant(plain, "acme", folder, ImportOptions(**options), DEVICE)

@@ -18,7 +18,8 @@ from hplm.model import stacks
 from hplm.model.attention import PackedAttention
 from hplm.model.layer import Layers
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, put
-from tests.builder.stores import CPU, SMALL, corpus
+from tests.builder.stores import SMALL, corpus
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ def expected(name: str) -> dict[str, torch.Tensor]:
 
 def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | None = None) -> torch.Tensor:
     """Returns the hidden states of one sequence after these layers, with the adapter of a tenant."""
-    one = Tiles(np.zeros(len(x), dtype=np.int64), CPU)
+    one = Tiles(np.zeros(len(x), dtype=np.int64), DEVICE)
     return stacks.through(layers, x, PackedAttention([len(x)], store.config.heads), model and model.adapts(one, one))
 
 
@@ -52,7 +53,7 @@ def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
 @pytest.mark.parametrize("name", UPPER_ONLY)
 def test_the_upper_half_equals_the_librarys(store, name):
     options = ImportOptions(labels=LABELS if name.startswith("peft") else None)
-    tenant, report = import_tenant(store, "acme", FIXTURES / name, options, CPU, show_progress=False)
+    tenant, report = import_tenant(store, "acme", FIXTURES / name, options, DEVICE, show_progress=False)
     assert tenant == store.tenants()[0] and (tenant.labels, tenant.version) == (LABELS, 1)
     assert report["imported"]["trained_on"] == "tiny-bert" and store.report(tenant) == report
     check_upper_half(store, tenant, name)
@@ -68,7 +69,7 @@ def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):
         ("told", FIXTURES / "peft-pooler"),
     ):
         options = ImportOptions(**({"task": "multilabel", "labels": LABELS} if tenant_id == "told" else {}))
-        tenant, _ = import_tenant(store, tenant_id, folder, options, CPU, show_progress=False)
+        tenant, _ = import_tenant(store, tenant_id, folder, options, DEVICE, show_progress=False)
         assert (tenant.task, tenant.labels) == ("multilabel", LABELS), tenant_id
 
 
@@ -88,36 +89,36 @@ def test_a_single_output_is_a_value(store, tmp_path, config):
     cut_to_one(peft / "adapter_model.safetensors", "base_model.model.classifier.")
     cut_to_one(hub / "pytorch_model_head.bin", "heads.acme.4.")
     for tenant_id, folder in (("peft", peft), ("hub", hub)):
-        tenant, _ = import_tenant(store, tenant_id, folder, ImportOptions(), CPU, show_progress=False)
+        tenant, _ = import_tenant(store, tenant_id, folder, ImportOptions(), DEVICE, show_progress=False)
         assert (tenant.task, tenant.labels) == ("regress", ["value"])
     put(peft / "adapter_config.json", task_type=None, auto_mapping=None)
     if not config:
         with pytest.raises(InvalidInput, match=mentioning("--task", "classify", "multilabel", "regress", "tag")):
-            import_tenant(store, "acme", peft, ImportOptions(), CPU, show_progress=False)
-    tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), CPU, show_progress=False)
+            import_tenant(store, "acme", peft, ImportOptions(), DEVICE, show_progress=False)
+    tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), DEVICE, show_progress=False)
     assert (tenant.task, tenant.labels) == ("regress", ["value"])
 
 
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):
     """Clients know logits by the order of labels, so rows of another order are moved."""
     first, again = ImportOptions(labels=LABELS), ImportOptions(labels=["green", "red", "blue"])
-    import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, CPU)
-    update, _ = import_tenant(store, "acme", FIXTURES / "peft-pooler", again, CPU)
+    import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, DEVICE)
+    update, _ = import_tenant(store, "acme", FIXTURES / "peft-pooler", again, DEVICE)
     assert (update.version, update.labels) == (2, LABELS)
     head, stored_head = read_folder(FIXTURES / "peft-pooler", store.model, None).head, store.tenant_weights(update)[1]
     for part in ("weight", "bias"):
         assert torch.equal(stored_head[part], head.weights[part].half()[[1, 0, 2]])
     assert torch.equal(stored_head["dense"], head.weights["dense"].half())
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "['a', 'b', 'c']", "--id")):
-        import_tenant(store, "acme", FIXTURES / "peft-pooler", ImportOptions(labels=["a", "b", "c"]), CPU)
+        import_tenant(store, "acme", FIXTURES / "peft-pooler", ImportOptions(labels=["a", "b", "c"]), DEVICE)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
-        import_tenant(store, "acme", FIXTURES / "adapters-lora-tag", ImportOptions(), CPU)
+        import_tenant(store, "acme", FIXTURES / "adapters-lora-tag", ImportOptions(), DEVICE)
 
 
 def test_a_lower_part_becomes_a_domain(store, tmp_path):
     new = NewDomain("acme-lower", [corpus(tmp_path, 1)], SMALL)
     options = ImportOptions(labels=LABELS, new_domain=new)
-    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU, show_progress=False)
+    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE, show_progress=False)
     assert (tenant.domain, tenant.domain_version, tenant.rank) == ("acme-lower", 1, 2)
     check_upper_half(store, tenant, "peft-lower")
     table = store.table("acme-lower", 1)
@@ -134,4 +135,4 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
             found = through(lower.layers, library["start"], store)
             assert ((found - library["split"]).abs().max() < 1e-4) == (lower is merged)
     with pytest.raises(InvalidInput, match=mentioning("'acme-lower'", store.folder, "--as-domain")):
-        import_tenant(store, "acme", FIXTURES / "peft-lower", options, CPU)
+        import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE)

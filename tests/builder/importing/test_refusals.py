@@ -14,7 +14,8 @@ from builder.tables.domain import DomainOptions
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import save_base
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store
-from tests.builder.stores import CPU, SMALL, corpus
+from tests.builder.stores import SMALL, corpus
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 PLAIN, NAMED = ImportOptions(), ImportOptions(labels=LABELS)
@@ -29,7 +30,7 @@ def store(imported) -> Store:
 
 def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        import_tenant(store, "acme", folder, options, CPU, show_progress=False)
+        import_tenant(store, "acme", folder, options, DEVICE, show_progress=False)
     assert store.tenants() == [] and store.domains() == [("root", 1)]
 
 
@@ -157,9 +158,9 @@ def test_a_missing_pooler_is_refused(tmp_path):
     tensors = {name: tensor for name, tensor in load_file(base / "model.safetensors").items() if "pooler" not in name}
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     refused(Store(folder), FIXTURES / "peft-everywhere", NAMED, "pooler", base)
-    import_tenant(Store(folder), "own", FIXTURES / "peft-pooler", NAMED, CPU)  # has a pooler of its own
+    import_tenant(Store(folder), "own", FIXTURES / "peft-pooler", NAMED, DEVICE)  # has a pooler of its own
     shutil.rmtree(base)
     with pytest.raises(InvalidInput, match=mentioning("pooler", base)):
-        import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)
+        import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, DEVICE)
     save_base(base)
-    import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, CPU)
+    import_tenant(Store(folder), "acme", FIXTURES / "peft-everywhere", NAMED, DEVICE)

@@ -10,7 +10,7 @@ from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
 from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
-from tests.builder.stores import CPU
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 
@@ -24,7 +24,7 @@ def training_of(module, score, loss_of=None, **options):
 
     groups = [Group(0.1, dict(module.named_parameters()))]
     return Training(
-        "learning", CPU, groups, lambda first: iter(range(first, 1000)), loss_of or learned,
+        "learning", DEVICE, groups, lambda first: iter(range(first, 1000)), loss_of or learned,
         lambda: Exam(score(taken[0]), 0.0, 0.1), WAY_OUT, **options,
     )  # fmt: skip
 

@@ -15,7 +15,6 @@ from builder.tables.ranking import Ranking
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
 from tests.builder.stores import (
-    CPU,
     SMALL,
     add_domain,
     add_tenant,
@@ -27,6 +26,7 @@ from tests.builder.stores import (
     rows,
     with_bio,
 )
+from tests.support.device import DEVICE
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -106,7 +106,7 @@ def test_sweep_keeps_used_versions_and_the_two_newest(tmp_path):
 def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
     store = rooted(tmp_path)
     with pytest.raises(InvalidInput, match="--minutes 0"):
-        update_domain(store, "root", [corpus(tmp_path, 1)], UpdateOptions(), LEARNING, CPU)
+        update_domain(store, "root", [corpus(tmp_path, 1)], UpdateOptions(), LEARNING, DEVICE)
     updated = grow(store, "root", 1)
     assert (updated.find(store.space.unigrams()) > 0).all()
     assert add_domain(store, "bio", 2).meta.parent_version == 2
@@ -133,8 +133,8 @@ def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(t
             add_domain(store, "late", 1, keep=1.0)
         assert learned.exists(), "what was learned is lost"
         for call in (
-            lambda: build_domain(store, "less", files, SMALL, LEARNING, CPU),
-            lambda: update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), LEARNING, CPU),
+            lambda: build_domain(store, "less", files, SMALL, LEARNING, DEVICE),
+            lambda: update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), LEARNING, DEVICE),
         ):
             with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
                 call()

@@ -13,7 +13,8 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.levels import count_levels, ends
 from testing.toy import CONFIG
-from tests.builder.stores import CPU, add_domain, build, corpus, make_store, rooted, some_lines
+from tests.builder.stores import add_domain, build, corpus, make_store, rooted, some_lines
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 KEEPS = [1.0, 0.3, 0.0]
@@ -87,9 +88,9 @@ def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype
     tokens, lengths = np.concatenate(documents), np.array([len(document) for document in documents])
     hits = forest.chain("whole", 1).lookup(tokens, lengths)
     assert (hits.levels == 0).all()
-    gatherer = Gatherer(CPU, torch.float32)
+    gatherer = Gatherer(DEVICE, torch.float32)
     assert not len(gatherer.broken(forest, hits.addresses))
     with torch.no_grad():
         expected = window.aggregate(store.lower("root", 1)(torch.from_numpy(window.of(tokens, lengths))))
     close = {"fp16": 2e-3, "bf16": 2e-2, "int8": 3e-2}[dtype]
-    assert torch.allclose(gatherer.sums(forest, hits.addresses, lengths), expected, atol=close)
+    assert torch.allclose(gatherer.sums(forest, hits.addresses, lengths).cpu(), expected, atol=close)

@@ -21,7 +21,8 @@ from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
 from research.accuracy.recipes import recut_domain
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import CPU, NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
+from tests.builder.stores import NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
         with held(store.work_folder("bio", version), "the other's"), pytest.raises(InvalidInput, match=BUSY):
             grow(store, "bio", 2)
     with held(tmp_path / "new/building/root-1", "the other's"), pytest.raises(InvalidInput, match=mentioning(tmp_path / "new")):
-        build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, CPU)
+        build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, DEVICE)
     assert grow(store, "bio", 2).meta.version == 2
     assert list((store.folder / "building").iterdir()) == []
 
@@ -74,9 +75,9 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     for wrong, named in (("one document of two words", [1]), ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"])):
         path.write_text(wrong)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            build_domain(store, "bio", [path], DomainOptions(min_tokens=1), Budget(steps=1), CPU)
+            build_domain(store, "bio", [path], DomainOptions(min_tokens=1), Budget(steps=1), DEVICE)
     with pytest.raises(InvalidInput, match="--min-tokens"):
-        build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, CPU)
+        build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, DEVICE)
     assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()
     assert add_domain(store, "bio", 1).meta.keys
 
@@ -87,9 +88,9 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     build = partial(build_root, ".", [path], folder, RootOptions(name="tiny", keep=0.5))
     with full_disk(), pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
-        build(Budget(steps=1), CPU)
+        build(Budget(steps=1), DEVICE)
     assert not [path for path in folder.rglob("*") if path.is_file()]
-    store, table = build(NO_TIME, CPU)
+    store, table = build(NO_TIME, DEVICE)
     assert table.meta.keys and Store(folder).domains() == store.domains() and store.model == str(tmp_path)
 
 
@@ -131,7 +132,7 @@ def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path):
     recut = partial(recut_domain, store, "bio", store)
     (working := store.work_folder("less", 1)).mkdir(parents=True)
     (working / "order").write_bytes(bytes(16))  # an interrupted one of another size
-    assert recut("less", 0.25, CPU).meta.keys == recut("same", 0.25, CPU).meta.keys > 2
+    assert recut("less", 0.25, DEVICE).meta.keys == recut("same", 0.25, DEVICE).meta.keys > 2
 
 
 def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path):

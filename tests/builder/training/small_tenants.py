@@ -13,9 +13,9 @@ from builder.tasks.scores import Scores
 from builder.training.finetuning import Trained, tenant_model
 from builder.training.tenant import build_tenant
 from testing.toy import WORDS
+from tests.support.device import DEVICE
 
 pytest.importorskip("seqeval", reason="comes with the extra 'build'")
-CPU = torch.device("cpu")
 PARTS = WORDS[:8]
 
 
@@ -100,7 +100,7 @@ def made(folder, name, count, seed):
 
 def learn(store, task, train, dev=None, tenant="acme", **options):
     return build_tenant(
-        store, tenant, "root", task, train, dev, **{"rank": 8, "device": CPU, "show_progress": False, **options}
+        store, tenant, "root", task, train, dev, **{"rank": 8, "device": DEVICE, "show_progress": False, **options}
     )
 
 
@@ -111,12 +111,15 @@ def untrained(body, data, options, saved=None, show_progress=True, further=None)
         model.load(*start)
     with torch.no_grad():
         model.head["bias"].add_(options.learning_rate)
-    model.round_to_storage()
+    model.to(data.device).round_to_storage()
     scores = Scores(len(data.dev.examples), "accuracy", {"accuracy": 0.5})
     now = Progress(1, 1, 0.0, [1.0])
     now.examined(Exam(0.5, 1.0), {}, 0.0)
     return Trained(
-        body, model, scores, {**asdict(options), "kept_epoch": 1, "best_epoch": 1, "epochs_run": 1, **now.reported()}
+        body.to(data.device),
+        model,
+        scores,
+        {**asdict(options), "kept_epoch": 1, "best_epoch": 1, "epochs_run": 1, **now.reported()},
     )
 
 

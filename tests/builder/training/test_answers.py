@@ -14,7 +14,8 @@ from builder.tasks.scores import confusion, is_bio, none_shift
 from builder.tasks.tasks import training_task
 from hplm.tasks import TASKS
 from testing.toy import WORDS
-from tests.builder.training.small_tenants import CPU, write
+from tests.builder.training.small_tenants import write
+from tests.support.device import DEVICE
 
 example = partial(Example, Path("file"))
 
@@ -109,8 +110,8 @@ def test_a_word_without_a_token_has_no_answer(tasks, tmp_path):
     task, labels, reader = training_task("tag"), tasks.store.tenant("word").labels, Reader(tasks.store, "bio", 1)
     texts = reader.read(task.read(path), task, labels, show_progress=False)
     assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
-    assert reader.pack(texts, np.array([0]), CPU).targets.tolist() == [labels.index("B-X"), UNREAD, labels.index("O")]
-    (answers,) = evaluate_tenant(tasks.store, "word", path, CPU, show_progress=False).answers
+    assert reader.pack(texts, np.array([0]), DEVICE).targets.tolist() == [labels.index("B-X"), UNREAD, labels.index("O")]
+    (answers,) = evaluate_tenant(tasks.store, "word", path, DEVICE, show_progress=False).answers
     assert answers[1] == "" and {answers[0], answers[2]} <= set(labels)
 
 

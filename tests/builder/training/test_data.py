@@ -17,7 +17,8 @@ from builder.tasks.tasks import training_task
 from builder.training.data import read_files
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
-from tests.builder.training.small_tenants import CPU, learn, made, pretend, write
+from tests.builder.training.small_tenants import learn, made, pretend, write
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
@@ -187,4 +188,4 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
     pretend(store, "classify", train)
     for tenant, named in (("acme", [f"{other}:2", "'up'", "'acme'"]), ("nobody", ["'nobody'", store.folder])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            evaluate_tenant(store, tenant, other, CPU, show_progress=False)
+            evaluate_tenant(store, tenant, other, DEVICE, show_progress=False)

@@ -1,7 +1,6 @@
 """Students of a tenant: what they learn, how many stay, and that they are stored as they were judged."""
 
 import pytest
-import torch
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
@@ -12,17 +11,17 @@ from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from tests.builder.stores import NO_TIME, some_lines
 from tests.builder.training.small_tenants import learn, made
+from tests.support.device import DEVICE
 from tests.support.message import refusing
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]
-CPU = torch.device("cpu")
 OPTIONS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
 
 
 @pytest.mark.parametrize("tenant", ["bio", "regress", "cut"])
 def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_is_stored(trained, trained_store, tenant):
     _, folder = trained
-    report, is_new = build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False)
+    report, is_new = build_students(trained_store, tenant, OPTIONS, DEVICE, show_progress=False)
     missing, scores, kept = [own["residual"] for own in report["boosting"]], report["scores"], report["kept"]
     assert is_new and missing == sorted(missing, reverse=True) and missing[0] < 1
     assert len(scores) == len(missing) and scores[kept - 1] == max(scores) > 0.7 * report["teacher_score"] > 0
@@ -30,35 +29,35 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
     assert [team.members for team in found.students.teams] == [*range(kept, 0, -1)] and found.students.depth == 2
     assert len(found.members) == kept
     for members, score in {None: scores[kept - 1], 0: report["teacher_score"], 1: scores[0]}.items():
-        judged = evaluate_tenant(trained_store, tenant, folder / f"{tenant}-dev.jsonl", CPU, False, members=members)
+        judged = evaluate_tenant(trained_store, tenant, folder / f"{tenant}-dev.jsonl", DEVICE, False, members=members)
         assert judged.scores.main == pytest.approx(score, abs=1e-5)
-    assert build_students(trained_store, tenant, OPTIONS, CPU, show_progress=False) == (report, False)
+    assert build_students(trained_store, tenant, OPTIONS, DEVICE, show_progress=False) == (report, False)
     assert trained_store.tenant(tenant).version == report["version"]
 
 
 def test_what_students_cannot_do_is_refused(trained, trained_store):
     for tenant, depth, named in (("span-or-none", 2, ["span"]), ("cut", 4, ["--layers 4", "1 to 3"])):
         with refusing(InvalidInput, *named):
-            build_students(trained_store, tenant, StudentOptions(depth), CPU, show_progress=False)
+            build_students(trained_store, tenant, StudentOptions(depth), DEVICE, show_progress=False)
     for option, value in {"students": 17, "rank": 0, "learning_rate": 0, "stacking": -1}.items():
         with refusing(InvalidInput, f"--{option.replace('_', '-')} {value}"):
             StudentOptions(1, **{option: value})
     with refusing(InvalidInput, "--teacher mine"):
-        build_students(trained_store, "cut", OPTIONS, CPU, teacher="mine")
-    build_students(trained_store, "cut", StudentOptions(1, 1, rank=2, epochs=1), CPU, show_progress=False)
+        build_students(trained_store, "cut", OPTIONS, DEVICE, teacher="mine")
+    build_students(trained_store, "cut", StudentOptions(1, 1, rank=2, epochs=1), DEVICE, show_progress=False)
     (texts,) = trained[1].glob("cut-test.jsonl")
     with refusing(InvalidInput, "students"):
-        calibrate_tenant(trained_store, "cut", texts, resolve_precision("fp32", CPU), CPU, show_progress=False)
+        calibrate_tenant(trained_store, "cut", texts, resolve_precision("fp32", DEVICE), DEVICE, show_progress=False)
 
 
 def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(some_lines(60, 1)), "utf-8")
-    store, _ = build_root(str(bert), [tmp_path / "corpus.txt"], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, CPU)
+    store, _ = build_root(str(bert), [tmp_path / "corpus.txt"], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
     learn(store, "classify", made(tmp_path, "classify", 80, 1), rank=2, epochs=1)
     options = StudentOptions(depth=1, students=1, rank=2, epochs=1)
     scores = {}
     for teacher in ("own", "dedicated"):
-        report, is_new = build_students(store, "acme", options, CPU, teacher=teacher, show_progress=False)
+        report, is_new = build_students(store, "acme", options, DEVICE, teacher=teacher, show_progress=False)
         assert is_new and report["teacher"] == teacher
         scores[teacher] = report["boosting"]
     assert scores["own"] != scores["dedicated"]

@@ -10,7 +10,8 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.training.tenant import warnings_of
 from testing.reference import Reference
-from tests.builder.training.small_tenants import CPU, STILL, TASKS, change, learn, made, weights
+from tests.builder.training.small_tenants import STILL, TASKS, change, learn, made, weights
+from tests.support.device import DEVICE
 from tests.support.message import mentions
 from tests.tasks import same_labels
 
@@ -29,7 +30,7 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     """Answers equal those of the reference. The first test trains five tenants."""
     store, folder = trained
     task, texts, metric, least, _ = TASKS[name]
-    evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", CPU, show_progress=False)
+    evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", DEVICE, show_progress=False)
     assert evaluation.scores.metric == metric and evaluation.scores.main > least
     for example, answered in zip(evaluation.texts.examples, evaluation.answers, strict=True):
         assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)

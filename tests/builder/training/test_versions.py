@@ -17,15 +17,16 @@ from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import CPU, build, give_other_values, interrupted, some_lines
+from tests.builder.stores import build, give_other_values, interrupted, some_lines
 from tests.builder.training.small_tenants import asked, made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
+from tests.support.device import DEVICE
 from tests.support.message import mentioning, mentions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 RATE = 2e-3  # by which `untrained` moves each bias
-SILENT = {"device": CPU, "show_progress": False, "trainer": untrained}
+SILENT = {"device": DEVICE, "show_progress": False, "trainer": untrained}
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -14,8 +14,9 @@ from research.accuracy.studies import Tier
 from research.accuracy.table import draw, markdown_of
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import CPU, corpus
+from tests.builder.stores import corpus
 from tests.builder.training.small_tenants import made
+from tests.support.device import DEVICE
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def made_once(tmp_path_factory):
     data = DemoData((DemoDomain("toys", corpus(folder, 1, 3000), 3000),), tuple(tenants))
     (folder / "model").mkdir()
     model = str(save_bert(folder / "model", with_head=True))
-    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), CPU, FEW)
+    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), DEVICE, FEW)
 
 
 @pytest.fixture

@@ -22,9 +22,10 @@ from research.papers.packings import Concat, GroupCost, Naive, Rows, Slotted, Tu
 from testing.toy import CHAT, TENANTS, WORDS, random_text
 from tests.engine.asker import texts_of
 from tests.support.answers import Comparison
+from tests.support.device import DEVICE
 
-CPU = torch.device("cpu")
 HEADS, WIDTH = CHAT.heads, CHAT.query_width
+CPU = torch.device("cpu")
 TOLERANCE = 1e-3  # outputs are 15 at most, and rounding moves them by 2e-4; a wrong mask by tenths
 POOL = 4  # texts of each tenant: short, longer, and as long as the backbone takes
 whole = st.integers
@@ -48,7 +49,7 @@ class Kitchen:
 
     def __init__(self, reference):
         self.backbone, rng = reference.backbone, random.Random(11)
-        self.engine = Engine(self.backbone.upper(), CPU, torch.float32)
+        self.engine = Engine(self.backbone.upper(), DEVICE, torch.float32)
         texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
         every = {(i, j): (TENANTS[i].id, texts[j]) for i, j in product(range(len(TENANTS)), range(POOL))}
         self.texts = {order: texts_of(self.backbone, id, [text], truncate=True)[0] for order, (id, text) in every.items()}
@@ -56,7 +57,7 @@ class Kitchen:
 
     def staged(self, packing, orders, places=None, few_sizes=False):
         """Stages texts, and checks that the engine gives each the reference's answer."""
-        stager = Stager(self.backbone, StagingSettings(16, CPU, torch.float32, packing=packing, few_sizes=few_sizes))
+        stager = Stager(self.backbone, StagingSettings(16, DEVICE, torch.float32, packing=packing, few_sizes=few_sizes))
         batch = stager.stage([self.texts[order] for order in orders], lambda text, error: None, places)
         kept = [order for order in orders if self.texts[order] in batch.texts]
         comparison = Comparison()

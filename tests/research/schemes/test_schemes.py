@@ -20,13 +20,13 @@ from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.research.schemes.checkpoints import bert_and_store
+from tests.support.device import DEVICE
 from tests.support.fake_triton import Request, model_of
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Hold
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
 RNG = random.Random(5)
 TEXTS = [random_text(RNG, 40) for _ in range(24)]
@@ -56,7 +56,7 @@ def repositories(bert, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 def open_models(repository: Path, room: int = 2) -> WholeModels:
-    return WholeModels(repository / "tiny/1", room, OPTIONS.batch_tokens, CPU, torch.float32)
+    return WholeModels(repository / "tiny/1", room, OPTIONS.batch_tokens, DEVICE, torch.float32)
 
 
 def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:

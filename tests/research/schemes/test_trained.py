@@ -18,11 +18,11 @@ from research.schemes.pretrained import evenly
 from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme, whole_body
 from tests.builder.training.small_tenants import classified, paired, write
 from tests.research.schemes.checkpoints import bert_and_store
+from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 CLASSIFY = training_task("classify")
 OWN = TrainingOptions(epochs=1, rank=4)
 
@@ -42,7 +42,7 @@ def read_of(store, path, maker, count, labels):
     rng, reader = random.Random(0), Reader(store, "root", 1)
     labelled = CLASSIFY.read(write(path, [maker(rng) for _ in range(count)]))
     texts = reader.read(labelled, CLASSIFY, labels, show_progress=False)
-    return Data(reader, CLASSIFY, labels, texts, texts, CPU)
+    return Data(reader, CLASSIFY, labels, texts, texts, DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def data(store, tmp_path_factory):
 def test_whole_bodies_equal_the_original_and_students_start_from_its_layers(bert_and_own_store, tmp_path):
     stock, store = bert_and_own_store
     data = read_of(store, tmp_path / "pairs.jsonl", paired, 4, ["no", "yes"])
-    pack = data.reader.pack(data.train, np.argsort(data.train.lengths), CPU, with_sums=False)
+    pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE, with_sums=False)
     pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), whole_body(store).eval()
     with torch.no_grad():
         texts = zip(pack.tokens.split(pack.lengths), pack.segments.split(pack.lengths), strict=True)
@@ -99,11 +99,11 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(store, tmp_path):
     train, other, test = (
         write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "other", "test")
     )
-    build_tenant(store, "own", "root", "classify", train, rank=0, epochs=1, device=CPU, show_progress=False)
-    evaluation = evaluate_tenant(store, "own", test, CPU, show_progress=False)
+    build_tenant(store, "own", "root", "classify", train, rank=0, epochs=1, device=DEVICE, show_progress=False)
+    evaluation = evaluate_tenant(store, "own", test, DEVICE, show_progress=False)
 
     def compared(*files):
-        return score_schemes(store, evaluation, ["shared"], CPU, *files, show_progress=False)["shared"].rows
+        return score_schemes(store, evaluation, ["shared"], DEVICE, *files, show_progress=False)["shared"].rows
 
     moved = train.rename(tmp_path / "moved.jsonl")
     assert compared(moved) == 40
