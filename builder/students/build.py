@@ -22,15 +22,16 @@ from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant, put_away
 from builder.tasks.lookup import Reader
 from builder.training.data import Data, read_files
-from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, dedicated, logits_of
+from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
 from builder.training.model import TenantModel
+from builder.training.teachers import DEDICATED, dedicated
 from builder.training.tenant import begin
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import Students, Team
 
-OWN, DEDICATED = "own", "dedicated"  # teachers
+OWN = "own"  # a teacher, as DEDICATED
 
 
 def build_students(

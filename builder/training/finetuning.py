@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.learning.bodies import Body, WholeBody
+from builder.learning.bodies import Body
 from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.packed_batches import packed_batches
@@ -25,11 +25,9 @@ from builder.training.data import Data
 from builder.training.model import TenantModel, Weights
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint
 from hplm.model.config import BackboneConfig
 
 PACK_TOKENS = 8192  # bounds memory; `batch_texts` bounds what a step learns from
-TEACHERS = ("dedicated",)  # a BERT that is fine-tuned in full on the same data
 HEAD_RATE, BODY_RATE = 1e-3, 5e-5  # of a teacher
 
 
@@ -255,32 +253,3 @@ def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[l
         for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
             found[i] = own
     return found, total / max(1, learned)
-
-
-def taught(body: Body, data: Data, options: TrainingOptions, saved: Path | None = None, show_progress: bool = True) -> Trained:
-    """Trains as `finetune` does, by the labels and by the soft answers of a teacher that learns first.
-
-    The same call after an interruption continues with the one that learned.
-    """
-    own = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
-    file = saved.with_name(f"teacher-{saved.name}") if saved is not None else None
-    teacher = dedicated(data, own, file, show_progress)
-    logits, _ = logits_of(teacher.body, teacher.model, data, data.train)
-    answers = {id(text): torch.from_numpy(rows) for text, rows in zip(data.train.texts, logits, strict=True)}
-    _, spread = data.task.scale(data.train.examples)
-
-    def apart(pack: Pack, own: Tensor) -> Tensor:
-        """Returns how far the tenant's answers are from the teacher's."""
-        wanted = torch.cat([answers[id(text)] for text in pack.texts]).to(own.device)
-        return data.task.apart(own, wanted, spread)
-
-    trained = finetune(body, data, options, saved, show_progress, apart)
-    report = {"teacher": {"dev": round(teacher.scores.main, 4), "seconds": teacher.report["seconds"]}, **trained.report}
-    return replace(trained, report=report)
-
-
-def dedicated(data: Data, options: TrainingOptions, saved: Path | None, show_progress: bool) -> Trained:
-    """Returns a BERT that was fine-tuned in full."""
-    model, config = data.reader.store.model, data.config
-    whole = WholeBody(load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window))
-    return finetune(whole, replace(data, start=None), options, saved, show_progress)

@@ -23,7 +23,6 @@ from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_files
 from builder.training.finetuning import (
-    TEACHERS,
     Train,
     Trained,
     TrainingOptions,
@@ -31,10 +30,10 @@ from builder.training.finetuning import (
     answers_to,
     finetune,
     logits_of,
-    taught,
 )
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
+from builder.training.teachers import Teacher
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
@@ -61,18 +60,19 @@ def build_tenant(
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
-    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: one of TEACHERS.
+    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: see `Teacher`.
     """
     device = device or resolve_device("auto")
     with held_tenant(store, tenant_id) as working:
         before = store.tenant(tenant_id)
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
-        options = TrainingOptions(**form_of(before, training))
+        options, taught = TrainingOptions(**form_of(before, training)), {}
         if teacher is not None:
-            if teacher not in TEACHERS or grid:
-                raise InvalidInput(f"--teacher {teacher}: choose {' or '.join(TEACHERS)}, and leave out --grid")
-            trainer = taught
+            if grid:
+                raise InvalidInput(f"--teacher {teacher}: leave out --grid, whose trainings have none")
+            trainer = Teacher.named(teacher)
+            taught = {"teacher": trainer.digest}
         if options.body_rate and not options.cut:
             raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
         adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
@@ -81,7 +81,7 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": digest_of_file(train_file), "dev": digest_of_file(dev_file) if dev_file is not None else None,
-            **asdict(options), "grid": grid, **({"teacher": teacher} if teacher is not None else {}),
+            **asdict(options), "grid": grid, **taught,
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
         begun = begun_plan(working)

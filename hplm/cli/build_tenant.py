@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -42,8 +42,9 @@ class Training:
     and training takes 1.5 times as long. 1e-4 is a good rate; 0: train only adapter and head"""
     batch_texts: int = 8
     """texts in a training step, with 8,192 tokens at most"""
-    teacher: Literal["dedicated"] | None = None
-    """first fine-tune the original model in full on the same data; the tenant then learns labels and its soft answers"""
+    teacher: str | None = None
+    """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
+    `dedicated`, which first fine-tunes the original model in full on the same data"""
     grid: bool = False
     """train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best"""
 

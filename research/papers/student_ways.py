@@ -35,7 +35,8 @@ from builder.students.team import StudentTeam
 from builder.tasks.lookup import Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
-from builder.training.finetuning import Trained, TrainingOptions, answers_to, dedicated, finetune
+from builder.training.finetuning import Trained, TrainingOptions, answers_to, finetune
+from builder.training.teachers import dedicated
 from hplm.adapters.layout import exit_layout
 
 TIE = 1e-3  # of a vote: how much the members' confidence counts

@@ -20,11 +20,12 @@ from bench.rows import Positive, Row, Rows, Whole, benchmark, say
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
-from builder.students.build import DEDICATED, check
+from builder.students.build import check
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
 from builder.training.data import Data, read_files
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions
+from builder.training.teachers import DEDICATED
 from demo.data import DemoTenant, data_of
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput

@@ -32,8 +32,9 @@ from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
 from builder.training.data import read_files
-from builder.training.finetuning import TrainingOptions, taught
+from builder.training.finetuning import TrainingOptions
 from builder.training.start import ANEW
+from builder.training.teachers import Teacher
 from builder.training.tenant import delete_tenant
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
@@ -196,7 +197,7 @@ def guessed(store, file, saved):
 def tuned(store, file, saved):
     """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
     data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None, False)
-    found = taught(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
+    found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
     assert saved.with_name(f"teacher-{saved.name}").exists(), "the teacher was not saved"
     adapter, head = found.model.stored()
     learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
@@ -251,6 +252,9 @@ def test_a_tenant_learns_the_answers_of_its_teacher(original):
     heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
     assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
     assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
-    for wrong in ({"teacher": "nobody"}, {"teacher": "dedicated", "grid": True}):
-        with pytest.raises(InvalidInput, match=mentioning("--teacher", "dedicated", "--grid")):
+    for wrong, named in (
+        ({"teacher": "nobody"}, ["dedicated", "checkpoint"]),
+        ({"teacher": "dedicated", "grid": True}, ["--grid"]),
+    ):
+        with pytest.raises(InvalidInput, match=mentioning("--teacher", *named)):
             learn(store, "classify", file, **wrong)

@@ -13,12 +13,14 @@ import transformers
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
-from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
+from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.store.store import Store
 from builder.tasks.examples import Example
+from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
+from builder.training.tenant import build_tenant
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
@@ -78,6 +80,36 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
     assert (again.version, again.rank, again.labels) == (2, 4, LABELS), "clients know logits by the order of labels"
     head, own = (store.tenant_weights(one)[1]["weight"].float() for one in (tenant, again))
     assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
+
+
+def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, tmp_path):
+    """Nearly all labels are the same: without a teacher the tenant learns only that. The checkpoint orders them otherwise."""
+    folder, file = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path)
+    imported(store, folder, file, rank=8, least=0)
+    other = LABELS[::-1]
+    put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
+    train, given = tmp_path / "train.jsonl", file.read_text("utf-8").splitlines()
+    labels = [2, 1] + [0] * (len(given) - 2)
+    rows = ({"text": line, "label": LABELS[label]} for line, label in zip(given, labels, strict=True))
+    train.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    options = {"epochs": 3, "from_version": 1, "learning_rate": 0.01, "device": DEVICE, "show_progress": False}
+    made = [build_tenant(store, "acme", None, None, train, train, teacher=own, **options) for own in (None, str(folder))]
+    assert [one.labels for one in made] == [LABELS, LABELS]
+    task, teacher = training_task("classify"), family_of(store).read(folder).with_labels(LABELS)
+    read = Reader(store, "root", 1).read(task.read(train), task, LABELS, False)
+    wanted, *found = (
+        Model.of_checkpoint(teacher, DEVICE) if one is None else Model.of_tenant(store, one, DEVICE) for one in (None, *made)
+    )
+    pack = Reader(store, "root", 1).pack(read, np.arange(len(given)), DEVICE)
+    with torch.no_grad():
+        logits = [model.own(model.body, pack).log_softmax(1) for model in (wanted, *found)]
+    apart = [float((logits[0].exp() * (logits[0] - own)).sum(1).mean()) for own in logits[1:]]
+    assert apart[1] < 0.5 * apart[0], "the teacher's answers were not learned"
+    told, right = store.report(made[1])["teacher"], logits[0].argmax(1).cpu().numpy() == labels
+    assert told == {"dev": pytest.approx(right.mean(), abs=1e-4), "checkpoint": str(folder)}
+    put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
+    with pytest.raises(InvalidInput, match=mentioning("--teacher", "black", "blue")):
+        build_tenant(store, "acme", None, None, train, train, teacher=str(folder), **{**options, "epochs": 2})
 
 
 def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
