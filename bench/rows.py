@@ -81,14 +81,14 @@ def rows_of(figures: Mapping[str, Any], targets: Mapping[str, tuple[str, float]]
 
 
 Benchmark = TypeVar("Benchmark", bound=Callable[..., Rows])
-QUICK: dict[str, dict[str, object]] = {}
+QUICK: dict[object, dict[str, object]] = {}  # of each function: names may be those of other packages too
 
 
 def benchmark(**quick: object) -> Callable[[Benchmark], Benchmark]:
     """Marks the function of a benchmark. `quick`: the values that --quick gives to its options."""
 
     def mark(function: Benchmark) -> Benchmark:
-        QUICK[function.__name__] = quick
+        QUICK[function] = quick
         return function
 
     return mark

@@ -43,7 +43,7 @@ def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
         if picture is not None:
             check_picture(picture)
         _, bound, _ = app.parse_args(given, exit_on_error=False, print_error=False)
-        chosen = {**(QUICK[name] if quick else {}), **bound.arguments}
+        chosen = {**(QUICK[function] if quick else {}), **bound.arguments}
         short = (0.0,) if quick else ()
         case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
         before = gflops(*short)
