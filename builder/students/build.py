@@ -14,12 +14,14 @@ import torch
 from builder.evaluation.tenant import find_tenant
 from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
+from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
 from builder.store.resumable import begun_plan
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, answers_to_dev, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant, put_away
+from builder.tasks.examples import key_of
 from builder.tasks.lookup import Reader
 from builder.training.data import Data, read_files
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
@@ -36,11 +38,12 @@ OWN = "own"  # a teacher, as DEDICATED
 
 def build_students(
     store: Store, tenant_id: str, options: StudentOptions, device: torch.device, teacher: str = OWN,
-    seen: Sequence[Path] = (), show_progress: bool = True,
+    seen: Sequence[Path] = (), unlabelled: Path | None = None, show_progress: bool = True,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with students. Returns the report, and whether they are new: the same call changes nothing.
 
     `teacher`: the tenant itself, or a BERT that is fine-tuned in full. `seen`: files of its training that have moved.
+    `unlabelled`: further texts, of which students learn only what the teacher says.
     """
     with held_tenant(store, tenant_id) as working:
         tenant = find_tenant(store, tenant_id)
@@ -48,7 +51,9 @@ def build_students(
         if teacher not in (OWN, DEDICATED):
             raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
         before, report = store.knowledge(tenant), store.report(tenant)
+        further = UnlabelledTexts(unlabelled) if unlabelled is not None else None
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
+        asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
             if (begun_plan(working) or {}).get("students") == asked:  # an interruption has left it
                 put_away(working)
@@ -62,12 +67,25 @@ def build_students(
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
         begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
         reader = Reader(store, tenant.domain, tenant.domain_version)
-        data = read.looked_up(reader, device, None, show_progress)
+        data = _extended(read.looked_up(reader, device, None, show_progress), further, tenant_id, show_progress)
         made, told = _made(store, tenant, data, options, teacher, working, show_progress)
         report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
         store.save_next(tenant, replace(before, exits=None, students=made), report)
         put_away(working)
         return report["students"]["report"], True
+
+
+def _extended(data: Data, further: UnlabelledTexts | None, tenant_id: str, show_progress: bool) -> Data:
+    """Returns data with further texts in training, but for those that it has already."""
+    if further is None:
+        return data
+    if not data.task.one_label_a_row:
+        raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {data.task.served.name}; classify and tag take it")
+    known = {key_of(example) for example in (*data.train.examples, *data.dev.examples)}
+    fresh = [example for example in further.examples if key_of(example) not in known]
+    more = data.reader.read(fresh, data.task.unlabelled(), data.labels, show_progress)
+    both = replace(data.train, texts=[*data.train.texts, *more.texts], lengths=np.append(data.train.lengths, more.lengths))
+    return replace(data, train=both)
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:

@@ -12,7 +12,7 @@ from hplm.cli.tenant import Id
 def students(
     id: Id, /, *, store: StoreFolder, layers: int, students: int = 6, teacher: Literal["own", "dedicated"] = "own",
     rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3, stacking: float = 0.0, seen: tuple[Path, ...] = (),
-    seed: Seed = 0, device: Device = "auto", json: Json = False,
+    unlabelled: Path | None = None, seed: Seed = 0, device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make shallow students that together answer like the tenant, and of which a busy server asks fewer.
 
@@ -27,13 +27,14 @@ def students(
     :param epochs: passes over the texts, of each student and then of all together
     :param learning_rate: learning rate
     :param seen: files of its training that were moved
+    :param unlabelled: further texts, one a line or JSONL, of which students learn what the teacher says (classify, tag)
     :param stacking: weight of the loss by which the middle of a student also learns the sum of those before it
     """
     from builder.students.boosting import StudentOptions
     from builder.students.build import build_students
 
     options = StudentOptions(layers, students, rank, epochs, learning_rate, stacking, seed=seed)
-    report, is_new = build_students(open_store(store), id, options, device_of(device), teacher, seen)
+    report, is_new = build_students(open_store(store), id, options, device_of(device), teacher, seen, unlabelled)
     print(described(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     return {**report, "changed": is_new}

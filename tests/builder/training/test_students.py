@@ -1,5 +1,8 @@
 """Students of a tenant: what they learn, how many stay, and that they are stored as they were judged."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from builder.evaluation.calibration import calibrate_tenant
@@ -33,6 +36,21 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
         assert judged.scores.main == pytest.approx(score, abs=1e-5)
     assert build_students(trained_store, tenant, OPTIONS, DEVICE, show_progress=False) == (report, False)
     assert trained_store.tenant(tenant).version == report["version"]
+
+
+def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, trained_store):
+    data = trained[1] / "cut-dev.jsonl"
+    known = [json.loads(line)["text"] for line in data.read_text("utf-8").splitlines()]
+    (further := trained[1] / "further.txt").write_text("\n".join([*known, *some_lines(60, 5)]), "utf-8")
+    options = replace(OPTIONS, students=1)
+    labelled, _ = build_students(trained_store, "cut", options, DEVICE, show_progress=False)
+    given = {"unlabelled": further, "show_progress": False}
+    report, is_new = build_students(trained_store, "cut", options, DEVICE, **given)
+    assert is_new and report["learned_texts"] - labelled["learned_texts"] == 60, "texts of dev would judge what they taught"
+    assert report["boosting"] != labelled["boosting"]
+    assert build_students(trained_store, "cut", options, DEVICE, **given) == (report, False)
+    with refusing(InvalidInput, "--unlabelled", "regress"):
+        build_students(trained_store, "regress", options, DEVICE, **given)
 
 
 def test_what_students_cannot_do_is_refused(trained, trained_store):
