@@ -232,7 +232,8 @@ class Burst:
             shares[way] = float(outcome.on_time.mean())
             yield Row(f"{at}/in_time/{way}", shares[way])
             yield Row(f"{at}/work/{way}", sum(outcome.batches) / self.tokens / max(1, int(outcome.answered.sum())))
-        yield Row(f"{at}/adaptive_over_fixed", shares[ADAPTIVE] / shares[fixed] if shares[fixed] else None, least=1.5)
+        least = 1.5 if len(teams) > 1 else None  # a single student is both
+        yield Row(f"{at}/adaptive_over_fixed", shares[ADAPTIVE] / shares[fixed] if shares[fixed] else None, least=least)
 
     def _served(self, teams: Sequence[Team], load: Arrivals) -> Outcome:
         batch_ns = self._batch_ns([way for way in self.timings[0] if (way == FULL) != bool(teams)])

@@ -11,7 +11,10 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 16384}  # of an adaptation's step: fewer do 
 
 
 def half_precision(device: torch.device) -> torch.autocast:
-    """Autocast to 16-bit products where the device multiplies them faster, as in serving. Weights and sums stay in 32 bits."""
+    """Autocast to 16-bit products where the device multiplies them faster, as in serving. Weights and sums stay in 32 bits.
+
+    From now on the process makes no plans for attention on CUDA.
+    """
     avoid_plans(device)
     return torch.autocast(device.type, torch.bfloat16, products_of(device) == torch.bfloat16)
 

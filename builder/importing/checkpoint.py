@@ -13,8 +13,9 @@ from torch import Tensor
 
 from builder.importing.foreign import ForeignHead, read_json
 from builder.importing.heads import check_head, chosen_labels, chosen_task, double_head, linear_head, reordered, sequence_task
+from builder.learning.bodies import WholeBody
 from builder.training.cutting import cut
-from builder.training.model import Weights
+from builder.training.model import TenantModel, Weights
 from hplm.adapters.layout import Layout, head_layout
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import full_stack, load_checkpoint
@@ -49,6 +50,12 @@ class Finetuned:
     @property
     def head_layout(self) -> Layout:
         return head_layout(self.checkpoint.config, len(self.labels), self.head.function)
+
+    def loaded(self, device: torch.device) -> tuple[WholeBody, TenantModel]:
+        """Returns the whole model and its head, to ask them."""
+        head = TenantModel(None, self.head_layout, seed=0)  # whose random numbers the weights replace
+        head.load(None, self.head.weights)
+        return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head.to(device)
 
     def with_labels(self, labels: list[str]) -> Finetuned:
         """Returns it with the rows of its head in another order."""

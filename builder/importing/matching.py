@@ -20,7 +20,7 @@ from builder.importing.agreement import Agreement, Rows, agreement, answered, di
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
-from builder.learning.bodies import Body, PlotBody, WholeBody
+from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
@@ -99,7 +99,7 @@ class Model:
 
     @classmethod
     def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
-        return cls.of(WholeBody(found.checkpoint), None, found.head_layout, (None, found.head.weights), device)
+        return cls(*found.loaded(device))
 
     @classmethod
     def of_tenant(cls, store: Store, tenant: TenantFile, device: torch.device) -> Model:

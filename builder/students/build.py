@@ -21,9 +21,10 @@ from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, answers_to_dev, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant, put_away
-from builder.tasks.examples import key_of
+from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader
-from builder.training.data import Data, read_files
+from builder.tasks.tasks import training_task
+from builder.training.data import Data, Files, read_files
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
@@ -50,8 +51,10 @@ def build_students(
         check(store, tenant_id, tenant.task, options)
         if teacher not in (OWN, DEDICATED):
             raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
-        before, report = store.knowledge(tenant), store.report(tenant)
         further = UnlabelledTexts(unlabelled) if unlabelled is not None else None
+        if further is not None and not training_task(tenant.task).one_label_a_row:
+            raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
+        before, report = store.knowledge(tenant), store.report(tenant)
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
@@ -65,25 +68,32 @@ def build_students(
             )
         train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
+        fresh = _further(read, further)
         begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
         reader = Reader(store, tenant.domain, tenant.domain_version)
-        data = _extended(read.looked_up(reader, device, None, show_progress), further, tenant_id, show_progress)
-        made, told = _made(store, tenant, data, options, teacher, working, show_progress)
+        data = read.looked_up(reader, device, None, show_progress)
+        made, told = _made(store, tenant, data, fresh, options, teacher, working, show_progress)
         report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
         store.save_next(tenant, replace(before, exits=None, students=made), report)
         put_away(working)
         return report["students"]["report"], True
 
 
-def _extended(data: Data, further: UnlabelledTexts | None, tenant_id: str, show_progress: bool) -> Data:
-    """Returns data with further texts in training, but for those that it has already."""
-    if further is None:
+def _further(files: Files, unlabelled: UnlabelledTexts | None) -> list[Example]:
+    """Returns texts without labels, but for those that the training or dev has: dev judges what others have taught."""
+    if unlabelled is None:
+        return []
+    known = {key_of(example) for example in (*files.train, *files.dev)}
+    if not (fresh := [example for example in unlabelled.examples if key_of(example) not in known]):
+        raise InvalidInput(f"--unlabelled {unlabelled.path}: the tenant's training or dev data have all of its texts")
+    return fresh
+
+
+def _extended(data: Data, further: Sequence[Example], show_progress: bool) -> Data:
+    """Returns data that have further texts in their training, of which nothing is learned but what a teacher says."""
+    if not further:
         return data
-    if not data.task.one_label_a_row:
-        raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {data.task.served.name}; classify and tag take it")
-    known = {key_of(example) for example in (*data.train.examples, *data.dev.examples)}
-    fresh = [example for example in further.examples if key_of(example) not in known]
-    more = data.reader.read(fresh, data.task.unlabelled(), data.labels, show_progress)
+    more = data.reader.read(further, data.task.unlabelled(), data.labels, show_progress)
     both = replace(data.train, texts=[*data.train.texts, *more.texts], lengths=np.append(data.train.lengths, more.lengths))
     return replace(data, train=both)
 
@@ -98,9 +108,11 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
 
 
 def _made(
-    store: Store, tenant: TenantFile, data: Data, options: StudentOptions, teacher: str, working: Path, show_progress: bool
-) -> tuple[StudentKnowledge, dict[str, Any]]:
+    store: Store, tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str,
+    working: Path, show_progress: bool,
+) -> tuple[StudentKnowledge, dict[str, Any]]:  # fmt: skip
     whole, model = _teacher(store, tenant, data, teacher, working, show_progress)
+    labelled, data = len(data.train.texts), _extended(data, further, show_progress)
     seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
     team = team_of(data, model, options, tenant.dtype)
     body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
@@ -117,7 +129,8 @@ def _made(
     taught = data.task.score(data.labels, data.dev.examples, answers_to_dev(data, [rows.numpy() for rows in seen[1].logits]))
     return found, {
         "task": tenant.task, "metric": taught.metric, "depth": options.depth, "of_layers": layers, "teacher": teacher,
-        "teacher_score": taught.main, "learned_texts": len(data.train.texts), "dev_texts": len(data.dev.texts),
+        "teacher_score": taught.main, "learned_texts": labelled, "unlabelled_texts": len(data.train.texts) - labelled,
+        "dev_texts": len(data.dev.texts),
         "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
     }  # fmt: skip
 

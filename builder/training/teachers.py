@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.checkpoint import CONFIG, Family, is_checkpoint, weight_files
+from builder.importing.checkpoint import CONFIG, Family, Finetuned, is_checkpoint, weight_files
 from builder.learning.bodies import Body, WholeBody
 from builder.store.resumable import digest_of
+from builder.store.store import Store
 from builder.tasks.lookup import Pack
 from builder.training.data import Data
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, Trained, TrainingOptions, evaluate, finetune, logits_of
@@ -24,9 +26,10 @@ DEDICATED = "dedicated"  # a BERT that is fine-tuned in full on the same data
 
 @dataclass(frozen=True)
 class Teacher:
-    """Is called like `finetune`."""
+    """Trains tenants, like `finetune`, by its answers too."""
 
-    checkpoint: Path | None = None  # a model that was fine-tuned; None: one is fine-tuned here
+    checkpoint: Path | None = None  # a model that was fine-tuned; None: one is fine-tuned on the tenant's data first
+    found: Finetuned | None = None  # what was read of it
 
     @classmethod
     def named(cls, name: str) -> Teacher:
@@ -34,12 +37,35 @@ class Teacher:
             return cls()
         if not is_checkpoint(Path(name)):
             raise InvalidInput(f"--teacher {name}: give {DEDICATED}, or the folder of a checkpoint of the tenant's task")
-        return cls(Path(name))
+        return cls(Path(name).resolve())
 
     @property
     def digest(self) -> str:
-        """What a training depends on."""
+        """Returns a digest of the checkpoint's files, by which the same training is known again."""
         return DEDICATED if self.checkpoint is None else digest_of(self.checkpoint / CONFIG, *weight_files(self.checkpoint))
+
+    def read(self, store: Store, tenant_id: str, task: str, labels: Sequence[str], digest: str) -> Teacher:
+        """Returns it with its checkpoint in memory, before anything of an earlier training is removed.
+
+        Refuses one of another task or with other labels, and one that has changed since `digest`. Where the tenant was
+        imported from it with `--labels`, these are its labels.
+        """
+        if self.checkpoint is None:
+            return self
+        asked = (store.report(store.tenant_version(tenant_id, v)).get("asked", {}) for v in store.tenant_versions(tenant_id))
+        named = next((own.get("labels") for own in asked if own.get("checkpoint") == digest), None)
+        found = Family(store.model, store.config).read(self.checkpoint, named, task)
+        if self.digest != digest:
+            raise InvalidInput(f"--teacher {self.checkpoint} changes while it is read: wait until it is written, and try again")
+        if found.head.task != task:
+            raise InvalidInput(f"--teacher {self.checkpoint} has learned to {found.head.task}, but the tenant is to {task}")
+        if apart := {*found.labels} ^ {*labels}:
+            names = ", ".join(sorted(apart)[:5])
+            raise InvalidInput(
+                f"--teacher {self.checkpoint} and the tenant must have the same labels, and only one of them has {names}: "
+                "name them in the checkpoint's id2label"
+            )
+        return replace(self, found=found.with_labels(list(labels)))
 
     def __call__(
         self, body: Body, data: Data, options: TrainingOptions, saved: Path | None = None, show_progress: bool = True
@@ -62,21 +88,12 @@ class Teacher:
         self, data: Data, options: TrainingOptions, saved: Path | None, show_progress: bool
     ) -> tuple[Body, TenantModel, dict[str, Any]]:
         """Returns the teacher, and what a report says of it."""
-        if self.checkpoint is None:
+        if self.found is None:
             file = saved.with_name(f"teacher-{saved.name}") if saved is not None else None
             alone = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None)
             made = dedicated(data, replace(alone, learning_rate=HEAD_RATE, body_rate=BODY_RATE), file, show_progress)
             return made.body, made.model, {"dev": round(made.scores.main, 4), "seconds": made.report["seconds"]}
-        found = Family(data.reader.store.model, data.config).read(self.checkpoint)
-        if found.head.task != data.task.served.name or {*found.labels} != {*data.labels}:
-            raise InvalidInput(
-                f"--teacher {self.checkpoint}: it has the task {found.head.task} with {', '.join(found.labels[:10])}, and the "
-                f"tenant {data.task.served.name} with {', '.join(data.labels[:10])}: both must have the same labels"
-            )
-        found = found.with_labels(data.labels)
-        model = TenantModel(None, found.head_layout, seed=0)
-        model.load(None, found.head.weights)
-        body, model = WholeBody(found.checkpoint).to(data.device).eval().requires_grad_(False), model.to(data.device)
+        body, model = self.found.loaded(data.device)
         scores, _ = evaluate(body, model, data, data.dev)
         return body, model, {"dev": round(scores.main, 4), "checkpoint": str(self.checkpoint)}
 

@@ -67,12 +67,12 @@ def build_tenant(
         before = store.tenant(tenant_id)
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
-        options, taught = TrainingOptions(**form_of(before, training)), {}
+        options, taught = TrainingOptions(**form_of(before, training)), dict[str, str]()
         if teacher is not None:
             if grid:
                 raise InvalidInput(f"--teacher {teacher}: leave out --grid, whose trainings have none")
             trainer = Teacher.named(teacher)
-            taught = {"teacher": trainer.digest}
+            taught["teacher"] = trainer.digest
         if options.body_rate and not options.cut:
             raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
         adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
@@ -99,6 +99,8 @@ def build_tenant(
         files = read_files(store, task, train_file, dev_file, known, options.dtype, learned)
         if before is not None:
             check_answers(before, task, files.labels)
+        if isinstance(trainer, Teacher):
+            trainer = trainer.read(store, tenant_id, task, files.labels, taught["teacher"])
         version = before.version + 1 if before else 1
 
         begin(working, tenant_id, {"version": version, "from_version": start, **asked})

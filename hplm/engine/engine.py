@@ -208,13 +208,13 @@ class Engine:
                 break
             parts, rows = sheet.adapters[number], None
             adapt = partial(adapted, parts, at)
-            early = last >= 0 and at < last and len(sheet.done(at + 1)) == len(sheet.texts)  # nobody passes another layer
-            if at == last or early:
+            all_end = at < last and len(sheet.done(at + 1)) == len(sheet.texts)  # before the last layer
+            if at == last or all_end:
                 rows, of_rows, _ = sheet.ending
                 adapt = partial(_adapt_last, parts, of_rows, at)
             x = layer(x, sheet.attend[number], adapt, rows)
             self._after_layer()
-            if early:
+            if all_end:
                 yield Computed(sheet.indexes, split(read(x.float(), sheet.ending[2]), sheet.rows_of), is_end=False)
                 sheet.leave(sheet.done(at + 1))
                 break

@@ -39,8 +39,8 @@ def attention_over(config: BackboneConfig, cache: Cache, chunks: Chunks, repeata
 def reads_blocks(config: BackboneConfig, cache: Cache) -> bool:
     """Whether torch's kernel for CUDA takes the blocks of this cache."""
     on_cuda = cache.device.type == "cuda" and cache.dtype in CUDA_DTYPES
-    fits = config.head_size in CUDA_HEADS and cache.block % CUDA_BLOCK == 0
-    return on_cuda and fits and "block_table" in cuda_options()
+    takes = config.head_size in CUDA_HEADS and cache.block % CUDA_BLOCK == 0
+    return on_cuda and takes and "block_table" in cuda_options()
 
 
 class CachedAttention:

@@ -121,7 +121,8 @@ def students(folder, given):
     ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
     pretend(ready, "classify", train)
     options = StudentOptions(1, 2, rank=2, epochs=1)
-    return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, show_progress=False)
+    given = {"unlabelled": corpus(folder, 3, lines=60), "show_progress": False}
+    return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, **given)
 
 
 def imported(folder, given):

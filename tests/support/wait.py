@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 180.0  # seconds; only a failing test takes as long
 
 
 def eventually(condition: Callable[[], object], patience: float = PATIENCE) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
+from builder.store.resumable import begun_plan
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.root import RootOptions, build_root
@@ -46,11 +47,15 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, t
     labelled, _ = build_students(trained_store, "cut", options, DEVICE, show_progress=False)
     given = {"unlabelled": further, "show_progress": False}
     report, is_new = build_students(trained_store, "cut", options, DEVICE, **given)
-    assert is_new and report["learned_texts"] - labelled["learned_texts"] == 60, "texts of dev would judge what they taught"
+    assert is_new and report["unlabelled_texts"] == 60, "texts of dev would judge what they taught"
+    assert report["learned_texts"] == labelled["learned_texts"]
     assert report["boosting"] != labelled["boosting"]
     assert build_students(trained_store, "cut", options, DEVICE, **given) == (report, False)
-    with refusing(InvalidInput, "--unlabelled", "regress"):
-        build_students(trained_store, "regress", options, DEVICE, **given)
+    (seen := trained[1] / "seen.txt").write_text("\n".join(known * 2), "utf-8")
+    for tenant, file, named in (("regress", further, ["regress"]), ("cut", seen, [seen])):
+        with refusing(InvalidInput, "--unlabelled", *named):
+            build_students(trained_store, tenant, replace(options, seed=1), DEVICE, unlabelled=file, show_progress=False)
+        assert begun_plan(trained_store.tenant_work_folder(tenant)) is None, "it has begun before it refused"
 
 
 def test_what_students_cannot_do_is_refused(trained, trained_store):
