@@ -38,7 +38,7 @@ class Row:
     @property
     def setting(self) -> str | None:
         """The setting whose row says what is allowed."""
-        found = re.fullmatch(r"as the setting `(\w+)`", self.type)
+        found = re.fullmatch(r"setting `(\w+)`", self.type)
         return found and found[1]
 
     def allows(self, value: Any) -> bool:
@@ -102,13 +102,13 @@ def number(cell: str) -> int | float:
     return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
 
 
-def table(page: str, first: str, number: int = 0) -> list[Row]:
-    """Returns the rows of a page's table whose header begins with this name. `number`: of several."""
+def table(page: str, first: str) -> list[Row]:
+    """Returns the rows of a page's table whose header begins with this name."""
     lines = (DOCS / page).read_text("utf-8").splitlines()
     starts = [at for at, line in enumerate(lines) if re.match(rf"\| {first} \|.* type \|.* least \|", line)]
-    assert len(starts) > number, f"docs/{page} has no table of {first}s with the columns type and least"
-    header, rows = _cells(lines[starts[number]]), []
-    for line in lines[starts[number] + 2 :]:
+    assert starts, f"docs/{page} has no table of {first}s with the columns type and least"
+    header, rows = _cells(lines[starts[0]]), []
+    for line in lines[starts[0] + 2 :]:
         if not line.startswith("|"):
             break
         cells = dict(zip(header, _cells(line), strict=True))

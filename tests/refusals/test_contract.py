@@ -20,7 +20,7 @@ from tests.refusals.contract import faults, table
 from tests.support.wait import Clock
 
 SETTINGS = {row.name: row for row in table("generation.md", "setting")}
-OPENAI = table("openai.md", "field") + table("openai.md", "field", 1)
+OPENAI = table("openai.md", "field")
 TENANT, OTHER = ("name of a tenant",), ("messages", "stream options", "name of a policy")  # tested by example
 TABLES = {  # by way: its table, and what of it
     "encoder": table("api.md", "parameter"),
