@@ -23,6 +23,7 @@ from tests.support.wait import eventually
 ROOT = Path(__file__).parents[1]
 OURS = f"{ROOT}/hplm/", f"{ROOT}/backends/"
 WARM = 20  # requests before the one that is followed
+TRIES = 5  # requests that are followed, until nothing else happens beside one of them
 NOW_AND_THEN = {"watch", "engine", "keep", "metrics"}  # threads that work once a second: the heartbeat, what is published
 MOST_FILES, MOST_CALLS = 72, 750  # a change that needs more lengthens every request
 
@@ -90,22 +91,25 @@ def ask(lookup, upper):
 
 
 def test_a_lone_request_goes_the_way_that_the_page_draws(toy, followed, engine_in_a_thread):
-    with (
-        model_of(toy.repository, "toy-lookup", "hplm_lookup") as lookup,
-        model_of(toy.repository, "toy-upper", "hplm_upper") as upper,
-    ):
-        for number in range(WARM + 1):
-            followed.on = number == WARM
-            ask(lookup, upper)
-        followed.on = False
-    files = Counter(followed.files)
-    print(f"\n{len(files)} files, {files.total()} calls, by {', '.join(sorted(followed.threads))}")
-    for file, calls in files.most_common():
-        print(f"{calls:6d} {file}")
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## The life of a request")[2].partition("## ")[0]
     drawn = [
         file for line in re.findall(r"^\| \d+\. .*$", page, re.MULTILINE) for file in re.findall(r"`(hplm/[\w/]+\.py)`", line)
     ]
-    assert [file for file in dict.fromkeys(followed.files) if file in drawn] == drawn
+    with (
+        model_of(toy.repository, "toy-lookup", "hplm_lookup") as lookup,
+        model_of(toy.repository, "toy-upper", "hplm_upper") as upper,
+    ):
+        for number in range(WARM + TRIES):
+            followed.files, followed.threads, followed.on = [], set(), number >= WARM
+            ask(lookup, upper)
+            followed.on = False
+            passed = [file for file in dict.fromkeys(followed.files) if file in drawn]
+            if passed == drawn:
+                break
+    files = Counter(followed.files)
+    print(f"\n{len(files)} files, {files.total()} calls, by {', '.join(sorted(followed.threads))}")
+    for file, calls in files.most_common():
+        print(f"{calls:6d} {file}")
+    assert passed == drawn
     assert len(files) <= MOST_FILES and files.total() <= MOST_CALLS
     assert followed.threads == {"MainThread", "compute 1"}  # Triton's own, and one of the engine
