@@ -68,7 +68,7 @@ def students(
 
     `one`: a text alone, staged and computed. `batches`: texts a second that the engine computes, in batches of equal work.
     `burst`: three times what the full stack can serve, with Gamma gaps (CV 3) and deadlines of 2 to 12 batch times, on a
-    virtual clock: the share in time, and the work of an answer, in passes through all layers. There batches of the longest
+    virtual clock: the share in time, and the work of an answer in `passes` through all layers. There batches of the longest
     texts take the measured times. `adaptive`: the governor lowers the number of students.
 
     :param size: of the model, one or several
@@ -231,7 +231,7 @@ class Burst:
             outcome = self._served(own, load)
             shares[way] = float(outcome.on_time.mean())
             yield Row(f"{at}/in_time/{way}", shares[way])
-            yield Row(f"{at}/work/{way}", sum(outcome.batches) / self.tokens / max(1, int(outcome.answered.sum())))
+            yield Row(f"{at}/passes/{way}", sum(outcome.batches) / self.tokens / max(1, int(outcome.answered.sum())))
         least = 1.5 if len(teams) > 1 else None  # a single student is both
         yield Row(f"{at}/adaptive_over_fixed", shares[ADAPTIVE] / shares[fixed] if shares[fixed] else None, least=least)
 

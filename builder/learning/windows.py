@@ -135,7 +135,7 @@ class Student(nn.Module):
         self.lower, self.upper = lower, upper
 
     def sums(self, lesson: Windowed) -> Tensor:
-        vectors = self.lower(lesson.windows, PackedAttention)
+        vectors = self.lower(lesson.windows)
         return self.lower.window.aggregate(vectors.index_select(0, lesson.window_of))
 
     def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:

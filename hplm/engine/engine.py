@@ -208,7 +208,8 @@ class Engine:
                 break
             parts, rows = sheet.adapters[number], None
             adapt = partial(adapted, parts, at)
-            all_end = at < last and len(sheet.done(at + 1)) == len(sheet.texts)  # before the last layer
+            # Whether no text passes another layer, although there is one.
+            all_end = at < last and len(sheet.done(at + 1)) == len(sheet.texts)
             if at == last or all_end:
                 rows, of_rows, _ = sheet.ending
                 adapt = partial(_adapt_last, parts, of_rows, at)

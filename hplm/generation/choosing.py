@@ -93,7 +93,7 @@ def _draw(logits: Tensor, best: Tensor, sequences: Many[Sequence]) -> Tensor:
         rows = sent(torch.tensor(limited), logits.device)
         bounds[rows] = _bounds(scaled[rows], bounds[rows], [settings[row] for row in limited])
     weights = torch.where(scaled >= bounds, scaled, -torch.inf).exp_()
-    # On CUDA the sums of a row do not rise with each token, unless they are exact: rounding would let an excluded one be drawn.
+    # In 32 bits on CUDA a running sum may fall from one token to the next, so that an excluded one could be drawn.
     until = weights.cumsum(dim=1, dtype=torch.float64 if logits.device.type == "cuda" else None)
     total = until[:, -1:].contiguous()
     seeds, places = zip(*((sequence.seed, sequence.generated) for sequence in sequences), strict=True)

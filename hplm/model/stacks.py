@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from hplm.model.layer import Adapt, Attend, Layer, Layers, Plain, norm_of, uncha
 from hplm.model.rotary import Turn
 from hplm.model.tensors import array_of
 from hplm.model.windows import ABSENT
-
-# Thousands of windows of few tokens take less time in torch's calls, one for each length, than in the compiled kernel.
-WINDOW_ATTENTION = partial(PackedAttention, compiled=False)
 
 
 class LowerStack(nn.Module):
@@ -38,17 +34,18 @@ class LowerStack(nn.Module):
             self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
             self.gate_bias = nn.Parameter(torch.zeros(config.window.n))
 
-    def forward(self, windows: Tensor, attention: Callable[..., Attend] = WINDOW_ATTENTION) -> Tensor:
+    def forward(self, windows: Tensor) -> Tensor:
         """Turns windows x n of id + 1 into windows x vectors x hidden: gated, with zeros for absent tokens.
 
-        The layers compute only tokens that are present. `attention` is the kind of attention inside the windows.
+        The layers compute only tokens that are present.
         """
         if self.config.is_decoder:
             return self._last_tokens(windows)
         tokens, lengths = self.packed(windows)
         places = tokens % self.window.n
         x = self.norm(self.words(windows.flatten()[tokens] - 1) + embedding(places, self.places))
-        attend = attention(lengths, self.heads, x.device)
+        # Thousands of windows of few tokens take less time in torch's calls, one for each length, than in the compiled kernel.
+        attend = PackedAttention(lengths, self.heads, x.device, compiled=False)
         for layer in self.layers:
             x = layer(x, attend)
         gate = torch.sigmoid((x * embedding(places, self.gate)).sum(-1) + embedding(places, self.gate_bias[:, None])[:, 0])

@@ -71,7 +71,7 @@ class Case:
 
     @cached_property
     def seen(self) -> tuple[Seen, Seen]:
-        """What the teacher says of train and dev."""
+        """Returns what the teacher says of train and dev."""
         body, model = self.teacher.body, self.teacher.model
         return seen_by(body, model, self.data, self.data.train), seen_by(body, model, self.data, self.data.dev)
 
@@ -122,14 +122,14 @@ def elected(task: TrainingTask, logits: Tensor) -> Tensor:
 
 
 def teacher(case: Case) -> Variants:
-    """The tenant's full stack, or a BERT that is fine-tuned in full."""
+    """Scores the tenant's full stack, or a BERT that is fine-tuned in full."""
     return {
         "teacher": case.scored(lambda data: [answers_to(case.teacher.body, case.teacher.model, data, data.dev)[0]]),
     }
 
 
 def team(case: Case) -> Variants:
-    """Students as `hplm tenant students` makes them; before they learn together, the teacher's head reads their sum."""
+    """Scores students as `hplm tenant students` makes them. Before they learn together, the teacher's head reads their sum."""
     made, options = case.team()
     boosted(case.body, made, case.data, case.seen, options, case.saved("team"), False)
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
@@ -137,7 +137,7 @@ def team(case: Case) -> Variants:
 
 
 def stacking(case: Case) -> Variants:
-    """The same, but the middle of each student also learns the sum of those before it."""
+    """Scores such students where the middle of each also learns the sum of those before it."""
     if case.options.depth == 1:  # which has no middle
         return {}
     made, options = case.team(stacking=1.0)
@@ -146,7 +146,7 @@ def stacking(case: Case) -> Variants:
 
 
 def bagging(case: Case) -> Variants:
-    """Students that each learn the teacher's rows of a bootstrap sample. Their rows are averaged."""
+    """Scores students that each learn the teacher's rows of a bootstrap sample. Their rows are averaged."""
     made, together = case.team(AveragedTeam)
     texts, rows, dev = case.data.train, case.seen[0].rows, case.seen[1].rows
     whole = float(torch.cat(rows).square().mean())
@@ -164,14 +164,14 @@ def bagging(case: Case) -> Variants:
 
 
 def plain(case: Case) -> Variants:
-    """One LoRA on the same layers. It learns what a team learns together, in as many epochs as the first student's."""
+    """Scores one LoRA on the same layers. It learns what a team learns together, in as many epochs as the first student."""
     made, options = case.team(epochs=2 * case.options.epochs)
     made.add()
     return {"plain": case.together(made, options, "plain")}
 
 
 def equal(case: Case) -> Variants:
-    """The same with the size of all students, in as few epochs or in as many as all of them; dev chooses."""
+    """Scores one LoRA of the size of all students, after as few epochs or as many as all of them; dev chooses."""
     tried = []
     for times in (1, case.options.students):
         epochs, rank = 2 * times * case.options.epochs, case.options.students * case.options.rank
@@ -182,7 +182,7 @@ def equal(case: Case) -> Variants:
 
 
 def early_exit(case: Case) -> Variants:
-    """The head of an exit behind the same layers of the tenant's full stack, at which all texts leave."""
+    """Scores the head of an exit behind the same layers of the tenant's full stack, at which all texts leave."""
     body, data, depth = case.body, case.data, case.options.depth
     if not case.training.rank or depth == data.config.upper_layers:  # there is no exit
         return {}
