@@ -82,10 +82,12 @@ def engine_waits():
 def ask(lookup, upper):
     request = Request({"TEXT": WORDS[0]}, {"tenant": "acme"})
     (ticket,) = lookup.execute([request])
+    assert isinstance(ticket, dict), f"lookup has refused: {ticket}"
     signed = Request({}, {})
     signed.inputs["TICKET"] = SimpleNamespace(as_numpy=lambda: ticket["TICKET"])
     signed.requested_output_names = lambda: ["LABEL", "SCORE"]
     (answer,) = upper.execute([signed])
+    assert isinstance(answer, dict), f"upper has refused: {answer}"
     assert answer["LABEL"].size == answer["SCORE"].size == 1
     eventually(engine_waits)
 
