@@ -171,7 +171,7 @@ def refusal(message: str, status: str | None) -> HplmClientError:
         return NoBackbone(message, status)
     if status == "StatusCode.UNAVAILABLE" and message.startswith(GRPC_NOT_SENT):
         return NotConnected(message, status)
-    if status == "StatusCode.UNAVAILABLE" and any(words in message for words in GRPC_CUT_OFF):
+    if status in ("StatusCode.UNAVAILABLE", "StatusCode.UNKNOWN") and any(words in message for words in GRPC_CUT_OFF):
         return ConnectionLost(message, status)
     return BY_STATUS.get(status or "", ServerFault)(message, status)
 

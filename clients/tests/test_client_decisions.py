@@ -77,6 +77,7 @@ def test_a_name_that_is_no_value_of_a_header_is_not_sent_in_one(tenant):
         ("failed to connect to all addresses; last error: ...", "StatusCode.UNAVAILABLE", "NotConnected"),
         ("errors resolving nosuch.invalid:1: [...]", "StatusCode.UNAVAILABLE", "NotConnected"),
         ("Stream removed (Socket closed)", "StatusCode.UNAVAILABLE", "ConnectionLost"),
+        ("Stream removed (Data frame with END_STREAM flag received)", "StatusCode.UNKNOWN", "ConnectionLost"),
         ("Channel closed!", "StatusCode.CANCELLED", "ConnectionLost"),
     ],
 )
