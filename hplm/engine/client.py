@@ -196,7 +196,7 @@ class EngineClient(ABC, Generic[P]):
         return not messages or messages[-1] is not None
 
     def _count(self, worker: Worker, beat: Beat) -> None:
-        worker.silent_s = 0.0 if beat.computing_s < STUCK_SECONDS else float("inf")
+        worker.silent_s = 0.0 if beat.busy_s < STUCK_SECONDS else float("inf")
         for meter, beaten in zip(self._meters, beat.backbones, strict=True):
             meter.add_all(beaten.counts)
             meter.set_all(beaten.levels)

@@ -7,14 +7,16 @@ import sys
 import threading
 import time
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hplm.engine import worker
+from hplm.engine import host, process, worker
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
+from hplm.engine.client import STUCK_SECONDS
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.engine.service import Service
@@ -94,10 +96,10 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     with pytest.raises(QueueFull):
         asker.ask("acme", [WORDS[3]])
     asker.answers.pop()
-    eventually(lambda: asker.process.busy_s)
+    eventually(asker.process.begun)
     hold.open()
     assert asker.wait(first)[0].labels
-    eventually(lambda: not asker.process.busy_s)
+    eventually(lambda: not asker.process.begun())
     asker.close()
 
 
@@ -180,6 +182,12 @@ class Modelled:
                 found |= {number: reply.failure for reply in replies_in(frame) for number, _ in reply.requests}
         return found
 
+    def beat(self):
+        """Returns the next heartbeat."""
+        while not isinstance(message := self.channel.receive(PATIENCE), Beat):
+            assert message is not None, "no heart beats"
+        return message
+
     def end(self):
         self.channel.send(End())
         self._engine.join(PATIENCE)
@@ -207,8 +215,26 @@ def test_an_error_while_counting_changes_no_heartbeat(modelled_by):
             return [(meter, lambda: 1 / 0) for meter, _ in super()._meters()]
 
     modelled = modelled_by(Miscounting)
-    beat = modelled.channel.receive(PATIENCE)
-    assert isinstance(beat, Beat) and [beaten.counts for beaten in beat.backbones] == [{}]
+    assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]
+
+
+def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, monkeypatch):
+    """After a pause the clock is ahead, and a beat may come before the thread has gone on."""
+    monkeypatch.setattr(host, "BEAT_SECONDS", 0.01)
+    with Hold() as hold:
+
+        class Kept(Child):
+            def _open(self, begin):
+                super()._open(begin)
+                self._service.served[0].engine.after_layers(hold.pass_through)
+
+        modelled = modelled_by(Kept)
+        modelled.ask(1)
+        hold.until_reached()
+        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+        modelled.channel.arrived()
+        last = [modelled.beat() for _ in range(3)][-1]  # the first one may be of before, and the next one sees it first
+        assert host.BEAT_SECONDS <= last.busy_s < STUCK_SECONDS
 
 
 def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by):
