@@ -29,7 +29,7 @@ from hplm.request.answers import Reply, replies_in
 from hplm.tenants.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
-STUCK_SECONDS = 60.0  # an engine that prepares or computes a batch for so long is ended
+STUCK_SECONDS = 60.0  # an engine that is at one batch, snapshot or prompt for so long is ended
 
 ENDED = Draining("the engine ended while the request waited, and is being started again: send the request again")
 CRASHED = Crashed(

@@ -195,6 +195,18 @@ class Modelled:
         os.close(self._shown)
 
 
+def slow_to_open(hold):
+    """Returns an engine that is held when it opens the generation that a request names."""
+
+    class Slow(Child):
+        def _submit(self, number, backbone, wanted, id, form):
+            if form.head.generation:
+                hold.pass_through()
+            super()._submit(number, backbone, wanted, id, form)
+
+    return Slow
+
+
 @pytest.fixture
 def modelled_by(toy, monkeypatch):
     """Makes engines of a class. They end before `monkeypatch` undoes anything: an engine may end its process."""
@@ -218,18 +230,19 @@ def test_an_error_while_counting_changes_no_heartbeat(modelled_by):
     assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]
 
 
-def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, monkeypatch):
+@pytest.mark.parametrize("generation", [0, 1])
+def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, monkeypatch, generation):
     """After a pause the clock is ahead, and a beat may come before the thread has gone on."""
     monkeypatch.setattr(host, "BEAT_SECONDS", 0.01)
     with Hold() as hold:
 
-        class Kept(Child):
+        class Kept(slow_to_open(hold)):
             def _open(self, begin):
                 super()._open(begin)
                 self._service.served[0].engine.after_layers(hold.pass_through)
 
         modelled = modelled_by(Kept)
-        modelled.ask(1)
+        modelled.ask(1, generation=generation)
         hold.until_reached()
         monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
         modelled.channel.arrived()
@@ -238,16 +251,8 @@ def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes
 
 
 def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by):
-    reading = Hold()
-
-    class Slow(Child):
-        def _submit(self, number, backbone, wanted, id, form):
-            if form.head.generation:
-                reading.pass_through()
-            super()._submit(number, backbone, wanted, id, form)
-
-    modelled = modelled_by(Slow)
-    with reading:
+    with Hold() as reading:
+        modelled = modelled_by(slow_to_open(reading))
         modelled.ask(2, generation=1)
         reading.until_reached()
         modelled.ask(1)
