@@ -20,6 +20,7 @@ import pytest
 
 from hplm.engine import worker
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
+from hplm.engine.client import STUCK_SECONDS
 from hplm.engine.encoder_client import EncoderClient, PendingTexts
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.errors import error_in
@@ -72,9 +73,13 @@ class Engine:
         for number in numbers:
             self.has.pop(number, None)
         if beat:
-            self.channel.send(Beat([Beaten({}, {})], 0.0))
+            self.beat(0.99 * STUCK_SECONDS)
         if numbers:
             self.channel.send_bytes([packed(replies)])
+
+    def beat(self, busy_s: float) -> None:
+        """Says how long a thread has been at one piece of work."""
+        self.channel.send(Beat([Beaten({}, {})], busy_s))
 
     def show(self, *numbers: int) -> None:
         """Notes requests as computed, until the engine ends."""
@@ -196,6 +201,13 @@ class World:
         self.starts = True
         self.engine.channel.send(Ready())
         self.until_serving()
+
+    def hang(self) -> None:
+        """The engine says that it has been at one piece of work for too long, and the next look is at that."""
+        hanging = self.workers.current
+        self.engine.beat(STUCK_SECONDS)
+        eventually(lambda: hanging.silent_s == inf)
+        self.workers.look()
 
     def fall_silent(self) -> None:
         """So many seconds pass in which the engine says nothing."""

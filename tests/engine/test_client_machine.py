@@ -93,13 +93,15 @@ class Clients(RuleBasedStateMachine):
         self.world.come_back()
 
     @is_up
-    @rule(what=st.sampled_from(["unreadable", "silent", "cannot be waited for"]))
+    @rule(what=st.sampled_from(["unreadable", "silent", "hangs", "cannot be waited for"]))
     def fail(self, what):
         engine = self.world.engine
         if what == "unreadable":
             engine.channel.send_bytes([b"no replies"])
         elif what == "silent":
             self.world.fall_silent()
+        elif what == "hangs":
+            self.world.hang()
         else:
             self.world.wait_fails = ZeroDivisionError("a bug")
             engine.end()
@@ -179,6 +181,15 @@ def test_who_receives_sleeps_until_something_comes(world):
     bell = SimpleNamespace(poll=lambda *timeout: polls.append(timeout))
     world.client._receive(SimpleNamespace(bell=bell, channel=SimpleNamespace(arrived=lambda: next(comes))))
     assert polls == [(), ()]
+
+
+def test_a_batch_that_is_only_long_ends_no_engine(world):
+    """The random runs let it hang for longer."""
+    asked = world.ask()
+    world.engine.answer(*world.engine.has, beat=True)
+    assert asked.word is None
+    world.workers.look()
+    assert world.engine.returncode is None
 
 
 def test_a_pause_of_all_processes_ends_no_engine(world):
