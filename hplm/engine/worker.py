@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
+from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, Internal
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Workers:
         self._outage = Outage.of_first(began, time.monotonic())
         self._thread = threading.Thread(target=self._keep, args=(self.current,), name="keep", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        repeat(self._watch, "watch")
 
     def check(self) -> None:
         """Raises if there is no worker that works: Draining if there may soon be one, else Internal."""
@@ -205,10 +206,12 @@ class Workers:
             pause = min(LONGEST_PAUSE, 2 * pause)
         return None
 
-    def _watch(self) -> None:
-        while not self._closing.wait(1.0):
-            self.look()
-            self._each_second()
+    def _watch(self) -> bool:
+        if self._closing.wait(1.0):
+            return False
+        self.look()
+        self._each_second()
+        return True
 
     def look(self) -> None:
         """Counts a second, and ends a worker that does not move. A clock would count the time in which processes are paused."""

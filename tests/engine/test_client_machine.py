@@ -183,6 +183,13 @@ def test_who_receives_sleeps_until_something_comes(world):
     assert polls == [(), ()]
 
 
+def test_a_failure_of_what_is_done_each_second_does_not_end_the_watch(world):
+    """Nobody would see a silent engine again."""
+    looked = []
+    world.workers._each_second = lambda: looked.append(0) or 1 / 0
+    eventually(lambda: len(looked) > 1)
+
+
 def test_a_batch_that_is_only_long_ends_no_engine(world):
     """The random runs let it hang for longer."""
     asked = world.ask()
