@@ -23,6 +23,7 @@ from hplm.errors import Broken, Draining, HplmError, Internal
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
 CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
+KILL_SECONDS = 10.0  # that an engine which did not start may take to end, before the next one is started
 BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended, without the time in which this process is paused
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
@@ -161,8 +162,10 @@ class Workers:
                 failed.pop_all()
                 return worker
             process.kill()
-            how = _reason(process.wait())
-            why = said.failure if isinstance(said, Ready) else f"it ended with {how}, or was not ready: read the log"
+            how = "cannot be ended yet"  # it waits for a driver or a disk
+            with suppress(subprocess.TimeoutExpired):
+                how = f"ended with {_reason(process.wait(KILL_SECONDS))}"
+            why = said.failure if isinstance(said, Ready) else f"it {how}, or was not ready: read the log"
             raise Broken(f"the engine of {', '.join(map(str, begin.folders))} does not start: {why}")
 
     def _keep(self, worker: Worker | None) -> None:

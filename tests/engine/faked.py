@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 import weakref
@@ -55,8 +56,8 @@ class Engine:
     def _takes(self, messages: list) -> bool:
         for message in messages:
             if isinstance(message, Begin):
-                self.begin = message
-                if self._world.starts:
+                starts, self.begin = self._world.starts, message
+                if starts:
                     self.channel.send(Ready())
             elif isinstance(message, bytearray):
                 self.has |= {number: name for number, _, _, name, _ in requests_in(message)}
@@ -100,10 +101,12 @@ class Engine:
         if not self._world.is_stubborn:
             self.end()
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         fault, self._world.wait_fails = self._world.wait_fails, None
         if fault is not None:
             raise fault
+        if timeout is not None and self._world.is_stubborn:
+            raise subprocess.TimeoutExpired("an engine", timeout)
         assert self._ended.wait(PATIENCE), "nobody has ended it"
         return self.returncode
 

@@ -234,6 +234,16 @@ def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again
     eventually(lambda: opened() == before)
 
 
+def test_an_engine_that_does_not_start_and_cannot_be_killed_does_not_keep_the_next_one(world):
+    world.starts = False
+    world.engine.end()
+    eventually(lambda: len(world.engines) == 2 and world.engine.begin is not None)
+    world.starts = world.is_stubborn = True
+    world.engine.channel.shut()
+    eventually(lambda: len(world.engines) == 3)
+    world.until_serving()
+
+
 def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_closing_does_not_wait(world):
     world.workers.check()
     world.starts = False
