@@ -102,10 +102,14 @@ class Host(ABC):
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
+        busy_s, beaten = self._busy_s(), [self._counted(*own) for own in self._meters()]
         try:
-            self._channel.send(Beat([self._counted(*own) for own in self._meters()], self._busy_s()))
+            self._channel.send(Beat(beaten, busy_s))
         except OSError:
             log.info("the model process has gone")
+        except Exception:
+            log.exception("cannot send what was counted")
+            self._channel.send(Beat([Beaten({}, {}) for _ in beaten], busy_s))
 
     @staticmethod
     def _counted(meter: Meter, look: Callable[[], None]) -> Beaten:

@@ -82,6 +82,10 @@ class Engine:
         """Says how long a thread has been at one piece of work."""
         self.channel.send(Beat([Beaten({}, {})], busy_s))
 
+    def miscount(self) -> None:
+        """Says counts that nobody can take."""
+        self.channel.send(Beat([Beaten(None, None)], 0.0))
+
     def show(self, *numbers: int) -> None:
         """Notes requests as computed, until the engine ends."""
         of = {number: self.has[number] for number in numbers}

@@ -190,6 +190,15 @@ def test_a_failure_of_what_is_done_each_second_does_not_end_the_watch(world):
     eventually(lambda: len(looked) > 1)
 
 
+def test_an_error_while_counting_ends_no_engine(world, monkeypatch):
+    """Neither while a beat is counted, nor an answer."""
+    for fail in (world.engine.miscount, partial(monkeypatch.setattr, world.client.outcomes[0], "count", None)):
+        asked = world.ask()
+        fail()
+        world.engine.answer(*world.engine.has)
+        assert asked.word is None and world.engine.returncode is None
+
+
 def test_a_batch_that_is_only_long_ends_no_engine(world):
     """The random runs let it hang for longer."""
     asked = world.ask()

@@ -6,6 +6,7 @@ import struct
 import sys
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from hplm.metrics.meter import Meter
+from hplm.metrics.names import WAITING_TEXTS
 from hplm.request.answers import replies_in
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
@@ -221,10 +223,13 @@ def modelled_by(toy, monkeypatch):
         one.end()
 
 
-def test_an_error_while_counting_changes_no_heartbeat(modelled_by):
+@pytest.mark.parametrize("look", [lambda meter: 1 / 0, lambda meter: meter.set(WAITING_TEXTS, threading.Lock())])
+def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
+    """Nor does a count that cannot be pickled."""
+
     class Miscounting(Child):
         def _meters(self):
-            return [(meter, lambda: 1 / 0) for meter, _ in super()._meters()]
+            return [(meter, partial(look, meter)) for meter, _ in super()._meters()]
 
     modelled = modelled_by(Miscounting)
     assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]
