@@ -96,7 +96,8 @@ def outcome(deadline_ns: int, now_ns: int) -> str:
 REQUESTS = Metric(
     "hplm_requests_total",
     COUNTER,
-    "Requests that reached the engine, by outcome: answered (no deadline), on_time, late, or the reason of the refusal",
+    "Requests that reached upper, by outcome: answered (no deadline), on_time, late, or the reason of the refusal; the domain "
+    "'' stands for tickets that upper did not take",
     ("domain", "outcome"),
 )
 TENANT_REQUESTS = Metric(

@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -13,11 +14,15 @@ import pytest
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.outcomes import Outcomes
 from hplm.request.answers import End, Reply, strings
+from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
 from hplm.tenants.arrival import FORWARDED, Mark
 from testing.toy import WORDS
-from tests.support.fake_triton import FINAL, Request, fake_utilities, model_of, with_fake_triton
+from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
 
@@ -148,6 +153,21 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     with pytest.raises(RuntimeError):
         answer.respond(part(END))
     assert counted == [Internal.word] and answer.ended
+
+
+def test_a_ticket_that_upper_does_not_take_is_counted_by_the_reason_and_no_probe():
+    ticket, requests = write(b"ours", Head(0, 0, 1, 1, "law", "acme"), [0], [0], np.zeros(0, np.int64), b"", b""), []
+    for form in (ticket, b"forged", PROBE):
+        requests.append(Request({}, {}))
+        requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
+    requests[0].request_id = MagicMock(side_effect=UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (_, module):
+        model, meter = module.TritonPythonModel(), Meter()
+        check = MagicMock(side_effect=Draining("soon"))
+        model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
+        model._secrets, model._held = [b"ours"], Held("toy-upper")
+        assert all(isinstance(said, str) for said in model.execute(requests))
+    assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
 
 def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, monkeypatch):
