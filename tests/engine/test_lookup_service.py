@@ -22,7 +22,6 @@ from hplm.engine.lookup_service import (
     LEAST_PAUSE,
     LONGEST_PAUSE,
     MOST_AHEAD,
-    PASSED_ON,
     PIECE,
     STUCK_SECONDS,
     LookupRequest,
@@ -195,7 +194,7 @@ class World(Clock):
             self.close()
         assert not self.waiting() and not self.wrong, self.wrong[:1]
         assert [len(one.answers) for one in self.asked] == [1] * len(self.asked)
-        words = Counter(PASSED_ON if one.answers[0] is FOUND else word_of(one.answers[0]) for one in self.asked)
+        words = Counter(names.PASSED_ON if one.answers[0] is FOUND else word_of(one.answers[0]) for one in self.asked)
         assert self.counted == words, "not each answer is counted once"
 
 
