@@ -2,6 +2,7 @@
 
 import gc
 import os
+import queue
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -93,10 +94,13 @@ def answering():
         def answer(fits=100):
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
-            return model.Answer(replies.Sender(request, Held("toy")), counted.append, b"", ""), request, counted
+            sender = replies.Sender(request, Held("toy"))
+            return model.Answer(sender, refusals, counted.append, b"", ""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
+        refusals = replies.Refusals("testing")
         yield answer
+        refusals.close()
 
 
 def part(end=None):
@@ -130,6 +134,15 @@ def test_an_answer_of_a_decoder_is_counted_once_by_the_end_that_its_client_got(a
     last = [request.next() for _ in flags][-1]
     assert found == [counted] and request.flags == flags and answer.ended
     assert isinstance(last, str) == (counted is not END), "an error is its message"
+
+
+def test_another_thread_sends_the_failure_of_a_prompt(answering):
+    """`execute` loses prompts while no decoder works: it would wait for a round trip for each, and others behind it."""
+    answer, request, counted = answering()
+    request.send = lambda response, flags: sent.put(threading.current_thread())
+    sent = queue.SimpleQueue()
+    answer.respond(Draining("soon").failure())
+    assert sent.get(timeout=PATIENCE) is not threading.current_thread() and counted == [Draining.word]
 
 
 def test_an_ended_answer_is_freed_at_once_with_its_sender(answering):
