@@ -149,14 +149,17 @@ class Refusals:
     def __init__(self, doing: str) -> None:
         """`doing` names what has failed, for exceptions that are not an `HplmError`."""
         self._doing = doing
-        self._waiting: queue.SimpleQueue[tuple[Sender, Exception] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Sender, pb_utils.InferenceResponse] | None] = queue.SimpleQueue()
         self._thread = repeat(self._send_next, "refusals")
 
     def put(self, sender: Sender, error: Exception) -> None:
+        self.send(sender, failure(error, self._doing))
+
+    def send(self, sender: Sender, response: pb_utils.InferenceResponse) -> None:
         if sender.is_deferred:
-            self._waiting.put((sender, error))
+            self._waiting.put((sender, response))
         else:
-            sender.send(failure(error, self._doing))
+            sender.send(response)
 
     def close(self) -> None:
         """Returns when all have been sent."""
@@ -167,8 +170,8 @@ class Refusals:
         refused = self._waiting.get()
         if refused is None:
             return False
-        sender, error = refused
-        sender.send(failure(error, self._doing))
+        sender, response = refused
+        sender.send(response)
         return True
 
 

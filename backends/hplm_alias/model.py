@@ -23,8 +23,11 @@ import triton_python_backend_utils as pb_utils
 from backends import replies
 from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
-from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
+from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, word_of
 from hplm.generation.sampling import SETTINGS
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.publisher import Publisher
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.server.held import Held
@@ -48,10 +51,10 @@ class Lane:
         self,
         name: str,
         at_once: int,
-        refusals: replies.Refusals,
+        refuse: Callable[[replies.Sender, Exception], None],
         forward: Callable[[Forwarded], pb_utils.InferenceResponse],
     ) -> None:
-        self._refusals = refusals
+        self._refuse = refuse
         self._forward = forward
         self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
         self._closing = threading.Event()
@@ -64,7 +67,7 @@ class Lane:
                 f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
                 "backbone itself"
             )
-            self._refusals.put(refused.sender, full)
+            self._refuse(refused.sender, full)
 
     def _forward_next(self) -> bool:
         """Returns False when the model is unloaded."""
@@ -80,8 +83,9 @@ class Lane:
                 # No client reads the response that ends a cancelled request.
                 response = replies.failure_with("CANCELLED", GONE) if cancelled else self._forward(forwarded)
             except Exception as error:
-                response = replies.failure(error, DOING)
-            forwarded.sender.send(response)
+                self._refuse(forwarded.sender, error)
+            else:
+                forwarded.sender.send(response)
         return True
 
     def _expire(self) -> bool:
@@ -91,7 +95,7 @@ class Lane:
 
     def _refuse_late(self, requests: list[Forwarded]) -> None:
         for late in requests:
-            self._refusals.put(late.sender, DeadlineMissed.after(late.arrival_ns, late.deadline_ns))
+            self._refuse(late.sender, DeadlineMissed.after(late.arrival_ns, late.deadline_ns))
 
     def close(self) -> None:
         """Forwards what waits, and ends the threads."""
@@ -110,13 +114,15 @@ class TritonPythonModel:
         self._held = Held(args["model_name"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
+        self._meter = Meter()
+        self._publisher = Publisher(pb_utils.MetricFamily, self._meter, args["model_name"])
         self._refusals = replies.Refusals(DOING)
         self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
         self._ending = threading.Event()
         self._looking = repeat(self._cancel_unwanted, "cancelled")
         self._lanes = {
-            ENCODER: Lane("texts", AT_ONCE, self._refusals, _forward),
-            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refusals, self._forward_prompt),
+            ENCODER: Lane("texts", AT_ONCE, self._refuse, self._forward),
+            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refuse, self._forward_prompt),
         }
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
@@ -127,7 +133,7 @@ class TritonPythonModel:
             try:
                 self._take(request, sender, received)
             except Exception as error:
-                self._refusals.put(sender, error)
+                self._refuse(sender, error)
         return [None] * len(requests)
 
     def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
@@ -162,12 +168,22 @@ class TritonPythonModel:
             )
         )
 
+    def _refuse(self, sender: replies.Sender, error: Exception) -> None:
+        if not sender.is_probe:
+            self._meter.add(names.ALIAS_REQUESTS, 1, word_of(error))
+        self._refusals.put(sender, error)
+
+    def _forward(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
+        response = _forward(forwarded)
+        self._meter.add(names.ALIAS_REQUESTS, 1, names.PASSED_ON)
+        return response
+
     def _forward_prompt(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
         name = secrets.token_hex(8)
         forwarded.parameters[PROMPT] = name
         self._prompts[name] = forwarded
         try:
-            return _forward(forwarded)
+            return self._forward(forwarded)
         finally:
             del self._prompts[name]
 
@@ -189,6 +205,7 @@ class TritonPythonModel:
         self._ending.set()
         self._looking.join()
         self._refusals.close()
+        self._publisher.close()
         self._held.close()
 
 

@@ -39,14 +39,16 @@ WELL = {"text_output": strings([b"ok"])}
 class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
-    def __init__(self, sender: replies.Sender, count: Callable[[End | str], None], form: bytes, name: str) -> None:
-        """`count` is called once, with the end of the answer or the word of the error that the client got.
+    def __init__(
+        self, sender: replies.Sender, refusals: replies.Refusals, count: Callable[[End | str], None], form: bytes, name: str
+    ) -> None:
+        """`refusals` send errors. `count` is called once, with the answer's end or the word of the error that the client got.
 
         `name`: of a prompt that the model `hplm` has forwarded.
         """
         super().__init__(form, self._say, sender.defer)
         self.name = name
-        self._sender = sender
+        self._sender, self._refusals = sender, refusals
         self._count = count
         self.ended = False
 
@@ -54,8 +56,8 @@ class Answer(PendingPrompt):
         """Called in order, by one thread."""
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
+            self._refusals.send(self._sender, replies.failure_with(*failure))
             self._end((error_in(failure[1]) or Internal).word)
-            self._sender.send(replies.failure_with(*failure))
             return
         assert isinstance(said, Reply)  # any other tuple is a failure
         end = said.end
@@ -145,7 +147,8 @@ class TritonPythonModel:
             request.timeout(),
             self._arrivals.arrival_ns(parameters, received_ns),
         )
-        answer = Answer(sender, self._count, asked.packed(), str(parameters.get(PROMPT, "")) if forwarded else "")
+        name = str(parameters.get(PROMPT, "")) if forwarded else ""
+        answer = Answer(sender, self._refusals, self._count, asked.packed(), name)
         self._open[answer] = None
         return [answer]
 

@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from hplm.engine.encoder_client import EncoderClient, PendingTexts
+from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
@@ -61,6 +62,8 @@ class TritonPythonModel:
                     backbone, id = check(form, self._secrets), replies.request_id(request)
                     pending.append(PendingTexts(form, id, bits_of(wanted), sender.answer, sender.defer, backbone))
             except Exception as error:
+                if not sender.is_probe:  # its domain is not known, and a ticket that nobody has signed has no backbone
+                    self._client.outcomes[0].meter.add(names.REQUESTS, 1, "", word_of(error))
                 sender.send(replies.failure(error, "taking the request"))
         self._client.submit(pending)
         return call.responses()

@@ -64,7 +64,7 @@ class Beat:
     """From the engine, once a second: it lives, and this is what it has counted."""
 
     backbones: list[Beaten]
-    computing_s: float  # how long a thread has been preparing or computing a batch
+    busy_s: float  # the longest time that a thread has been at one piece of work, counted in beats
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ python -m hplm.engine.child CHANNEL BATCHES
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ class Child(Host):
     def __init__(self, channel: Channel, shown: int) -> None:
         super().__init__(channel, shown)
         self._unopened: SimpleQueue[Callable[[], None]] = SimpleQueue()  # submits requests whose generation is not open yet
+        self._opening: list[float] = []  # when it began to submit one
 
     def _open(self, begin: Begin) -> None:
         places = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
@@ -53,9 +55,17 @@ class Child(Host):
             respond(error)
 
     def _open_next(self) -> bool:
-        self._unopened.get()()
+        submit = self._unopened.get()
+        self._opening = [time.monotonic()]
+        try:
+            submit()
+        finally:
+            self._opening = []
         self._process.wake()
         return True
+
+    def _begun(self) -> list[float]:
+        return [*super()._begun(), *self._opening]
 
     def _separate(self, apart: Apart) -> None:
         self._service.separate(apart)

@@ -29,7 +29,7 @@ from hplm.request.answers import Reply, replies_in
 from hplm.tenants.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
-STUCK_SECONDS = 60.0  # an engine that prepares or computes a batch for so long is ended
+STUCK_SECONDS = 60.0  # an engine that is at one batch, snapshot or prompt for so long is ended
 
 ENDED = Draining("the engine ended while the request waited, and is being started again: send the request again")
 CRASHED = Crashed(
@@ -189,14 +189,17 @@ class EngineClient(ABC, Generic[P]):
         """Takes messages. Returns False when the engine has gone."""
         for message in messages:
             if isinstance(message, Beat):
-                self._count(worker, message)
+                worker.silent_s = 0.0 if message.busy_s < STUCK_SECONDS else float("inf")
+                try:
+                    self._count(message)
+                except Exception:  # its requests do not depend on it
+                    log.exception("cannot take what the engine has counted")
             elif isinstance(message, bytearray):
                 for reply in replies_in(message):
                     self._answer_all(reply, len(messages) == 1)
         return not messages or messages[-1] is not None
 
-    def _count(self, worker: Worker, beat: Beat) -> None:
-        worker.silent_s = 0.0 if beat.computing_s < STUCK_SECONDS else float("inf")
+    def _count(self, beat: Beat) -> None:
         for meter, beaten in zip(self._meters, beat.backbones, strict=True):
             meter.add_all(beaten.counts)
             meter.set_all(beaten.levels)

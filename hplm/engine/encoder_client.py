@@ -87,8 +87,8 @@ class EncoderClient(EngineClient[PendingTexts]):
         defer(one for one in requests if one.number in unanswered)
         worker.ring(True)
 
-    def _count(self, worker: Worker, beat: Beat) -> None:
-        super()._count(worker, beat)
+    def _count(self, beat: Beat) -> None:
+        super()._count(beat)
         for outcomes in self.outcomes:
             outcomes.look()
 
@@ -107,10 +107,10 @@ class EncoderClient(EngineClient[PendingTexts]):
                 if one is None:
                     continue
                 self._took_s += LEARNING * (now - one.passed_on - self._took_s)
-                if are_apart and not failure:
-                    self._separation.answered(number_of(one.backbone, one.head.uid))
                 is_here = not one.is_deferred or (alone and len(requests) == 1)
                 (here if is_here else later).append((one, answer))
+                if are_apart and not failure:
+                    self._separation.answered(number_of(one.backbone, one.head.uid))
         finally:
             if later:
                 self._share(later)
@@ -119,6 +119,12 @@ class EncoderClient(EngineClient[PendingTexts]):
     def _answer(self, unsent: Sequence[tuple[PendingTexts, Answer]]) -> None:
         """Sends answers, and counts what their clients got, and when."""
         sent = [(one, answer, one.send(answer), time.monotonic_ns()) for one, answer in unsent]
+        try:
+            self._count_answers(sent)
+        except Exception:
+            log.exception("cannot count answers")
+
+    def _count_answers(self, sent: Sequence[tuple[PendingTexts, Answer, HplmError | None, int]]) -> None:
         counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self.outcomes]
         for one, answer, error, now_ns in sent:
             if one.is_lost:

@@ -34,6 +34,7 @@ class Host(ABC):
         self._channel = channel
         self._outbox = Outbox(channel)
         self._shown = shown
+        self._lasted: dict[float, int] = {}  # beats that each piece of work has lasted, by its begin
         self._device_failed = partial(os._exit, DEVICE_FAILED)
 
     @abstractmethod
@@ -60,10 +61,14 @@ class Host(ABC):
         """Ends a request whose answer nobody reads."""
         raise NotImplementedError  # only decoders are told
 
-    @property
+    def _begun(self) -> list[float]:
+        """Returns when the pieces of work began that threads are at now."""
+        return self._process.begun()
+
     def _busy_s(self) -> float:
-        """The longest time that a thread has been at one piece of work."""
-        return self._process.busy_s
+        """Returns the longest time that a thread has been at one piece of work. A clock would count pauses of the machine."""
+        self._lasted = {since: self._lasted.get(since, -1) + 1 for since in self._begun()}
+        return BEAT_SECONDS * max(self._lasted.values(), default=0)
 
     def run(self) -> None:
         begin = self._channel.receive()
@@ -97,10 +102,14 @@ class Host(ABC):
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
+        busy_s, beaten = self._busy_s(), [self._counted(*own) for own in self._meters()]
         try:
-            self._channel.send(Beat([self._counted(*own) for own in self._meters()], self._busy_s))
+            self._channel.send(Beat(beaten, busy_s))
         except OSError:
             log.info("the model process has gone")
+        except Exception:
+            log.exception("cannot send what was counted")
+            self._channel.send(Beat([Beaten({}, {}) for _ in beaten], busy_s))
 
     @staticmethod
     def _counted(meter: Meter, look: Callable[[], None]) -> Beaten:

@@ -25,7 +25,6 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
-PASSED_ON = "passed_on"
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that a call of `submit` reads at a time: a tenth of a millisecond, or one if its words are new
@@ -290,7 +289,7 @@ class LookupService:
 
     def _answer(self, answers: Sequence[Answered]) -> None:
         """Counts requests and answers them."""
-        outcomes = [word_of(answer) if isinstance(answer, Exception) else PASSED_ON for _, answer in answers]
+        outcomes = [word_of(answer) if isinstance(answer, Exception) else names.PASSED_ON for _, answer in answers]
         for outcome in set(outcomes):
             self.count(outcome, outcomes.count(outcome))
         for request, answer in answers:

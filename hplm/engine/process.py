@@ -117,11 +117,9 @@ class Process:
 
         return repeat(partial(self._go_on, number) if number else self._serve, f"compute {number + 1}", prepare)
 
-    @property
-    def busy_s(self) -> float:
-        """The longest time that a thread has been preparing or computing its batch."""
-        begun = [since for since in self._since if since is not None]
-        return time.monotonic() - min(begun) if begun else 0.0
+    def begun(self) -> list[float]:
+        """Returns when the batches began that threads prepare or compute now."""
+        return [since for since in self._since if since is not None]
 
     def wake(self) -> None:
         """Lets whoever waits for messages look at the engine, because somebody else has changed it."""

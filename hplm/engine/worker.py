@@ -17,11 +17,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
+from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, Internal
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
 CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
+KILL_SECONDS = 10.0  # that an engine which did not start may take to end, before the next one is started
 BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended, without the time in which this process is paused
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
@@ -111,7 +113,7 @@ class Workers:
         self._outage = Outage.of_first(began, time.monotonic())
         self._thread = threading.Thread(target=self._keep, args=(self.current,), name="keep", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        repeat(self._watch, "watch")
 
     def check(self) -> None:
         """Raises if there is no worker that works: Draining if there may soon be one, else Internal."""
@@ -160,8 +162,10 @@ class Workers:
                 failed.pop_all()
                 return worker
             process.kill()
-            how = _reason(process.wait())
-            why = said.failure if isinstance(said, Ready) else f"it ended with {how}, or was not ready: read the log"
+            how = "cannot be ended yet"  # it waits for a driver or a disk
+            with suppress(subprocess.TimeoutExpired):
+                how = f"ended with {_reason(process.wait(KILL_SECONDS))}"
+            why = said.failure if isinstance(said, Ready) else f"it {how}, or was not ready: read the log"
             raise Broken(f"the engine of {', '.join(map(str, begin.folders))} does not start: {why}")
 
     def _keep(self, worker: Worker | None) -> None:
@@ -205,10 +209,12 @@ class Workers:
             pause = min(LONGEST_PAUSE, 2 * pause)
         return None
 
-    def _watch(self) -> None:
-        while not self._closing.wait(1.0):
-            self.look()
-            self._each_second()
+    def _watch(self) -> bool:
+        if self._closing.wait(1.0):
+            return False
+        self.look()
+        self._each_second()
+        return True
 
     def look(self) -> None:
         """Counts a second, and ends a worker that does not move. A clock would count the time in which processes are paused."""

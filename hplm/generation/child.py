@@ -67,9 +67,8 @@ class Child(Host):
     def _meters(self) -> list[tuple[Meter, Callable[[], None]]]:
         return [(self._service.meter, self._service.look)]
 
-    @property
-    def _busy_s(self) -> float:
-        return max(super()._busy_s, self._service.reader.busy_s)
+    def _begun(self) -> list[float]:
+        return [*super()._begun(), *self._service.reader.begun()]
 
     def _close(self) -> None:
         self._service.reader.join()

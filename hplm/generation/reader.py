@@ -40,11 +40,10 @@ class Reader:
     def is_drained(self) -> bool:
         return self._loop.is_drained
 
-    @property
-    def busy_s(self) -> float:
-        """The time that the thread has been reading one prompt."""
+    def begun(self) -> list[float]:
+        """Returns when the thread began to read its prompt, if it reads one."""
         since = self._since
-        return time.monotonic() - since if since is not None else 0.0
+        return [since] if since is not None else []
 
     def submit(self, request: Request, at_once: bool) -> None:
         """Takes a request, or raises. `at_once`: its prompt may be read here, if it is short."""

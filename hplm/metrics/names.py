@@ -38,10 +38,17 @@ class Histogram:
 
 
 # Lookup
+PASSED_ON = "passed_on"  # an outcome
 LOOKUPS = Metric(
     "hplm_lookup_requests_total",
     COUNTER,
     "Requests that reached lookup, by outcome: passed on, or the reason of the refusal",
+    ("outcome",),
+)
+ALIAS_REQUESTS = Metric(
+    "hplm_alias_requests_total",
+    COUNTER,
+    "Requests to the model `hplm`, by outcome: passed on, or the reason of its refusal; the backbone is `hplm`",
     ("outcome",),
 )
 LOOKUP_SECONDS = Metric("hplm_lookup_seconds_total", COUNTER, "Time that lookup spent on requests")
@@ -96,7 +103,8 @@ def outcome(deadline_ns: int, now_ns: int) -> str:
 REQUESTS = Metric(
     "hplm_requests_total",
     COUNTER,
-    "Requests that reached the engine, by outcome: answered (no deadline), on_time, late, or the reason of the refusal",
+    "Requests that reached upper, by outcome: answered (no deadline), on_time, late, or the reason of the refusal; the domain "
+    "'' stands for tickets that upper did not take",
     ("domain", "outcome"),
 )
 TENANT_REQUESTS = Metric(
@@ -187,6 +195,7 @@ OF_DECODERS = {
 }
 OF_ENGINES = {ENGINE_RESTARTS, LOST_REQUESTS, SUSPECTED_TENANTS, QUARANTINED_TENANTS}  # of encoders and of decoders
 OF_STATES = {REGISTRY_AGE_SECONDS}
+OF_ALIAS = {ALIAS_REQUESTS}
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(
     part for value in globals().values() if isinstance(value, Histogram) for part in value.parts
 )

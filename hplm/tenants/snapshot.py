@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -221,8 +221,10 @@ class Snapshot:
             raise InvalidInput(f"{place} has format {found!r}, but this version of hplm reads {FORMAT}: {way_out}")
         try:
             stored = msgspec.json.decode(text, type=_Stored)
-            ledger = replace(stored.ledger, before=tuple(map(checked, stored.ledger.before)))
-            tenants = [checked(tenant) for tenant in stored.tenants]
+            before = msgspec.json.decode(stored.ledger.pop("before", b"[]"), type=list[msgspec.Raw])
+            ledger = msgspec.json.decode(msgspec.json.encode(stored.ledger), type=Ledger)
+            ledger = replace(ledger, before=tuple(_decoded(before, "ledger.before")))
+            tenants = list(_decoded(stored.tenants, "tenants"))
         except (msgspec.ValidationError, TypeError, UnicodeDecodeError) as error:
             raise Broken(f"{place} does not describe tenants and tables ({error}): {way_out}") from None
         return cls(stored.generation, stored.tables, tenants, stored.export, ledger)
@@ -255,8 +257,20 @@ class _Stored(msgspec.Struct):
     generation: int
     export: str
     tables: tuple[Branch, ...]
-    tenants: tuple[Tenant, ...]
-    ledger: Ledger
+    tenants: list[msgspec.Raw]
+    ledger: dict[str, msgspec.Raw]
+
+
+_TENANT = msgspec.json.Decoder(Tenant)
+
+
+def _decoded(stored: Sequence[msgspec.Raw], where: str) -> Iterator[Tenant]:
+    """Yields tenants. Other threads run between two of them: one call for thousands would keep all requests waiting."""
+    for number, one in enumerate(stored):
+        try:
+            yield checked(_TENANT.decode(one))
+        except msgspec.ValidationError as error:
+            raise msgspec.ValidationError(f"{where}[{number}]: {error}") from None
 
 
 def _said(one: Any) -> dict[str, Any]:

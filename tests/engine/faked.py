@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ import pytest
 
 from hplm.engine import worker
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
+from hplm.engine.client import STUCK_SECONDS
 from hplm.engine.encoder_client import EncoderClient, PendingTexts
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.errors import error_in
@@ -54,8 +56,8 @@ class Engine:
     def _takes(self, messages: list) -> bool:
         for message in messages:
             if isinstance(message, Begin):
-                self.begin = message
-                if self._world.starts:
+                starts, self.begin = self._world.starts, message
+                if starts:
                     self.channel.send(Ready())
             elif isinstance(message, bytearray):
                 self.has |= {number: name for number, _, _, name, _ in requests_in(message)}
@@ -72,9 +74,17 @@ class Engine:
         for number in numbers:
             self.has.pop(number, None)
         if beat:
-            self.channel.send(Beat([Beaten({}, {})], 0.0))
+            self.beat(0.99 * STUCK_SECONDS)
         if numbers:
             self.channel.send_bytes([packed(replies)])
+
+    def beat(self, busy_s: float) -> None:
+        """Says how long a thread has been at one piece of work."""
+        self.channel.send(Beat([Beaten({}, {})], busy_s))
+
+    def miscount(self) -> None:
+        """Says counts that nobody can take."""
+        self.channel.send(Beat([Beaten(None, None)], 0.0))
 
     def show(self, *numbers: int) -> None:
         """Notes requests as computed, until the engine ends."""
@@ -95,10 +105,12 @@ class Engine:
         if not self._world.is_stubborn:
             self.end()
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         fault, self._world.wait_fails = self._world.wait_fails, None
         if fault is not None:
             raise fault
+        if timeout is not None and self._world.is_stubborn:
+            raise subprocess.TimeoutExpired("an engine", timeout)
         assert self._ended.wait(PATIENCE), "nobody has ended it"
         return self.returncode
 
@@ -196,6 +208,13 @@ class World:
         self.starts = True
         self.engine.channel.send(Ready())
         self.until_serving()
+
+    def hang(self) -> None:
+        """The engine says that it has been at one piece of work for too long, and the next look is at that."""
+        hanging = self.workers.current
+        self.engine.beat(STUCK_SECONDS)
+        eventually(lambda: hanging.silent_s == inf)
+        self.workers.look()
 
     def fall_silent(self) -> None:
         """So many seconds pass in which the engine says nothing."""

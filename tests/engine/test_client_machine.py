@@ -93,13 +93,15 @@ class Clients(RuleBasedStateMachine):
         self.world.come_back()
 
     @is_up
-    @rule(what=st.sampled_from(["unreadable", "silent", "cannot be waited for"]))
+    @rule(what=st.sampled_from(["unreadable", "silent", "hangs", "cannot be waited for"]))
     def fail(self, what):
         engine = self.world.engine
         if what == "unreadable":
             engine.channel.send_bytes([b"no replies"])
         elif what == "silent":
             self.world.fall_silent()
+        elif what == "hangs":
+            self.world.hang()
         else:
             self.world.wait_fails = ZeroDivisionError("a bug")
             engine.end()
@@ -181,6 +183,31 @@ def test_who_receives_sleeps_until_something_comes(world):
     assert polls == [(), ()]
 
 
+def test_a_failure_of_what_is_done_each_second_does_not_end_the_watch(world):
+    """Nobody would see a silent engine again."""
+    looked = []
+    world.workers._each_second = lambda: looked.append(0) or 1 / 0
+    eventually(lambda: len(looked) > 1)
+
+
+def test_an_error_while_counting_ends_no_engine(world, monkeypatch):
+    """Neither while a beat is counted, nor an answer."""
+    for fail in (world.engine.miscount, partial(monkeypatch.setattr, world.client.outcomes[0], "count", None)):
+        asked = world.ask()
+        fail()
+        world.engine.answer(*world.engine.has)
+        assert asked.word is None and world.engine.returncode is None
+
+
+def test_a_batch_that_is_only_long_ends_no_engine(world):
+    """The random runs let it hang for longer."""
+    asked = world.ask()
+    world.engine.answer(*world.engine.has, beat=True)
+    assert asked.word is None
+    world.workers.look()
+    assert world.engine.returncode is None
+
+
 def test_a_pause_of_all_processes_ends_no_engine(world):
     """After it the clock is ahead, and the watching thread may be the first one that runs."""
     with world.later(worker, 1000):
@@ -214,6 +241,16 @@ def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again
     eventually(lambda: len(world.engines) == 2)
     world.until_serving()
     eventually(lambda: opened() == before)
+
+
+def test_an_engine_that_does_not_start_and_cannot_be_killed_does_not_keep_the_next_one(world):
+    world.starts = False
+    world.engine.end()
+    eventually(lambda: len(world.engines) == 2 and world.engine.begin is not None)
+    world.starts = world.is_stubborn = True
+    world.engine.channel.shut()
+    eventually(lambda: len(world.engines) == 3)
+    world.until_serving()
 
 
 def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_closing_does_not_wait(world):

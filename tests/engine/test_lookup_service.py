@@ -22,7 +22,6 @@ from hplm.engine.lookup_service import (
     LEAST_PAUSE,
     LONGEST_PAUSE,
     MOST_AHEAD,
-    PASSED_ON,
     PIECE,
     STUCK_SECONDS,
     LookupRequest,
@@ -46,10 +45,13 @@ FAILURES = {"invalid": InvalidInput("too long"), "a bug": RuntimeError("a bug")}
 
 
 class Asked(LookupRequest):
-    """A request, and all that happens to it. `fails`: a failure of its own, or "gone": nobody reads its answer."""
+    """A request, and all that happens to it. `fails`: a failure of its own, or "gone": nobody reads its answer.
 
-    def __init__(self, name="acme", characters=LONG, allowed_ms=0, fails="", at_once=False, waited_ms=0, now=0):
-        self.name, self.characters, self.fails, self.at_once = name, characters, fails, at_once
+    `piece`: how many characters are read of it at once.
+    """
+
+    def __init__(self, name="acme", characters=LONG, allowed_ms=0, fails="", at_once=False, waited_ms=0, now=0, piece=PIECE):
+        self.name, self.characters, self.fails, self.at_once, self.piece = name, characters, fails, at_once, piece
         times = {"arrival_ns": now - waited_ms * MS, "deadline_ns": allowed_ms and now + allowed_ms * MS}
         self.until_ns = allowed_ms and now + (allowed_ms - waited_ms) * MS // 2  # when half of its time is over
         rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if name == "poor" else 0, "homes": 1}
@@ -103,7 +105,7 @@ class World(Clock):
         return [self._piece(reading) for reading in readings]
 
     def _piece(self, reading):
-        reading.characters_left -= min(PIECE, reading.characters_left)
+        reading.characters_left -= min(reading.piece, reading.characters_left)
         reading.ids = [b""]
         return FAILURES.get(reading.fails) or (None if reading.characters_left else FOUND)
 
@@ -195,7 +197,7 @@ class World(Clock):
             self.close()
         assert not self.waiting() and not self.wrong, self.wrong[:1]
         assert [len(one.answers) for one in self.asked] == [1] * len(self.asked)
-        words = Counter(PASSED_ON if one.answers[0] is FOUND else word_of(one.answers[0]) for one in self.asked)
+        words = Counter(names.PASSED_ON if one.answers[0] is FOUND else word_of(one.answers[0]) for one in self.asked)
         assert self.counted == words, "not each answer is counted once"
 
 
@@ -291,6 +293,17 @@ def test_as_much_is_read_together_as_has_room_and_a_debt_counts_for_the_next_req
     world.ahead = 0
     world.step()
     assert first.answers == quiet.answers == [FOUND] and isinstance(second.answers[0], Quota)
+
+
+def test_a_text_that_is_read_whole_is_charged_whole(world):
+    """As those of `span` are. Others have as much read before the next request of its tenant."""
+    whole, later, quiet = world.offer("noisy", 5 * PIECE, piece=5 * PIECE), world.offer("noisy"), world.offer("quiet")
+    world.step()
+    assert whole.answers == [FOUND]
+    for _ in range(5):
+        before, quiet = quiet, world.offer("quiet")
+        world.step()
+        assert before.answers == [FOUND] and not later.answers
 
 
 def test_who_brings_many_short_requests_reads_some_of_them(world):

@@ -6,15 +6,18 @@ import struct
 import sys
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hplm.engine import worker
+from hplm.engine import host, process, worker
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
+from hplm.engine.client import STUCK_SECONDS
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.engine.service import Service
@@ -22,6 +25,7 @@ from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from hplm.metrics.meter import Meter
+from hplm.metrics.names import WAITING_TEXTS
 from hplm.request.answers import replies_in
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
@@ -94,10 +98,10 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     with pytest.raises(QueueFull):
         asker.ask("acme", [WORDS[3]])
     asker.answers.pop()
-    eventually(lambda: asker.process.busy_s)
+    eventually(asker.process.begun)
     hold.open()
     assert asker.wait(first)[0].labels
-    eventually(lambda: not asker.process.busy_s)
+    eventually(lambda: not asker.process.begun())
     asker.close()
 
 
@@ -180,11 +184,29 @@ class Modelled:
                 found |= {number: reply.failure for reply in replies_in(frame) for number, _ in reply.requests}
         return found
 
+    def beat(self):
+        """Returns the next heartbeat."""
+        while not isinstance(message := self.channel.receive(PATIENCE), Beat):
+            assert message is not None, "no heart beats"
+        return message
+
     def end(self):
         self.channel.send(End())
         self._engine.join(PATIENCE)
         assert not self._engine.is_alive(), "it goes on"
         os.close(self._shown)
+
+
+def slow_to_open(hold):
+    """Returns an engine that is held when it opens the generation that a request names."""
+
+    class Slow(Child):
+        def _submit(self, number, backbone, wanted, id, form):
+            if form.head.generation:
+                hold.pass_through()
+            super()._submit(number, backbone, wanted, id, form)
+
+    return Slow
 
 
 @pytest.fixture
@@ -201,27 +223,41 @@ def modelled_by(toy, monkeypatch):
         one.end()
 
 
-def test_an_error_while_counting_changes_no_heartbeat(modelled_by):
+@pytest.mark.parametrize("look", [lambda meter: 1 / 0, lambda meter: meter.set(WAITING_TEXTS, threading.Lock())])
+def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
+    """Nor does a count that cannot be pickled."""
+
     class Miscounting(Child):
         def _meters(self):
-            return [(meter, lambda: 1 / 0) for meter, _ in super()._meters()]
+            return [(meter, partial(look, meter)) for meter, _ in super()._meters()]
 
     modelled = modelled_by(Miscounting)
-    beat = modelled.channel.receive(PATIENCE)
-    assert isinstance(beat, Beat) and [beaten.counts for beaten in beat.backbones] == [{}]
+    assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, monkeypatch, generation):
+    """After a pause the clock is ahead, and a beat may come before the thread has gone on."""
+    monkeypatch.setattr(host, "BEAT_SECONDS", 0.01)
+    with Hold() as hold:
+
+        class Kept(slow_to_open(hold)):
+            def _open(self, begin):
+                super()._open(begin)
+                self._service.served[0].engine.after_layers(hold.pass_through)
+
+        modelled = modelled_by(Kept)
+        modelled.ask(1, generation=generation)
+        hold.until_reached()
+        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+        modelled.channel.arrived()
+        last = [modelled.beat() for _ in range(3)][-1]  # the first one may be of before, and the next one sees it first
+        assert host.BEAT_SECONDS <= last.busy_s < STUCK_SECONDS
 
 
 def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by):
-    reading = Hold()
-
-    class Slow(Child):
-        def _submit(self, number, backbone, wanted, id, form):
-            if form.head.generation:
-                reading.pass_through()
-            super()._submit(number, backbone, wanted, id, form)
-
-    modelled = modelled_by(Slow)
-    with reading:
+    with Hold() as reading:
+        modelled = modelled_by(slow_to_open(reading))
         modelled.ask(2, generation=1)
         reading.until_reached()
         modelled.ask(1)

@@ -1,5 +1,6 @@
 """Prompts through the model `hplm` in one process: who is forwarded next, and who may cancel them."""
 
+from collections import Counter
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from builder.store.store import TenantFile
+from hplm.server.probing import PROBE
 from hplm.tenants.arrival import CANCEL, PROMPT
 from testing.toy import make_chat
 from tests.support.configurations import DECODER
@@ -45,6 +47,7 @@ class Alias:
     def __init__(self, decoder):
         self.model: Any = None
         self.decoder, self.prompts, self.hold = decoder, [], Hold()
+        self.counted: Counter[str] = Counter()  # requests, by outcome
 
     def forwarded(self, parameters):
         self.prompts.append(parameters)
@@ -69,6 +72,7 @@ def loaded(tmp_path_factory):
         alias = Alias(stack.enter_context(model_of(repository, "chat", "hplm_generate")))
         nested = to(alias.decoder, alias.forwarded)
         alias.model = stack.enter_context(model_of(repository, "hplm", "hplm_alias", InferenceRequest=nested))
+        alias.model._meter = SimpleNamespace(add=lambda metric, amount, outcome: alias.counted.update([outcome]))
         yield alias
 
 
@@ -76,6 +80,7 @@ def loaded(tmp_path_factory):
 def alias(loaded):
     loaded.hold = Hold()
     loaded.prompts.clear()
+    loaded.counted.clear()
     with loaded.hold:
         yield loaded
 
@@ -96,6 +101,15 @@ def test_tenants_take_turns_and_who_is_late_or_has_gone_is_not_forwarded(alias):
     assert isinstance(other.next(), dict)
     assert [isinstance(one.next(), dict) for one in flood] == [True] * (AT_ONCE + 1) + [False] * 23
     assert alias.count("plain") == AT_ONCE + 1
+    assert alias.counted == {"deadline": 1, "passed_on": AT_ONCE + 2}
+
+
+def test_a_refusal_of_the_alias_is_counted_by_its_reason_and_no_probe(alias):
+    alias.ask("nobody", 2).next()
+    probe = Request({}, {PROBE: True})
+    alias.model.execute([probe])
+    probe.next()
+    assert alias.counted == {"no_tenant": 1}
 
 
 def test_a_client_can_cancel_no_prompt_of_another(alias):

@@ -2,9 +2,11 @@
 
 import gc
 import os
+import queue
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -13,11 +15,15 @@ import pytest
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.outcomes import Outcomes
 from hplm.request.answers import End, Reply, strings
+from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
 from hplm.tenants.arrival import FORWARDED, Mark
 from testing.toy import WORDS
-from tests.support.fake_triton import FINAL, Request, fake_utilities, model_of, with_fake_triton
+from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
 
@@ -88,10 +94,13 @@ def answering():
         def answer(fits=100):
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
-            return model.Answer(replies.Sender(request, Held("toy")), counted.append, b"", ""), request, counted
+            sender = replies.Sender(request, Held("toy"))
+            return model.Answer(sender, refusals, counted.append, b"", ""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
+        refusals = replies.Refusals("testing")
         yield answer
+        refusals.close()
 
 
 def part(end=None):
@@ -127,6 +136,15 @@ def test_an_answer_of_a_decoder_is_counted_once_by_the_end_that_its_client_got(a
     assert isinstance(last, str) == (counted is not END), "an error is its message"
 
 
+def test_another_thread_sends_the_failure_of_a_prompt(answering):
+    """`execute` loses prompts while no decoder works: it would wait for a round trip for each, and others behind it."""
+    answer, request, counted = answering()
+    request.send = lambda response, flags: sent.put(threading.current_thread())
+    sent = queue.SimpleQueue()
+    answer.respond(Draining("soon").failure())
+    assert sent.get(timeout=PATIENCE) is not threading.current_thread() and counted == [Draining.word]
+
+
 def test_an_ended_answer_is_freed_at_once_with_its_sender(answering):
     answer, _, _ = answering()
     answer.respond(part(END))
@@ -148,6 +166,21 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     with pytest.raises(RuntimeError):
         answer.respond(part(END))
     assert counted == [Internal.word] and answer.ended
+
+
+def test_a_ticket_that_upper_does_not_take_is_counted_by_the_reason_and_no_probe():
+    ticket, requests = write(b"ours", Head(0, 0, 1, 1, "law", "acme"), [0], [0], np.zeros(0, np.int64), b"", b""), []
+    for form in (ticket, b"forged", PROBE):
+        requests.append(Request({}, {}))
+        requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
+    requests[0].request_id = MagicMock(side_effect=UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (_, module):
+        model, meter = module.TritonPythonModel(), Meter()
+        check = MagicMock(side_effect=Draining("soon"))
+        model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
+        model._secrets, model._held = [b"ours"], Held("toy-upper")
+        assert all(isinstance(said, str) for said in model.execute(requests))
+    assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
 
 def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, monkeypatch):

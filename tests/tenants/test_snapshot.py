@@ -1,15 +1,17 @@
 """Snapshots as they are saved and read, those of earlier formats as well."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
 
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
+from hplm.tenants import snapshot
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
-from hplm.tenants.snapshot import LIMITS, Snapshot
+from hplm.tenants.snapshot import LIMITS, Snapshot, checked
 from hplm.tenants.students import Team
 from testing.toy import SERVED
 from tests.support.message import refusing
@@ -24,10 +26,11 @@ GIVEN = {
 
 @pytest.fixture
 def whole(toy):
-    """A snapshot in which `acme` has all that a tenant can have, but for the exits of `city`."""
+    """A snapshot in which `acme` has all that a tenant can have, but for the exits of `city`, and may be rolled back."""
     exported = Snapshot.load(toy.folder / "tenants.json")
     tenants = [replace(tenant, **GIVEN) if tenant.id == "acme" else tenant for tenant in exported.tenants]
-    return Snapshot(3, exported.branches, tenants, exported.export)
+    ledger = replace(exported.ledger, last_versions={"beta": 4}, before=(exported.find("acme"),), resting=(("a-name", 1.5),))
+    return Snapshot(3, exported.branches, tenants, exported.export, ledger)
 
 
 def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
@@ -68,6 +71,23 @@ def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path,
     path.write_text(json.dumps(stored))
     with refusing(Broken, "does not describe tenants"):
         Snapshot.load(path)
+
+
+def test_other_threads_go_on_while_the_tenants_of_a_snapshot_are_read(whole, monkeypatch):
+    """One call for all of them would keep the requests of the process waiting."""
+    stored, steps = json.loads(whole.written()), []
+    *others, last = stored["tenants"]
+    last["uid"] = None
+    with ThreadPoolExecutor(1) as another:
+
+        def read(tenant):
+            another.submit(steps.append, tenant.id).result()
+            return checked(tenant)
+
+        monkeypatch.setattr(snapshot, "checked", read)
+        with refusing(Broken, f"tenants[{len(others)}]"):
+            Snapshot.read(json.dumps(stored).encode(), "here")
+    assert steps == ["acme", *(tenant["id"] for tenant in others)], "the last one was read together with others"
 
 
 def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):
