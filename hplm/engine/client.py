@@ -20,7 +20,7 @@ from hplm.engine.channel import Beat, Begin, request_parts
 from hplm.engine.in_flight import read
 from hplm.engine.suspects import Separation
 from hplm.engine.threads import repeat
-from hplm.engine.worker import RESTARTING, Worker, Workers
+from hplm.engine.worker import RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.errors import Crashed, Draining, HplmError, for_client
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -29,7 +29,6 @@ from hplm.request.answers import Reply, replies_in
 from hplm.tenants.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
-STUCK_SECONDS = 60.0  # an engine that is at one batch, snapshot or prompt for so long is ended
 
 ENDED = Draining("the engine ended while the request waited, and is being started again: send the request again")
 CRASHED = Crashed(

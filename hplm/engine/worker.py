@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
 CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
 KILL_SECONDS = 10.0  # that an engine which did not start may take to end, before the next one is started
-BEATLESS_SECONDS = 10.0  # an engine that says nothing for so long is ended, without the time in which this process is paused
+# An engine that says nothing, or is at one batch, snapshot or prompt for so long, is ended. It is counted in looks and beats,
+# without pauses of the machine. A minute, because a machine without memory or processors lets a process stand for many seconds.
+STUCK_SECONDS = 60.0
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
 STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the outage
@@ -120,7 +122,7 @@ class Workers:
         if self._outage.is_given_up(time.monotonic()):
             raise Internal(GIVEN_UP)
         worker = self.current
-        if worker is None or worker.silent_s > BEATLESS_SECONDS:
+        if worker is None or worker.silent_s > STUCK_SECONDS:
             raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
 
     def close(self) -> None:
@@ -221,8 +223,8 @@ class Workers:
         worker = self.current
         if worker is not None:
             worker.silent_s += 1.0
-            if worker.silent_s > BEATLESS_SECONDS:
-                log.error("the engine has not moved for %g s: it is ended", BEATLESS_SECONDS)
+            if worker.silent_s > STUCK_SECONDS:
+                log.error("the engine has not moved for %g s: it is ended", STUCK_SECONDS)
                 worker.end()
 
 

@@ -21,9 +21,9 @@ import pytest
 
 from hplm.engine import worker
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
-from hplm.engine.client import STUCK_SECONDS
 from hplm.engine.encoder_client import EncoderClient, PendingTexts
 from hplm.engine.in_flight import InFlight, Mark, number_of
+from hplm.engine.worker import STUCK_SECONDS
 from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
@@ -218,7 +218,7 @@ class World:
 
     def fall_silent(self) -> None:
         """So many seconds pass in which the engine says nothing."""
-        for _ in range(round(worker.BEATLESS_SECONDS) + 1):
+        for _ in range(round(STUCK_SECONDS) + 1):
             self.workers.look()
 
     def send_fails(self, error: type[Exception]) -> None:

@@ -17,12 +17,12 @@ from hplm.engine import host, process, worker
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
-from hplm.engine.client import STUCK_SECONDS
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
+from hplm.engine.worker import STUCK_SECONDS
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import WAITING_TEXTS
