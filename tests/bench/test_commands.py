@@ -38,7 +38,10 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench cascade --model bert": "work; random/points_lost; one_client/over_full; served/left_as_expected",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
     "bench generate": "decode_ratio; tenants_100_over_32",
-    "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
+    "bench glue": (
+        "c64_over_b; c64_over_c; c64_over_echo; c1_added_over_b_ms; batch16_over_b; processor_over_b; c64_grpc_over_b; "
+        "processor_us/c64/engine; beyond_b_us/c1/tritonserver; beyond_b_us/batch16/upper; c1_waits/lookup"
+    ),
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
