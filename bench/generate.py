@@ -1,17 +1,19 @@
 """`hplm bench generate`: decoders that generate text, beside transformers and whole models.
 
 A whole model has its embedding as its table. An hGPT has fewer upper layers, and a table of n-grams. Weights are random.
-Variants take turns, and each figure is a ratio of medians from one run, without a server.
+Variants take turns. Only the part `served` asks a server.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, repeat
+from itertools import cycle, pairwise, repeat
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
@@ -20,7 +22,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.rows import Row, Rows, Whole, benchmark
+from bench.rows import Row, Rows, Whole, benchmark, rows_of_rounds
+from bench.server import random_export, tenant_id, texts_of
+from builder.publish.model_configs import ServingOptions
 from hplm.adapters import records
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import HplmError
@@ -31,7 +35,7 @@ from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
-from hplm.generation.staging import Stager
+from hplm.generation.staging import Staged, Stager
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
@@ -43,6 +47,8 @@ from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
+from hplm.server import TritonServer
+from hplm_client import HplmClient
 from loadtest.traffic import answer_lengths
 from testing.random_store import random_values
 
@@ -50,16 +56,21 @@ CPU = torch.device("cpu")
 START = 1
 PROMPTS, PROMPT_TOKENS = 16, 64
 SHARING = 32  # sequences of a step in which tenants are mixed
+ANSWER_TOKENS = 64  # of one client
+STREAMS, STREAM_TOKENS = 4, 1500
+SETTLED, ALONE = 8, 64  # tokens of each stream before its gaps count, and before the long prompt comes
+LONG_TOKENS = 3000
+LIMIT_S = 600.0  # that a client waits for a token
 NEAR = 0.9  # of a bound
 STEP_TOKENS, CACHE_TOKENS = 256, 16_384
 GRAMS = 100_000  # of the table of an hGPT
 RANK = 4
 SHAPES = {"smollm2": (49_152, 576, 9, 1536, 3), "toy": (512, 64, 4, 128, 2)}  # vocabulary, hidden, heads, inner, heads of keys
 
-Part = Literal["transformers", "halves", "tenants"]
+Part = Literal["transformers", "halves", "tenants", "served"]
 
 
-@benchmark(size="toy", layers=3, tenants=100, rounds=1, parts=("halves", "tenants"))
+@benchmark(size="toy", layers=3, tenants=100, rounds=1, parts=("halves", "tenants", "served"))
 def generate(
     *,
     parts: tuple[Part, ...] = get_args(Part),
@@ -70,7 +81,9 @@ def generate(
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
 
-    The first third of the layers is in the table of an hGPT. Nothing is served: Locust's scenario `Chat` asks servers.
+    The first third of the layers is in the table of an hGPT. `served` is an hGPT on the CPU: how long one client waits for its
+    first token and for each other one, beside the bare model; and the longest gap between tokens of four streams, alone and
+    while a prompt of 3,000 tokens is read. Locust's scenario `Chat` asks other servers.
 
     :param parts: which to measure
     :param size: of a layer
@@ -86,6 +99,8 @@ def generate(
             yield from _halves(whole, half, rounds)
         if "tenants" in parts:
             yield from _tenants(half, max(tenants, SHARING), rounds)
+        if "served" in parts:
+            yield from _served(half, rounds)
 
 
 def _transformers(whole: Model, half: Model, rounds: int) -> Rows:
@@ -163,6 +178,68 @@ def _tenants(model: Model, tenants: int, rounds: int) -> Rows:
     yield Row(f"tenants_{tenants}_over_{SHARING}", many / some, least=0.92)
 
 
+def _served(model: Model, rounds: int) -> Rows:
+    """An hGPT on a server: one client beside the bare model, and streams beside a long prompt."""
+    bench, tenants = Bench(model, 1), 1 + STREAMS
+    lengths = [count + 2 for count in (PROMPT_TOKENS,) * tenants + (LONG_TOKENS,)]  # a text has two tokens more, a prompt none
+    options = ServingOptions(dtype="fp32", device="cpu")
+    with (
+        random_export(model.config, tenants, options) as folder,
+        TritonServer(folder.parent) as server,
+        HplmClient(server.http_url, backbone=folder.name, network_timeout=LIMIT_S) as client,
+    ):
+        texts = texts_of(model.config, lengths * (rounds + 1))  # a server computes no prompt twice
+        parts = [texts[at : at + len(lengths)] for at in range(0, len(texts), len(lengths))]
+        _, *found = [_one_client(client, bench, part[0]) | _gaps(client, part[1:]) for part in parts]  # the first warms up
+    yield from rows_of_rounds(found)
+
+
+def _one_client(client: HplmClient, bench: Bench, text: str) -> dict[str, float]:
+    start = time.perf_counter()
+    first, *others = np.diff([start, *_tokens(client, 0, text, ANSWER_TOKENS)]).tolist()
+    bench.decoder.took.clear()
+    bench.answer(prompts_of(bench.model, 1, PROMPT_TOKENS), [ANSWER_TOKENS], repeat(None))
+    bare_first, *bare_others = bench.decoder.took
+    found: dict[str, float] = {}
+    for name, whole, bare in (("first_token", first, bare_first), ("token", median(others), median(bare_others))):
+        found |= {f"{name}_ms": 1e3 * whole, f"bare_{name}_ms": 1e3 * bare, f"{name}_outside_ms": 1e3 * (whole - bare)}
+    return found
+
+
+def _gaps(client: HplmClient, texts: Sequence[str]) -> dict[str, float]:
+    """Returns the longest gaps between tokens of running streams, before the last text comes and while it is read."""
+    *prompts, long = texts
+    times: list[list[float]] = [[] for _ in prompts]
+    read = threading.Event()
+
+    def stream(number: int) -> None:
+        for now in _tokens(client, number + 1, prompts[number], STREAM_TOKENS):
+            times[number].append(now)
+            if read.is_set():
+                return
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(stream, number) for number in range(STREAMS)]
+        while min(map(len, times)) < ALONE and not any(one.done() for one in streams):
+            time.sleep(0.01)
+        begin = time.perf_counter()
+        (end,) = _tokens(client, 0, long, 1)
+        read.set()
+    for one in streams:
+        one.result()  # raises if it failed
+    gaps = [gap for own in times for gap in pairwise(own[SETTLED:])]
+    alone, beside = [late - early for early, late in gaps if late < begin], [b - a for a, b in gaps if b > begin and a < end]
+    found = {"gap_alone_ms": max(alone), "gap_beside_prompt_ms": max(beside), "long_first_token_ms": end - begin}
+    return {name: 1e3 * seconds for name, seconds in found.items()} | {"gap_over_alone": max(beside) / max(alone)}
+
+
+def _tokens(client: HplmClient, tenant: int, text: str, count: int) -> Iterator[float]:
+    """Yields when each token of an answer comes."""
+    who = tenant_id(tenant, 1 + STREAMS)
+    for _ in client.stream(text, tenant=who, max_tokens=count, temperature=0, ignore_eos=True):
+        yield time.perf_counter()
+
+
 class Model:
     """A decoder with random weights, and its table."""
 
@@ -170,7 +247,7 @@ class Model:
         """`size`: one of `SHAPES`. `lower`: those of the layers that the table replaces."""
         vocabulary, hidden, heads, inner, kv_heads = SHAPES[size]
         self.config = config = BackboneConfig(
-            size, vocabulary, hidden, heads, inner, lower, layers - lower, 2048, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
+            size, vocabulary, hidden, heads, inner, lower, layers - lower, 4096, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
             UNUSED, Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False,
             gated=True, rotary_base=100_000.0, start_id=START,
         )  # fmt: skip
@@ -200,6 +277,18 @@ class Model:
         return [replace(self.source, uid=i, adapter=record) for i, record in enumerate(made)]
 
 
+class TimedDecoder(Decoder):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.took: list[float] = []  # the seconds of each step
+
+    def run(self, step: Staged) -> torch.Tensor:
+        start = time.perf_counter()
+        logits = super().run(step)
+        self.took.append(time.perf_counter() - start)
+        return logits
+
+
 class Bench:
     """A loop that one thread drives."""
 
@@ -209,9 +298,9 @@ class Bench:
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), cache.size_for, False)
         self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
-        decoder = Decoder(model.upper, CPU, torch.float32)
+        self.decoder = TimedDecoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
-        self.loop = Loop(self.queue, self.running, self.stager, decoder, ())
+        self.loop = Loop(self.queue, self.running, self.stager, self.decoder, ())
 
     def ask(self, prompt: Sequence[int], count: int, source: Source | None = None) -> None:
         source = source or self.model.source

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
@@ -31,6 +32,7 @@ class Row:
     unit: str = ""
     least: float | None = None  # targets
     most: float | None = None
+    spread: tuple[float, float] | None = None  # the least and the most of several rounds
 
     @property
     def divided(self) -> tuple[list[str], float | None, list[str]]:
@@ -78,6 +80,13 @@ def rows_of(figures: Mapping[str, Any], targets: Mapping[str, tuple[str, float]]
             bound, number = (targets or {}).get(at + name, ("", 0.0))
             least, most = (number if bound == sign else None for sign in (">=", "<="))
             yield Row(f"{at}{name}", ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value, "", least, most)
+
+
+def rows_of_rounds(rounds: Sequence[Mapping[str, float]], targets: Mapping[str, tuple[str, float]] | None = None) -> Rows:
+    """Yields the median of each figure, with the spread of several rounds. `targets`: as in `rows_of`."""
+    for row in rows_of({name: median(found[name] for found in rounds) for name in rounds[0]}, targets):
+        values = [found[row.name] for found in rounds]
+        yield replace(row, spread=(min(values), max(values)) if len(rounds) > 1 else None)
 
 
 Benchmark = TypeVar("Benchmark", bound=Callable[..., Rows])

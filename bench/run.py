@@ -92,9 +92,14 @@ def nested(rows: Sequence[Row]) -> dict:
         inner = found
         for part in path:
             inner = inner.setdefault(part, {})
-        inner[last] = float(f"{row.value:.5g}") if isinstance(row.value, float) else row.value
+        inner[last] = _rounded(row.value)
+    spread = {row.name: list(map(_rounded, row.spread)) for row in rows if row.spread}
     targets = {row.name: row.target for row in rows if row.target}
-    return found | ({"targets": targets} if targets else {})
+    return found | ({"spread": spread} if spread else {}) | ({"targets": targets} if targets else {})
+
+
+def _rounded(value: float | str | None) -> float | str | None:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def table_of(rows: Sequence[Row]) -> str:
@@ -108,7 +113,12 @@ def table_of(rows: Sequence[Row]) -> str:
 
 def _cell(row: Row) -> str:
     at = f"{row.x:g}: " if row.x is not None else ""
-    value = f"{row.value:,.4g}" if isinstance(row.value, float) and abs(row.value) < 10_000 else row.value
-    value = f"{value:,.0f}" if isinstance(value, float) else value
+    spread = f", {_shown(row.spread[0])} to {_shown(row.spread[1])}" if row.spread else ""
     verdict = f" ({row.target}: {'MISSED' if row.missed else 'met'})" if row.target else ""
-    return f"{at}{'-' if value is None else value}{verdict}"
+    return f"{at}{_shown(row.value)}{spread}{verdict}"
+
+
+def _shown(value: float | str | None) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return "-" if value is None else str(value)

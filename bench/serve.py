@@ -88,6 +88,7 @@ def serve(
     yield Row("noop_req_per_s", noop.req_per_s, "/s")
     yield Row("bound_req_per_s", bound, "/s")
     yield Row("share_of_engine", saturated.req_per_s / rate)
+    yield Row("bound_share_of_engine", bound / rate)
     yield Row("share_of_bound", saturated.req_per_s / bound, least=SHARE_OF_BOUND[size])
     yield Row("engine_drift", after["texts_per_s"] / before["texts_per_s"])
     yield Row("generator_cpu_share", saturated.cpu_s / saturated.wall_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -73,11 +73,20 @@ def requests_of(
 def private_bytes(pid: int | None) -> int:
     """Returns the memory of a server and all processes that it has started, without the pages of mapped files."""
     assert pid is not None, "the server has not started"
+    return 1024 * sum(_sum_of("RssAnon", f"{process}/status") for process in members(pid))
+
+
+def waits(pids: Iterable[int]) -> int:
+    """Returns how often the threads of these processes have waited so far: each time, the kernel switches to another one."""
+    return sum(_sum_of("voluntary_ctxt_switches", f"{pid}/task/*/status") for pid in pids)
+
+
+def _sum_of(field: str, files: str) -> int:
+    """Returns the sum of a field over files of /proc, without those of processes that have ended."""
     total = 0
-    for process in members(pid):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was found
-            status = Path(f"/proc/{process}/status").read_text("utf-8", "replace")
-            total += 1024 * sum(map(int, re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)))
+    for file in Path("/proc").glob(files):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += sum(map(int, re.findall(rf"^{field}:\s+(\d+)", file.read_text("utf-8", "replace"), re.MULTILINE)))
     return total
 
 

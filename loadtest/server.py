@@ -231,7 +231,7 @@ class ServedCluster(Running):
 
     def pids(self, replica: str) -> tuple[int, int]:
         """Returns the processes of `hplm serve` and of its tritonserver."""
-        for pid in _children(self.pid_of_command):
+        for pid in children(self.pid_of_command):
             given = process_group.arguments(pid)
             if (
                 "serve" in given
@@ -245,7 +245,7 @@ class ServedCluster(Running):
         """Returns all living processes that the cluster has started, and itself."""
         found, looked_at = [self.pid_of_command], 0
         while looked_at < len(found):
-            found += _children(found[looked_at])
+            found += children(found[looked_at])
             looked_at += 1
         return found
 
@@ -262,11 +262,11 @@ def processes_of(serve: int) -> dict[str, int]:
 
 def _triton(serve: int) -> int | None:
     """Returns the child of `hplm serve` that leads the group of its model processes."""
-    starts = ((pid, process_group.arguments(pid)) for pid in _children(serve))
+    starts = ((pid, process_group.arguments(pid)) for pid in children(serve))
     return next((pid for pid, words in starts if any(word.startswith("--model-repository") for word in words)), None)
 
 
-def _children(pid: int) -> Iterator[int]:
+def children(pid: int) -> Iterator[int]:
     """Yields the children of all threads of a process; none if it has ended."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

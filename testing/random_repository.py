@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from builder.publish.export import export
@@ -18,7 +19,7 @@ from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.options import AUTO, ENGINE_DTYPES
-from testing.random_store import SIZES, random_store, random_tenants
+from testing.random_store import SIZES, random_store, random_tenants, tokenizer_json
 
 RANK, LABELS = 32, 4
 
@@ -47,7 +48,10 @@ def main(arguments: list[str] | None = None) -> None:
 def write(repository: Path, config: BackboneConfig, tenants: int, options: ServingOptions) -> Path:
     """Returns the folder of the backbone."""
     with tempfile.TemporaryDirectory(prefix="hplm-random-") as scratch:
-        store = random_store(Path(scratch) / "store", config, random_tenants(tenants, RANK, LABELS))
+        made = random_tenants(tenants, RANK, LABELS)
+        if config.is_decoder:
+            made = [replace(one, task="generate", labels=[], adapter="lora", places=("query", "value")) for one in made]
+        store = random_store(Path(scratch) / "store", config, made, tokenizer=tokenizer_json)
         return repository / export(store, repository, options).backbone
 
 

@@ -1,7 +1,7 @@
 """Ensembles of two Python models that do nothing, and pass as many bytes between them as ours. Triton runs the other files.
 
-`noop` answers from threads, as a model must whose answers take time. `floor` answers from `execute`, which is faster. `echo`
-sends each request to another process and back, as a model must whose engine is a process.
+`noop` (noop B) answers from threads, as a model must whose answers take time. `floor` (noop C) answers from `execute`, which is
+faster. `echo` sends each request to another process and back, as a model must whose engine is a process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ output [ $outputs ]
 ensemble_scheduling {
   step [
     {
-      model_name: "$name-first"  model_version: -1
+      model_name: "$name-lookup"  model_version: -1
       input_map  { key: "TEXT"    value: "TEXT" }
       output_map { key: "TICKET"  value: "ticket" }
     },
     {
-      model_name: "$name-second"  model_version: -1
+      model_name: "$name-upper"  model_version: -1
       input_map  { key: "TICKET"  value: "ticket" }
       output_map { key: "LABEL"   value: "LABEL" }
       output_map { key: "SCORE"   value: "SCORE" }
@@ -79,13 +79,13 @@ def add_noops(repository: Path, tokens: int) -> None:
     for name in (NOOP, FLOOR, ECHO):
         configs = {
             name: _ENSEMBLE.substitute(name=name, outputs=_OUTPUTS),
-            f"{name}-first": _MODEL.substitute(inputs=_TEXT, outputs=_TICKET, key="bytes", value=given),
-            f"{name}-second": _MODEL.substitute(
+            f"{name}-lookup": _MODEL.substitute(inputs=_TEXT, outputs=_TICKET, key="bytes", value=given),
+            f"{name}-upper": _MODEL.substitute(
                 inputs=_TICKET.replace(" }", "  allow_ragged_batch: true }"), outputs=_OUTPUTS, key="answers", value=name
             ),
         }
         for model, config in configs.items():
             (repository / model / "1").mkdir(parents=True)
             (repository / model / "config.pbtxt").write_text(f'name: "{model}"\n{config}')
-        for part in ("first", "second"):
+        for part in ("lookup", "upper"):
             shutil.copy(Path(__file__).with_name(f"{part}.py"), repository / f"{name}-{part}" / "1" / "model.py")

@@ -13,7 +13,7 @@ from hplm.cli.client import Connection
 from hplm.errors import InvalidInput
 from hplm.placement.measuring import RoundTrip
 from hplm.registry.store import Place
-from hplm.server.process_group import computed_ns
+from hplm.server.process_group import computed_ns, members
 
 if TYPE_CHECKING:
     from hplm.server import TritonServer
@@ -55,9 +55,9 @@ def _measured(server: TritonServer, backbone: str, tenant: str) -> RoundTrip:
             return taken
 
         asked(WARMING)
-        before = computed_ns(group)
+        before = computed_ns(members(group))
         taken = asked(REQUESTS)
-        return RoundTrip(float(statistics.median(taken)), (computed_ns(group) - before) / REQUESTS)
+        return RoundTrip(float(statistics.median(taken)), (computed_ns(members(group)) - before) / REQUESTS)
 
 
 def _open_tenant(repository: Path, state: Place | None, backbone: str) -> str:

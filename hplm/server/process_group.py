@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -34,10 +34,10 @@ def lives(pid: int) -> bool:
     return _status(pid)[0] not in "ZX"
 
 
-def computed_ns(group: int) -> int:
-    """Returns the time that the group's living processes have computed so far, in nanoseconds. It is counted in ticks."""
+def computed_ns(pids: Iterable[int]) -> int:
+    """Returns the time that the living ones of these processes have computed so far, in nanoseconds. It is counted in ticks."""
     ticks = 0
-    for pid in members(group):
+    for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel

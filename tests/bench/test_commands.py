@@ -37,8 +37,11 @@ MAINS = {
 FIGURES = {  # of each command: figures that must be there, by their paths
     "bench cascade --model bert": "work; random/points_lost; one_client/over_full; served/left_as_expected",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
-    "bench generate": "decode_ratio; tenants_100_over_32",
-    "bench glue": "c1_added_ms; c64_grpc_share_of_noop; c64_share_of_echo",
+    "bench generate": "decode_ratio; tenants_100_over_32; first_token_ms; token_outside_ms; gap_beside_prompt_ms",
+    "bench glue": (
+        "c64_over_b; c64_over_c; c64_over_echo; c1_added_over_b_ms; batch16_over_b; processor_over_b; c64_grpc_over_b; "
+        "processor_us/c64/engine; beyond_b_us/c1/tritonserver; beyond_b_us/batch16/upper; c1_waits/lookup"
+    ),
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
@@ -62,8 +65,9 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
     "papers tcb --picture a.svg": "rows/64/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
+SERVED = "cascade", "generate", "glue", "overload", "serve"
 LENT = {  # a shared server, and which name of a command means it, so that Triton need not start for each
-    **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in ("cascade", "glue", "overload", "serve")},
+    **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in SERVED},
     "comparison": ("bare", "research.comparison.compare.TritonServer"),
     **{name: ("toy", f"loadtest.{name}.ServedCopy") for name in ("isolation", "soak")},
 }

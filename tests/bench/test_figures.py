@@ -9,7 +9,7 @@ import pytest
 
 from bench import curves, overload
 from bench.noop import ticket_bytes
-from bench.rows import Row, rows_of
+from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import nested, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
@@ -79,6 +79,13 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
     shown = table_of(rows).splitlines()
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
+
+
+def test_a_figure_of_several_rounds_is_their_median_beside_the_least_and_the_most() -> None:
+    rows = list(rows_of_rounds([{"over/b": 0.4}, {"over/b": 1.1}, {"over/b": 0.9}], {"over/b": (">=", 1.0)}))
+    assert nested(rows) == {"over": {"b": 0.9}, "spread": {"over/b": [0.4, 1.1]}, "targets": {"over/b": "at least 1"}}
+    assert table_of(rows).split(maxsplit=1)[1] == "0.9, 0.4 to 1.1 (at least 1: MISSED)"
+    assert "spread" not in nested(list(rows_of_rounds([{"over": 0.4}])))
 
 
 def test_a_panel_is_named_by_what_stands_before_the_number() -> None:
