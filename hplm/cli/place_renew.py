@@ -45,8 +45,8 @@ def renew(
     serving = given.servers()
     problem = given.problem(search_seconds + test_seconds)
     current = placement_of(placement, problem)
-    problem.trace.expect_known(test_seconds)  # these decide
     before, held_out = divided(problem.trace, search_seconds, test_seconds)
+    held_out.expect_known()  # these decide
     past = problem.on(before)
     best, _ = searching.best(past, given, json)
     found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
