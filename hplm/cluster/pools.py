@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.placement.cluster import cores_of
+from hplm.placement.cluster import check_cores, cores_of
 from hplm.placement.placement import Group
 
 
@@ -39,7 +38,7 @@ def one_pool(repository: Path, count: int, cores: Sequence[int] = ()) -> list[Pl
         raise InvalidInput(f"--replicas {count}: give 1 or more")
     if len(set(cores)) < len(cores):
         raise InvalidInput(f"--cores {','.join(map(str, cores))} names a core twice: give each core once")
-    _check_cores(cores)
+    check_cores(cores)
     if cores and len(cores) < count:
         raise InvalidInput(
             f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
@@ -65,16 +64,9 @@ def placed_pools(groups: Sequence[Group], folder: Path) -> list[list[PlannedRepl
                     f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
                     "router could send its requests to one of them only: search with more memory for each device"
                 )
-    _check_cores([core for group in groups for core in cores_of(group.devices)])
+    check_cores([core for group in groups for core in cores_of(group.devices)])
     ids = itertools.count(1)
     return [
         [PlannedReplica(next(ids), own[0].name.lower(), folder / one.name, cores_of(one.devices)) for one in own]
         for own in alike.values()
     ]
-
-
-def _check_cores(cores: Sequence[int]) -> None:
-    mine = os.sched_getaffinity(0)
-    missing = next((core for core in cores if core not in mine), None)
-    if missing is not None:
-        raise InvalidInput(f"core {missing} is not one of this machine's: name some of {', '.join(map(str, sorted(mine)))}")

@@ -110,7 +110,7 @@ PLACING = [
         (f"{{profile}} --devices {devices}", named)
         for devices, named in (
             ("CORE,CORE", [CORE, "twice"]),
-            ("cpu:99999", ["cpu:99999"]),
+            ("cpu:99999", [99999, CORE.removeprefix("cpu:")]),
             ("tpu:0", ["tpu:0"]),
             ("CORE,cuda:0", ["cuda:0", "kinds"]),
             ("CORE --intra 2", ["--intra 2"]),
