@@ -13,7 +13,7 @@ from hplm.cli.options import Json, Numbers, about
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hplm.cluster.pools import LocalPool
+    from hplm.cluster.pools import PlannedReplica
 
 FOLDER = Path(".hplm/cluster")
 REPLICAS = 2
@@ -54,14 +54,14 @@ def up(
 
 def _pools(
     repository: Path, replicas: int | None, cores: tuple[int, ...], placement: Path | None, folder: Path, state: Path
-) -> list[LocalPool]:
-    from hplm.cluster.pools import LocalPool, placed_pools, replicas_of
+) -> list[list[PlannedReplica]]:
+    from hplm.cluster.pools import one_pool, placed_pools
     from hplm.server.repository import model_names
 
     model_names(repository)  # a wrong one is refused before anything starts
     if placement is None:
         count = REPLICAS if replicas is None else replicas
-        return [LocalPool("all", repository, replicas_of(repository, count, cores))]
+        return [one_pool(repository, count, cores)]
     if replicas is not None or cores:
         raise InvalidInput("the placement says how many servers there are, on which cores: leave out --replicas and --cores")
     from builder.publish.groups import emit
@@ -73,7 +73,7 @@ def _pools(
     exported = sorted(repository.glob("*/1/tenants.json"))
     content = hashlib.sha256(b"".join(path.read_bytes() for path in (placement, *exported))).hexdigest()[:12]
     groups = folder / f"placed-{content}"
-    pools = placed_pools(placed.groups, {group.name: groups / group.name for group in placed.groups})
+    pools = placed_pools(placed.groups, groups)
     if not groups.exists():
         emit(placed, repository, groups, state if any(state.glob("*/CURRENT")) else None)
     return pools

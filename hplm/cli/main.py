@@ -45,10 +45,11 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (ASK, "", "", {"infer": "infer", "generate": "generate"}),
     (PLACE, "", "", {"route": "route"}),
     (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
-    (PLACE, "place", "Find which tenants go on which devices.", {
-        "place": "profile emit", "place_search": "search simulate", "place_renew": "renew",
-    }),
+    (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),
 )  # fmt: skip
+RENAMED = {  # for one release
+    "place renew": "write `hplm place search --current PLACEMENT` with the same options. See `hplm place search --help`",
+}
 BUILDER = "builder"  # not everywhere that hplm is installed
 
 
@@ -116,6 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     name = f"hplm {words[0]}" if words else "hplm"
     _calm_bars()
+    if now := RENAMED.get(" ".join(words[:2])):
+        print(f"hplm {' '.join(words[:2])}: {now}", file=sys.stderr)
+        return 2
     try:
         return _run(words)
     except CycloptsError as error:

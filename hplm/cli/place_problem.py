@@ -46,7 +46,7 @@ class Given:
     """of all random choices"""
 
     def problem(self, last_s: float | None = None) -> Problem:
-        """`last_s`: only so many seconds at the end of the trace will be used, so only there too many may be unknown."""
+        """`last_s`: only with so many seconds at the end of the trace."""
         from hplm.placement.cluster import Cluster
         from hplm.placement.problem import Problem
         from hplm.placement.profile import Profile
@@ -61,7 +61,9 @@ class Given:
             raise InvalidInput(f"--seed {self.seed}: give 0 or more")
         cluster, profile = Cluster.read(self.cluster), Profile.together([Profile.read(path) for path in self.profiles])
         units = units_of(profile, self.hot)
-        trace = read_trace(self.trace, units_by_name(profile, units)).expect_known(last_s).at_rate(self.rate)
+        trace = read_trace(self.trace, units_by_name(profile, units)).at_rate(self.rate)
+        trace = trace if last_s is None else trace.last(last_s)
+        trace.expect_known()
         if self.slo_scale is not None:
             trace = trace.with_timeouts(self.slo_scale * alone_ns(profile, trace))
         trace.expect_deadlines()

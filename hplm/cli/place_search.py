@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import Json, Picture, about, check_picture
+from hplm.cli.options import Json, Picture, about, check_picture, refuse_given
 from hplm.cli.place_problem import Given, check_seconds, check_target, placement_of, print_left_out
 from hplm.errors import InvalidInput
 
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.search import Found
+
+DAY_S, HOUR_S = 86_400.0, 3_600.0
+LABELS = {
+    "screen": "screen",
+    "full": "full simulator, busiest part",
+    "current": "current placement, full simulator, held-out requests",
+    "found": "found placement, full simulator, held-out requests",
+}
+KEPT = 3  # exit status: the current placement stays. 1 is an error, 2 a wrong command line
 
 
 @Parameter(name="*", group="Search")
@@ -54,42 +65,97 @@ class Searching:
         return best.found, best.attained
 
 
-FAST = Searching()
+@Parameter(name="*", group="Renew")
+@dataclass(frozen=True)
+class Renewing:
+    """The options that compare the found placement with the current one, on requests that the search did not see."""
+
+    current: Path | None = None
+    """the current placement: --to is written only if it is clearly better"""
+    search_seconds: float = DAY_S
+    """length of the part of the trace that is searched with"""
+    test_seconds: float = HOUR_S
+    """length of the trace's end, which is held out from the search to test both placements"""
+    least_gain: float = 1.0
+    """how many percentage points more of these requests must be answered in time"""
+
+    def check(self, to: Path) -> None:
+        if self.current is None:
+            refuse_given("works only with --current, the placement to renew: give it, or leave this out", self)
+            return
+        if os.path.realpath(to) == os.path.realpath(self.current):
+            raise InvalidInput(f"--to {to} is the current placement, which servers still follow: name another file")
+        for option, seconds in (("search", self.search_seconds), ("test", self.test_seconds)):
+            check_seconds(f"--{option}-seconds", seconds)
+        if not 0 <= self.least_gain < math.inf:
+            raise InvalidInput(f"--least-gain {self.least_gain:g}: give 0 percentage points or more")
+
+
+FAST, ANEW = Searching(), Renewing()
 
 
 def search(
-    *, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST, json: Json = False
-) -> dict[str, Any]:
+    *, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST, renewing: Renewing = ANEW,
+    json: Json = False,
+) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Find a placement that answers most requests of a trace in time (AlpaServe's algorithms 1 and 2).
 
     A fast screen ranks placements by the trace; the full simulator ranks the best again, on its busiest hour.
 
+    With --current the search gets all requests of the trace's last day but those of its last hour, by which the simulator
+    compares both placements. Exit status: 0 if the found one was written, 3 if the current one stays. Then an older --to is
+    removed.
+
     :param to: the placement to write
     """
     from hplm.placement.placement import KIND, Placement
+    from hplm.placement.renewal import Comparison, divided
+    from hplm.placement.simulation import simulate
 
     check_picture(picture)
     check_target(to, KIND)
     check_seconds("--confirm-seconds", searching.confirm_seconds)
-    given.servers()  # refuses wrong ones before the trace is read
-    problem = given.problem()
-    best, confirmed = searching.best(problem, given, json)
-    placement = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
-    placement.check(problem.cluster, problem.profile)
-    placement.write(to)
+    renewing.check(to)
+    serving = given.servers()  # refuses wrong ones before the trace is read
+    if renewing.current is None:
+        problem, current, held_out = given.problem(), None, None
+        searched = problem.trace
+    else:
+        problem = given.problem(renewing.search_seconds + renewing.test_seconds)
+        current = placement_of(renewing.current, problem)
+        searched, held_out = divided(problem.trace, renewing.search_seconds, renewing.test_seconds)
+        held_out.expect_known()  # they decide
+    best, confirmed = searching.best(problem.on(searched), given, json)
+    found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
+    found.check(problem.cluster, problem.profile)
+    attained, compared = {"screen": best.attained, "full": confirmed}, None
+    if current is not None and held_out is not None:
+        by_both = (simulate(one.groups, problem.profile, held_out, serving, given.seed) for one in (current, found))
+        compared = Comparison(*by_both)
+        attained |= {"current": compared.current, "found": compared.found}
+    is_written = compared is None or compared.is_worth(renewing.least_gain)
+    if is_written:
+        found.write(to)
+        outcome = f"{to} is written"
+    else:
+        outcome = f"{renewing.current} stays" + (f", and {to} of an earlier run is removed" if to.exists() else "")
+        to.unlink(missing_ok=True)  # somebody might apply it
     if picture is not None:
         from builder.pictures import draw_placement
 
-        draw_placement(placement, problem.cluster, best.attained, picture)
+        draw_placement(found, problem.cluster, best.attained, picture)
     print_left_out(problem.trace.left_out)
-    print(f"{best.how}\n{_groups_text(placement)}\n{attained_text('screen', best.attained)}")
-    if confirmed:
-        print(attained_text("full simulator, busiest part", confirmed))
-    print_unplaced(placement)
-    print(f"next: hplm place simulate {shlex.quote(str(to))} {given.words()}")
-    if all(group.stages == 1 for group in placement.groups):
-        print(f"or:   hplm place emit --placement {shlex.quote(str(to))} --repository model_repository --to groups")
+    print(f"{best.how}\n{_groups_text(found)}")
+    for name, one in attained.items():
+        if one is not None:
+            print(_attained_text(LABELS[name], one))
+    if compared is not None:
+        print(f"{compared.gain_points:+.2f} points, and {renewing.least_gain:g} are wanted: {outcome}")
+    if is_written:
+        _print_next(found, to, given, "groups" if compared is None else "groups-next")
     return {
+        "written": is_written,
+        "gain_points": compared and compared.gain_points,
         "how": best.how,
         "screened": best.screened,
         "source": problem.trace.source,
@@ -98,10 +164,9 @@ def search(
             {"name": group.name, "devices": group.devices, "stages": group.stages, "intra": group.intra, "units": group.units}
             for group in best.groups
         ],
-        "unplaced": [unit.name for unit in placement.unplaced],
-        "screen": figures(best.attained),
-        "full": confirmed and figures(confirmed),
-    }
+        "unplaced": [unit.name for unit in found.unplaced],
+        **{name: one and _figures(one) for name, one in attained.items()},
+    }, 0 if is_written else KEPT
 
 
 def simulate(
@@ -123,31 +188,36 @@ def simulate(
         attained["full"] = simulate(placed.groups, problem.profile, part, serving, given.seed)
     print_left_out(problem.trace.left_out)
     for name, one in attained.items():
-        print(attained_text(name, one))
+        print(_attained_text(LABELS[name], one))
         print("\n".join(f"  {share:>8.2%}  {unit}" for unit, share in one.by_unit.items()))
-    found = {name: figures(one) for name, one in attained.items()}
+    found = {name: _figures(one) for name, one in attained.items()}
     return {"source": problem.trace.source, "left_out": problem.trace.left_out.figures, **found}
 
 
-def figures(attained: Attained) -> dict[str, Any]:
+def _figures(attained: Attained) -> dict[str, Any]:
     return {
         "attained": attained.share,
         "texts": len(attained.trace),
+        "seconds": attained.trace.seconds,
         "mean_ms": attained.mean_ms(),
         "p99_ms": attained.p99_ms(),
         "by_unit": attained.by_unit,
     }
 
 
-def attained_text(name: str, attained: Attained) -> str:
+def _attained_text(name: str, attained: Attained) -> str:
     mean, p99 = attained.mean_ms(), attained.p99_ms()
     times = f", mean {mean:,.1f} ms, p99 {p99:,.1f} ms" if mean is not None else ""
     return f"{name}: {attained.share:.2%} of {len(attained.trace):,} requests in time{times} ({attained.trace.source})"
 
 
-def print_unplaced(placement: Placement) -> None:
+def _print_next(placement: Placement, file: Path, given: Given, folder: str) -> None:
+    """Prints what a placement leaves out, and what to do with its file. `folder`: for the repositories of its groups."""
     for unit in placement.unplaced:
         print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
+    print(f"next: hplm place simulate {shlex.quote(str(file))} {given.words()}")
+    if all(group.stages == 1 for group in placement.groups):
+        print(f"or:   hplm place emit --placement {shlex.quote(str(file))} --repository model_repository --to {folder}")
 
 
 def _groups_text(placement: Placement) -> str:

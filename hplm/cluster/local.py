@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hplm.cluster.pools import LocalPool, PlannedReplica
+from hplm.cluster.pools import PlannedReplica
 from hplm.registry.store import Place
 from hplm.server.ports import LOOPBACK, Ports
 from hplm.server.process import Process
@@ -20,15 +20,15 @@ _READY = re.compile(r"^Ready", re.MULTILINE)
 
 
 class LocalReplica(Process):
-    def __init__(self, pool: LocalPool, replica: PlannedReplica, folder: Path, state: Place, ports: Ports) -> None:
-        self.pool, self.id, self.cores, self.repository = pool, replica.id, replica.cores, replica.repository
+    def __init__(self, plan: PlannedReplica, folder: Path, state: Place, ports: Ports) -> None:
+        self.plan = plan
         logs = folder / "logs"
-        serve = ["env", f"{READER}={replica.name}", *HPLM, "serve"]
-        serve += ["--repository", str(self.repository), "--state", str(state)]
-        serve += ["--state-must-exist", "--log-file", str(logs / f"{replica.name}-triton.log")]
+        serve = ["env", f"{READER}={plan.name}", *HPLM, "serve"]
+        serve += ["--repository", str(plan.repository), "--state", str(state)]
+        serve += ["--state-must-exist", "--log-file", str(logs / f"{plan.name}-triton.log")]
         for flag, port in ports.items():
             serve += [flag, str(port)]
-        super().__init__(replica.name, serve, logs / f"{replica.name}.log", self.cores)
+        super().__init__(plan.name, serve, logs / f"{plan.name}.log", plan.cores)
         self.http, self.grpc, self.metrics = (f"{LOOPBACK}:{port}" for _, port in ports.items())
 
     def wait(self, meanwhile: Callable[[], None]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.placement.cluster import cores_of
+from hplm.placement.cluster import check_cores, cores_of
 from hplm.placement.placement import Group
 
 
@@ -18,6 +17,7 @@ class PlannedReplica:
     """A server that is to run here. Its place on the router's ring depends on its id."""
 
     id: int
+    pool: str  # whose replicas serve the same tenants
     repository: Path
     cores: tuple[int, ...] = ()  # none: all
 
@@ -26,40 +26,28 @@ class PlannedReplica:
         return f"replica-{self.id}"
 
 
-@dataclass(frozen=True)
-class LocalPool:
-    """Replicas that serve the same tenants."""
-
-    name: str
-    repository: Path
-    replicas: tuple[PlannedReplica, ...]
-
-
 def divided(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Divides cores into so many parts, as equal as can be."""
     ends = [i * len(cores) // count for i in range(count + 1)]
     return [tuple(cores[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
-def replicas_of(repository: Path, count: int, cores: Sequence[int] = ()) -> tuple[PlannedReplica, ...]:
+def one_pool(repository: Path, count: int, cores: Sequence[int] = ()) -> list[PlannedReplica]:
     """Divides the cores among so many replicas of a repository."""
     if count < 1:
         raise InvalidInput(f"--replicas {count}: give 1 or more")
     if len(set(cores)) < len(cores):
         raise InvalidInput(f"--cores {','.join(map(str, cores))} names a core twice: give each core once")
-    _check_cores(cores)
+    check_cores(cores)
     if cores and len(cores) < count:
         raise InvalidInput(
             f"--cores names {len(cores)} cores for {count} replicas: give each replica at least one, or leave out --cores"
         )
-    return tuple(PlannedReplica(i, repository, own) for i, own in enumerate(divided(cores, count), start=1))
+    return [PlannedReplica(i, "all", repository, own) for i, own in enumerate(divided(cores, count), start=1)]
 
 
-def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path]) -> list[LocalPool]:
-    """Returns a pool for each set of units: groups with the same units are its replicas.
-
-    `repositories`: of each group, by its name.
-    """
+def placed_pools(groups: Sequence[Group], folder: Path) -> list[list[PlannedReplica]]:
+    """Returns a replica for each group, in pools of the same units. `folder`: of the groups' repositories."""
     machines = sorted({group.machine for group in groups})
     if len(machines) > 1:
         raise InvalidInput(
@@ -76,17 +64,9 @@ def placed_pools(groups: Sequence[Group], repositories: Mapping[str, Path]) -> l
                     f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
                     "router could send its requests to one of them only: search with more memory for each device"
                 )
-    _check_cores([core for group in groups for core in cores_of(group.devices)])
-    pools: list[LocalPool] = []
+    check_cores([core for group in groups for core in cores_of(group.devices)])
     ids = itertools.count(1)
-    for own in alike.values():
-        replicas = tuple(PlannedReplica(next(ids), repositories[one.name], cores_of(one.devices)) for one in own)
-        pools.append(LocalPool(own[0].name.lower(), replicas[0].repository, replicas))
-    return pools
-
-
-def _check_cores(cores: Sequence[int]) -> None:
-    mine = os.sched_getaffinity(0)
-    missing = next((core for core in cores if core not in mine), None)
-    if missing is not None:
-        raise InvalidInput(f"core {missing} is not one of this machine's: name some of {', '.join(map(str, sorted(mine)))}")
+    return [
+        [PlannedReplica(next(ids), own[0].name.lower(), folder / one.name, cores_of(one.devices)) for one in own]
+        for own in alike.values()
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
 from hplm.cluster.local import HPLM, SERVER_SECONDS, LocalReplica
-from hplm.cluster.pools import LocalPool
+from hplm.cluster.pools import PlannedReplica
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
@@ -38,15 +38,15 @@ PORTS = 3  # of a server
 class Cluster:
     """Use it in a `with` statement: at its end all processes end in order, so that each request in flight is answered."""
 
-    def __init__(self, pools: Sequence[LocalPool], state: Path, folder: Path, port: int, say: Say) -> None:
-        self._pools = pools
+    def __init__(self, pools: Sequence[Sequence[PlannedReplica]], state: Path, folder: Path, port: int, say: Say) -> None:
+        self._planned = pools
         self._state = state.resolve()
         self._folder = folder.resolve()
         self._port = port
         self._say = say
         haproxy()  # a missing one is an error before anything has started
         self._ending = ExitStack()
-        self._replicas: list[LocalReplica] = []
+        self._pools: list[list[LocalReplica]] = []
         self._router: Process | None = None
         self._others: list[Process] = []
         self._traffic = Traffic(self._folder / ROUTER / SOCKET)
@@ -58,8 +58,7 @@ class Cluster:
             self._listener = Listener(self._folder)
             ending.callback(self._listener.close)
             with listen(LOOPBACK, self._port, "--port"):  # a clear error before anything has started
-                replicas = sum(len(pool.replicas) for pool in self._pools)
-                self._free = iter(free_ports(PORTS * replicas + 1))
+                self._free = iter(free_ports(PORTS * sum(map(len, self._planned)) + 1))
             self._port = self._port or next(self._free)
             ending.callback(self._stop)
             self._start()
@@ -68,6 +67,10 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self._ending.close()
+
+    @property
+    def _replicas(self) -> list[LocalReplica]:
+        return [replica for pool in self._pools for replica in pool]
 
     @property
     def address(self) -> str:
@@ -82,11 +85,13 @@ class Cluster:
 
     def roll(self, say: Say) -> dict[str, Any]:
         """Replaces one replica after the other. Requests go to the others meanwhile."""
-        alone = [pool.name for pool in self._pools if len(pool.replicas) == 1]
-        if alone:
-            raise HplmError(f"pool {alone[0]!r} has a single replica, so nobody would serve meanwhile: give --replicas 2")
-        for replica in self._replicas:
-            self._replace(replica, say)
+        for first, *others in self._pools:
+            if not others:
+                name = first.plan.pool
+                raise HplmError(f"pool {name!r} has a single replica, so nobody would serve meanwhile: give --replicas 2")
+        for pool in self._pools:
+            for replica in pool:
+                self._replace(replica, pool, say)
         return {"rolled": [replica.name for replica in self._replicas]}
 
     def status(self, say: Say) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class Cluster:
         """Returns the generation of each backbone that a replica serves, and the newest one. Without changes: nothing."""
         found: dict[str, tuple[int, int]] = {}
         for file in sorted(self._state.glob("*/CURRENT")):
-            if not (replica.repository / file.parent.name).is_dir():
+            if not (replica.plan.repository / file.parent.name).is_dir():
                 continue  # its group has no tenants of this backbone
             state = State(file.parent)
             served = [taken.generation for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
@@ -120,17 +125,17 @@ class Cluster:
         return found
 
     def _start(self) -> None:
-        for pool in self._pools:
-            for registry in registries_of(pool.repository, self._state).values():
+        for pool in self._planned:
+            for registry in registries_of(pool[0].repository, self._state).values():
                 if registry.begin():
                     self._say(f"{'state':<13} {registry.store} is new: nothing was changed since the export")
-            for replica in pool.replicas:
-                ports = Ports(*itertools.islice(self._free, PORTS))
-                self._replicas.append(LocalReplica(pool, replica, self._folder, self._state, ports))
+            self._pools.append(
+                [LocalReplica(plan, self._folder, self._state, Ports(*itertools.islice(self._free, PORTS))) for plan in pool]
+            )
         for replica in self._replicas:
             replica.start()
         for replica in self._replicas:
-            cores = f"cores {','.join(map(str, replica.cores))}, " if replica.cores else ""
+            cores = f"cores {','.join(map(str, replica.plan.cores))}, " if replica.plan.cores else ""
             self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.log_file}: loading")
         for replica in self._replicas:
             replica.wait(self._look)
@@ -138,7 +143,7 @@ class Cluster:
 
     def _start_router(self) -> None:
         described, to = self._folder / CLUSTER, self._folder / ROUTER
-        content = {"state": str(self._state), "pools": [self._described(pool) for pool in self._pools]}
+        content = {"state": str(self._state), "pools": [_described(pool) for pool in self._pools]}
         write(described, KIND, FORMAT, content)
         route = [*HPLM, "route", "--cluster", str(described), "--to", str(to), "--port", str(self._port), "--stats-port", "0"]
         first = Process("hplm route", route, self._log("route"))
@@ -154,20 +159,9 @@ class Cluster:
             self._until_up(replica)
         self._say(f"{'router':<13} {self.address} (HAProxy), for HTTP and gRPC")
 
-    def _described(self, pool: LocalPool) -> dict[str, Any]:
-        return {
-            "name": pool.name,
-            "repository": str(pool.repository.resolve()),
-            "replicas": [
-                {"id": replica.id, "name": replica.name, "http": replica.http, "grpc": replica.grpc}
-                for replica in self._replicas
-                if replica.pool is pool
-            ],
-        }
-
-    def _replace(self, replica: LocalReplica, say: Say) -> None:
-        for other in self._replicas:
-            if other.pool is replica.pool and other is not replica:
+    def _replace(self, replica: LocalReplica, pool: Sequence[LocalReplica], say: Say) -> None:
+        for other in pool:
+            if other is not replica:
                 self._until_up(other)
         self._replacing = replica
         try:
@@ -234,3 +228,13 @@ class Cluster:
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
+
+
+def _described(pool: Sequence[LocalReplica]) -> dict[str, Any]:
+    """Returns a pool as `hplm route` reads it."""
+    plan = pool[0].plan
+    return {
+        "name": plan.pool,
+        "repository": str(plan.repository.resolve()),
+        "replicas": [{"id": own.plan.id, "name": own.name, "http": own.http, "grpc": own.grpc} for own in pool],
+    }

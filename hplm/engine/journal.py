@@ -1,7 +1,7 @@
 """An optional log with a line of JSON for each request and each batch, to follow a request from arrival to answer.
 
-Times are seconds of this machine's monotonic clock. Lines with the wall clock say when that was, so that journals of several
-machines, and of several boots of one, can be read together. The journal never contains texts.
+Times are seconds of this machine's monotonic clock. A request's line also has the wall clock's time of its arrival (`wall`), so
+that journals of several machines, and of several boots of one, can be read together. The journal never contains texts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,7 +24,6 @@ from hplm.metrics import names
 log = logging.getLogger(__name__)
 LOG = "log"  # write to the server's log instead of a file
 NONE = ""
-CLOCK_NS = 60_000_000_000  # from a line with the wall clock to the next one, or longer if nothing happens
 
 
 class Journal:
@@ -32,21 +32,20 @@ class Journal:
         self._lock = threading.Lock()
         self._backbone = backbone
         self._file = {NONE: None, LOG: sys.stderr}[where] if where in (NONE, LOG) else _open(Path(where))
-        self._clock_ns = 0  # when the wall clock was last written
-        self._write(self._clock())
 
     def request(self, request: Request, refused: str, now_ns: int) -> None:
         """`refused`: the word of the error that is its answer."""
         if self._file is None:
             return
         outcome = refused or names.outcome(request.deadline_ns, now_ns)
-        self._follow(
+        self._write(
             request=request.id,
             tenant=request.tenant.id,
             version=request.tenant.version,
             outcome=outcome,
             texts=request.texts,
             tokens=request.tokens,
+            wall=(time.time_ns() - (now_ns - request.arrival_ns)) / 1e9,
             arrived=request.arrival_ns / 1e9,
             received=request.received_ns / 1e9,
             taken=request.taken_ns / 1e9,
@@ -61,7 +60,7 @@ class Journal:
     def batch(self, number: int, staged: StagedBatch) -> None:
         if self._file is None:
             return
-        self._follow(
+        self._write(
             batch=number,
             texts=len(staged.texts),
             tokens=staged.tokens,
@@ -72,23 +71,16 @@ class Journal:
     def close(self) -> None:
         with self._lock:
             if self._file not in (None, sys.stderr):
-                self._file.close()
+                with suppress(OSError):  # the disk is full
+                    self._file.close()
             self._file = None
 
-    def _follow(self, **entry: Any) -> None:
-        clock = [self._clock()] if time.monotonic_ns() - self._clock_ns >= CLOCK_NS else []
-        self._write(*clock, entry)
-
-    def _clock(self) -> dict[str, float]:
-        self._clock_ns = time.monotonic_ns()
-        return {"clock": self._clock_ns / 1e9, "wall": time.time()}
-
-    def _write(self, *entries: dict[str, Any]) -> None:
+    def _write(self, **entry: Any) -> None:
         with self._lock:
             if self._file is None:
                 return
             try:
-                self._file.write("".join(json.dumps({**entry, "backbone": self._backbone}) + "\n" for entry in entries))
+                self._file.write(json.dumps({**entry, "backbone": self._backbone}) + "\n")
                 self._file.flush()
             except OSError as error:  # a full disk must end only the journal, not answers
                 log.error("the journal ends here, because it cannot be written: %s", error)

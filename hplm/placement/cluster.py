@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -76,3 +77,11 @@ def check_kind(where: str, devices: Collection[str]) -> None:
 def cores_of(devices: Collection[str]) -> tuple[int, ...]:
     """Returns the cores that these devices are; of GPUs none."""
     return tuple(int(name.removeprefix(CORE)) for name in devices if name.startswith(CORE))
+
+
+def check_cores(cores: Collection[int]) -> None:
+    """Refuses cores that this machine does not have."""
+    mine = os.sched_getaffinity(0)
+    missing = next((core for core in cores if core not in mine), None)
+    if missing is not None:
+        raise InvalidInput(f"core {missing} is not one of this machine's: name some of {', '.join(map(str, sorted(mine)))}")

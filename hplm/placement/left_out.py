@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,15 @@ NAMED = 5  # tenants
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
-    tenants: tuple[str, ...]
-    arrival_ns: Array  # in order
-    tenant: Array  # index in `tenants`
+    arrival_ns: Array = field(default_factory=lambda: np.empty(0, np.int64))  # in order
+    tenants: Sequence[str] = ()  # of each request
 
     def __len__(self) -> int:
-        return len(self.arrival_ns)
+        return len(self.tenants)
 
-    def since(self, start_ns: int) -> LeftOut:
-        """Returns what arrived from this time on."""
-        first = int(np.searchsorted(self.arrival_ns, start_ns))
-        return LeftOut(self.tenants, self.arrival_ns[first:], self.tenant[first:])
+    def between(self, start_ns: int, end_ns: int) -> LeftOut:
+        first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
+        return LeftOut(self.arrival_ns[first:last], self.tenants[first:last])
 
     def expect_few(self, known: int, source: str) -> None:
         """Refuses too many, beside so many requests of known tenants."""
@@ -44,22 +44,16 @@ class LeftOut:
 
     @property
     def figures(self) -> dict[str, Any]:
-        names = self._most_first
-        return {"requests": len(self), "tenants": len(names), "most": names[:NAMED]}
+        counts = Counter(self.tenants)
+        return {"requests": len(self), "tenants": len(counts), "most": _most(counts)}
 
     @property
     def _whose(self) -> str:
-        names = self._most_first
-        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-        one_or_more = f"{len(names):,} tenants" if len(names) > 1 else "a tenant"
-        return f"{one_or_more} that the profile does not know ({', '.join(names[:NAMED])}{more})"
-
-    @property
-    def _most_first(self) -> list[str]:
-        """The tenants that have requests, those with the most first."""
-        counts = np.bincount(self.tenant, minlength=len(self.tenants))
-        order: list[int] = np.argsort(-counts, kind="stable").tolist()
-        return [self.tenants[number] for number in order if counts[number]]
+        counts = Counter(self.tenants)
+        more = f" and {len(counts) - NAMED:,} more" if len(counts) > NAMED else ""
+        one_or_more = f"{len(counts):,} tenants" if len(counts) > 1 else "a tenant"
+        return f"{one_or_more} that the profile does not know ({', '.join(_most(counts))}{more})"
 
 
-NOTHING = LeftOut((), np.empty(0, np.int64), np.empty(0, np.int64))
+def _most(counts: Counter[str]) -> list[str]:
+    return [tenant for tenant, _ in counts.most_common(NAMED)]

@@ -34,10 +34,10 @@ from hplm.errors import Internal, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
-from hplm.placement.cluster import CORE, check_kind, cores_of
+from hplm.placement.cluster import check_cores, check_kind, cores_of
 from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
-from hplm.placement.samples import Sampler, Samples, Sizes, steps
+from hplm.placement.samples import Sampler, Samples, steps
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
@@ -46,19 +46,6 @@ SHORTEST = Shape(3, 9, 1)  # of a text of one letter, with the special tokens
 HOP_TOKENS = (1, 64, 256, 1024)
 HOPS = 50
 WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such as cuda:0"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The work of a measuring process."""
-
-    folder: Path  # of the backbone's version
-    state: Place | None
-    parameters: dict[str, str]  # of its engine
-    cores: tuple[int, ...]  # empty: all
-    rounds: int
-    label: str  # of the progress bar
-    show_progress: bool
 
 
 @dataclass(frozen=True)
@@ -98,24 +85,13 @@ def profile_repository(
     found: dict[str, BackboneProfile] = {}
     errors: list[FitError] = []
     for source in sources:
-        by_intra: dict[int, Samples] = {}
-        sizes: Sizes | None = None
+        measured: dict[int, tuple[BackboneProfile, Samples]] = {}
         for count in intra:
-            label = f"{source.name}, {count} device{'s' * (count > 1)} a stage"
-            given = Measurement(
-                folder=source.folder,
-                state=state,
-                parameters={**source.parameters, **device_parameters(devices[:count])},
-                cores=cores_of(devices[:count]),
-                rounds=rounds,
-                label=label,
-                show_progress=show_progress,
-            )
             with _busy(source.folder, cores_of(devices[count:])):
-                sizes, by_intra[count] = _apart(given)
-        assert sizes is not None  # `intra` is not empty
-        found[source.name] = _profile(source, state, sizes, by_intra, bool(cores_of(devices)), round_trips.get(source.name))
-        errors += [_error(found[source.name].times[count], samples) for count, samples in by_intra.items()]
+                measured[count] = _apart(source, devices[:count], state, rounds, show_progress)
+        own = _timed(measured, bool(cores_of(devices)), round_trips.get(source.name))
+        found[source.name] = own
+        errors += [_error(own.times[count], samples) for count, (_, samples) in measured.items()]
     error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
     return Profile(fingerprint(), found, _hop(devices, [source.config for source in sources]), error)
 
@@ -126,12 +102,8 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
     if not devices or twice is not None:
         raise InvalidInput(f"device {twice!r} is named twice: {WAY_OUT}" if twice else f"no devices are named: {WAY_OUT}")
     check_kind("--devices", devices)
-    cores, mine = cores_of(devices), os.sched_getaffinity(0)
-    missing = next((core for core in cores if core not in mine), None)
-    if missing is not None:
-        raise InvalidInput(
-            f"device {CORE}{missing} does not exist: there are {len(mine)} cores from {min(mine)} to {max(mine)}: {WAY_OUT}"
-        )
+    cores = cores_of(devices)
+    check_cores(cores)
     for device in devices:
         if not cores:
             resolve_device(device)
@@ -173,14 +145,17 @@ def fingerprint() -> dict[str, str]:
     return found | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
-def measure(given: Measurement) -> tuple[Sizes, Samples]:
-    """Measures in this process, on its cores."""
-    if given.cores:
-        os.sched_setaffinity(0, given.cores)
-        compute_with(len(given.cores))
-    sampler = Sampler(given.folder, Settings.read(given.parameters), given.state)
-    with tqdm(total=steps(given.rounds), desc=given.label, unit="batch", disable=not given.show_progress) as bar:
-        return sampler.sizes(), sampler.take(given.rounds, bar.update)
+def measure(
+    source: Source, devices: Sequence[str], state: Place | None, rounds: int, label: str, show_progress: bool
+) -> tuple[BackboneProfile, Samples]:
+    """Measures in this process, on the cores that these devices are. Returns the profile without times."""
+    if cores := cores_of(devices):
+        os.sched_setaffinity(0, cores)
+        compute_with(len(cores))
+    settings = Settings.read({**source.parameters, **device_parameters(devices)})
+    sampler = Sampler(source.folder, settings, state)
+    with tqdm(total=steps(rounds), desc=label, unit="batch", disable=not show_progress) as bar:
+        return sampler.profile(), sampler.take(rounds, bar.update)
 
 
 def device_parameters(devices: Sequence[str]) -> dict[str, str]:
@@ -190,14 +165,17 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
     return {"device": devices[0]}
 
 
-def _apart(given: Measurement) -> tuple[Sizes, Samples]:
+def _apart(
+    source: Source, devices: Sequence[str], state: Place | None, rounds: int, show_progress: bool
+) -> tuple[BackboneProfile, Samples]:
+    label = f"{source.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(measure, given).result()
+            return process.submit(measure, source, devices, state, rounds, label, show_progress).result()
         except BrokenProcessPool:
             raise Internal(
-                f"the process that measured {given.label} was killed: see its messages above, or whether the machine has "
-                "enough memory"
+                f"the process that measured {label} was killed: see its messages above, or whether the machine has enough "
+                "memory"
             ) from None
 
 
@@ -236,42 +214,18 @@ def _keep_busy(folder: Path, core: int, begun: Event, stop: Event) -> None:
         begun.set()
 
 
-def _profile(
-    source: Source,
-    state: Place | None,
-    sizes: Sizes,
-    by_intra: dict[int, Samples],
-    on_cores: bool,
-    round_trip: RoundTrip | None,
+def _timed(
+    measured: Mapping[int, tuple[BackboneProfile, Samples]], on_cores: bool, round_trip: RoundTrip | None
 ) -> BackboneProfile:
-    backbone = Backbone(source.folder, state)
-    snapshot = backbone.view.snapshot
-    settings = Settings.read(source.parameters)
-    tenants: dict[str, list[str]] = {}
-    for tenant in snapshot.tenants:
-        tenants.setdefault(tenant.domain, []).append(tenant.id)
-    parents = {table.meta.domain: table.meta.parent for table in backbone.view.forest.tables()}
-    times = {count: _layer_terms(samples) for count, samples in by_intra.items()}
-    fewest = min(by_intra)
-    samples = by_intra[fewest]
+    """Returns a profile with its times. `measured`: by the number of devices a stage."""
+    times = {count: _layer_terms(samples) for count, (_, samples) in measured.items()}
+    fewest = min(measured)
+    own, samples = measured[fewest]
     inside = fitted(samples.shapes[: samples.fitted_to], samples.around_ns[: samples.fitted_to])
     core, around = _outside(sum(times[fewest], Terms()), inside, round_trip, fewest)
-    return BackboneProfile(
-        layers=source.config.upper_layers,
-        precision=settings.precision.name,
-        export=snapshot.export,
-        tenants={domain: tuple(names) for domain, names in tenants.items()},
-        parents={domain: parent for domain, parent in parents.items() if parent is not None},
-        entry_bytes=sizes.entry,
-        layer_bytes=tuple(sizes.layers),
-        table_bytes=sizes.tables,
-        record_bytes=sizes.record,
-        slots=settings.slots,
-        slot_bytes=sizes.slot,
-        times=times,
-        around=around if on_cores else around + core,  # a GPU does not wait for the work of cores
-        core=core if on_cores else Terms(),
-    )
+    if not on_cores:  # a GPU does not wait for the work of cores
+        core, around = Terms(), around + core
+    return replace(own, times=times, around=around, core=core)
 
 
 def _outside(layers: Terms, inside: Terms, round_trip: RoundTrip | None, devices: int) -> tuple[Terms, Terms]:

@@ -13,20 +13,14 @@ from hplm.placement.workload import Trace, span_ns
 
 def divided(trace: Trace, search_seconds: float, test_seconds: float) -> tuple[Trace, Trace]:
     """Returns the end of a trace in two parts: one to search with, and the one after it, to test with."""
-    end = int(trace.arrival_ns[-1]) + 1
-    test_from = end - span_ns(test_seconds)
-    if test_from <= int(trace.arrival_ns[0]):
+    test_from = int(trace.arrival_ns[-1]) + 1 - span_ns(test_seconds)
+    search_from = test_from - span_ns(search_seconds)
+    if not ((search_from <= trace.arrival_ns) & (trace.arrival_ns < test_from)).any():
         raise InvalidInput(
-            f"the trace has {trace.seconds:,.0f} s ({trace.source}), so none are left to search with before the last "
-            f"{test_seconds:,g} s: give journals of a longer time, or a shorter --test-seconds"
+            f"no requests are left to search with: none came in the {search_seconds:,g} s before the last {test_seconds:,g} s "
+            f"({trace.source}). Give journals of a longer time, a longer --search-seconds, or a shorter --test-seconds"
         )
-    first, last = np.searchsorted(trace.arrival_ns, (test_from - span_ns(search_seconds), test_from))
-    if first == last:
-        raise InvalidInput(
-            f"the {search_seconds:,g} s before the last {test_seconds:,g} s have no requests ({trace.source}): give a longer "
-            "--search-seconds, or other journals"
-        )
-    return trace.only(np.arange(int(first), int(last))), trace.between(test_from, end)
+    return trace.between(search_from, test_from), trace.last(test_seconds)
 
 
 @dataclass(frozen=True, eq=False)

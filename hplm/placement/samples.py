@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
-from hplm.placement.profile import Shape
+from hplm.placement.profile import BackboneProfile, Shape, Terms
 from hplm.registry.store import Place
 from hplm.tenants.snapshot import Tenant
 
@@ -38,17 +39,6 @@ WARMING = 1  # rounds that do not count
 def steps(rounds: int) -> int:
     """Returns how many batches are measured."""
     return (WARMING + rounds) * (len(EVEN) + HELD_OUT)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The memory of a backbone as it is opened here, in bytes."""
-
-    layers: list[int]
-    entry: int
-    tables: dict[str, int]  # by domain
-    record: int  # of a tenant, on average
-    slot: int  # of every layout, over all layers
 
 
 @dataclass(frozen=True)
@@ -81,26 +71,39 @@ class Sampler:
         self._ends: list[int] = []
         self._engine.after_layers(lambda: self._ends.append(time.perf_counter_ns()))
 
-    def sizes(self) -> Sizes:
-        backbone, view = self._backbone, self._backbone.view
-        precision = self._settings.precision
-        upper = backbone.upper()
+    def profile(self) -> BackboneProfile:
+        """Returns what the backbone is and the memory that it takes, without times."""
+        view, settings = self._backbone.view, self._settings
+        snapshot, tables = view.snapshot, view.forest.tables()
+        precision, upper = settings.precision, self._backbone.upper()
 
         def weights(module: nn.Module) -> int:
             products, others = 1 if precision.eight_bits else precision.dtype.itemsize, precision.dtype.itemsize
             return sum(one.numel() * (products if one.ndim > 1 else others) for one in module.parameters())
 
-        tables: dict[str, int] = {}
-        for table in view.forest.tables():
-            tables[table.meta.domain] = tables.get(table.meta.domain, 0) + sum(table.meta.sizes().values())
-        records = [record for tenant in view.snapshot.tenants for record in tenant.records()]
-        layers = [weights(layer) for layer in upper.layers]
-        return Sizes(
-            layers=layers,
-            entry=weights(upper) - sum(layers),
-            tables=tables,
-            record=sum(Layout.of(record.layout).weight_bytes for record in records) // len(view.snapshot.tenants),
-            slot=self._stager.device_bytes // self._settings.slots,
+        tenants: dict[str, tuple[str, ...]] = {}
+        for tenant in snapshot.tenants:
+            tenants[tenant.domain] = (*tenants.get(tenant.domain, ()), tenant.id)
+        table_bytes: Counter[str] = Counter()
+        for table in tables:
+            table_bytes[table.meta.domain] += sum(table.meta.sizes().values())
+        parents = {table.meta.domain: table.meta.parent for table in tables}
+        records = [record for tenant in snapshot.tenants for record in tenant.records()]
+        layers = tuple(weights(layer) for layer in upper.layers)
+        return BackboneProfile(
+            layers=self._layers,
+            precision=precision.name,
+            export=snapshot.export,
+            tenants=tenants,
+            parents={domain: parent for domain, parent in parents.items() if parent is not None},
+            entry_bytes=weights(upper) - sum(layers),
+            layer_bytes=layers,
+            table_bytes=dict(table_bytes),
+            record_bytes=sum(Layout.of(record.layout).weight_bytes for record in records) // len(snapshot.tenants),
+            slots=settings.slots,
+            slot_bytes=self._stager.device_bytes // settings.slots,
+            times={},
+            around=Terms(),
         )
 
     def take(self, rounds: int, measured: Callable[[int], object] = lambda _: None) -> Samples:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.placement.left_out import NOTHING, LeftOut
+from hplm.placement.left_out import LeftOut
 from hplm.simulate.arrivals import SECOND
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
@@ -24,7 +24,7 @@ class Trace:
     tokens: Array
     timeout_ns: Array  # from arrival to deadline; 0: none
     source: str = "synthetic"
-    left_out: LeftOut = NOTHING
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def __post_init__(self) -> None:
         if not len(self.arrival_ns):
@@ -65,7 +65,12 @@ class Trace:
 
     def between(self, start_ns: int, end_ns: int) -> Trace:
         first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
-        return self.only(np.arange(int(first), int(last)))
+        part = self.only(np.arange(int(first), int(last)))
+        return replace(part, left_out=self.left_out.between(start_ns, end_ns))
+
+    def last(self, seconds: float) -> Trace:
+        """Returns the last so many seconds."""
+        return self.between(int(self.arrival_ns[-1]) + 1 - span_ns(seconds), np.iinfo(np.int64).max)
 
     def busiest(self, seconds: float) -> Trace:
         """Returns the part of so many seconds that has the most requests."""
@@ -86,19 +91,16 @@ class Trace:
         """Returns the same requests at so many times their rate. Their deadlines stay as far away."""
         if factor == 1:
             return self
-        arrival_ns = (self.arrival_ns / factor).astype(np.int64)
-        return replace(self, arrival_ns=arrival_ns, source=f"{self.source}, rate x {factor:g}")
+        arrival_ns, left_out_ns = ((own / factor).astype(np.int64) for own in (self.arrival_ns, self.left_out.arrival_ns))
+        left_out = replace(self.left_out, arrival_ns=left_out_ns)
+        return replace(self, arrival_ns=arrival_ns, source=f"{self.source}, rate x {factor:g}", left_out=left_out)
 
     def with_timeouts(self, timeout_ns: Array) -> Trace:
         return replace(self, timeout_ns=np.maximum(1, timeout_ns).astype(np.int64))
 
-    def expect_known(self, last_s: float | None = None) -> Trace:
-        """Refuses a trace that leaves too much out. Returns it with what it leaves out of its last seconds (None: of all)."""
-        start = None if last_s is None else int(self.arrival_ns[-1]) + 1 - span_ns(last_s)
-        left_out = self.left_out if start is None else self.left_out.since(start)
-        known = len(self) if start is None else len(self) - int(np.searchsorted(self.arrival_ns, start))
-        left_out.expect_few(known, self.source)
-        return replace(self, left_out=left_out)
+    def expect_known(self) -> None:
+        """Refuses a trace that leaves too much out."""
+        self.left_out.expect_few(len(self), self.source)
 
     def expect_deadlines(self) -> None:
         if (self.timeout_ns <= 0).any():

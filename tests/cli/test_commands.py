@@ -104,6 +104,7 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
     "words, named",
     [
         ("tenat list", "tenant"), ("tenant shw x", "show"), ("export --stor s", "--store"),
+        ("place renew now.json --to next.json", "place search --current"),
         ("domain inspect --store s --name n --top many", "--top"), ("tenant show x y", "'y'"),
         ("place profile --repository r --to t --devices cpu:0 cpu:1", "'cpu:1'"),
     ],

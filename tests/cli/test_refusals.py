@@ -35,6 +35,7 @@ def words(made, built, toy, tmp_path_factory):
     repository, store = f"--repository {made}/repository", f"--store {made}/store"
     problem = f"--cluster {folder}/c.json --profiles {folder}/p.json --trace {folder}/t.jsonl"
     searched = f"{problem} --slo-scale 4 --to {folder}/placement.json"
+    renewing = f"--current {folder}/now.json --search-seconds 6 --test-seconds 2 --to {folder}/next.json"
     assert main(f"backup {repository} --state {made}/state --to {folder}/saved".split()) == 0
     return {
         "tmp": folder,
@@ -46,7 +47,7 @@ def words(made, built, toy, tmp_path_factory):
         "chat": f"build tenant --store {folder}/chat --id acme",
         "problem": problem,
         "search": f"place search {searched}",
-        "renew": f"place renew {folder}/now.json {searched} --search-seconds 6 --test-seconds 2 --to {folder}/next.json",
+        "renew": f"place search {searched} {renewing}",
         "profile": f"place profile --repository {toy.repository} --to {folder}/p2.json",
         "evaluate": f"evaluate {store} --id tenant-3 --test {folder}/data.jsonl",
         "import": f"import {store} --id new --device cpu --from",
@@ -109,7 +110,7 @@ PLACING = [
         (f"{{profile}} --devices {devices}", named)
         for devices, named in (
             ("CORE,CORE", [CORE, "twice"]),
-            ("cpu:99999", ["cpu:99999"]),
+            ("cpu:99999", [99999, CORE.removeprefix("cpu:")]),
             ("tpu:0", ["tpu:0"]),
             ("CORE,cuda:0", ["cuda:0", "kinds"]),
             ("CORE --intra 2", ["--intra 2"]),
@@ -129,6 +130,7 @@ PLACING = [
     ("{search} --hot b0/z", ["b0/z"]),
     ("{search} --confirm-seconds nan", ["--confirm-seconds", "nan"]),
     ("{search} --to {tmp}/none/placement.json", ["{tmp}/none", "--to"]),
+    ("{search} --least-gain 2 --test-seconds 5", ["--least-gain", "--test-seconds", "--current"]),
     ("{renew} --to {tmp}/./now.json", ["--to", "now.json"]),
     ("{renew} --to {tmp}/none/next.json", ["--to", "{tmp}/none"]),
     ("{renew} --test-seconds 0", ["seconds", 0.001]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hplm.cluster.description import ClusterDescription, Pool, Replica, is_address
-from hplm.cluster.pools import divided, placed_pools, replicas_of
+from hplm.cluster.pools import divided, one_pool, placed_pools
 from hplm.cluster.routes import homes_of, routes_of
 from hplm.errors import InvalidInput
 from hplm.placement.placement import Group
@@ -132,7 +132,7 @@ def test_a_tenant_that_no_pool_takes_is_a_conflict():
 
 def test_each_replica_gets_as_many_cores():
     assert divided((0, 1, 2, 3), 2) == [(0, 1), (2, 3)] and divided((0, 1, 2), 2) == [(0,), (1, 2)]
-    found = [(replica.id, replica.name, replica.cores) for replica in (*replicas_of(HERE, 2), *replicas_of(HERE, 1, MINE))]
+    found = [(replica.id, replica.name, replica.cores) for replica in (*one_pool(HERE, 2), *one_pool(HERE, 1, MINE))]
     assert found == [(1, "replica-1", ()), (2, "replica-2", ()), (1, "replica-1", MINE)]
 
 
@@ -142,14 +142,8 @@ def group(name, *units, devices=("cuda:0",), machine="here"):
 
 def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
     groups = [group("A", "toy/a", "toy/b", devices=(f"cpu:{MINE[-1]}",)), group("C", "toy/c"), group("B", "toy/b", "toy/a")]
-    repositories = {name: tmp_path / name for name in "ABC"}
-    first, second = placed_pools(groups, repositories)
-    assert (first.name, first.repository) == ("a", tmp_path / "A")
-    assert [(replica.id, replica.repository.name, replica.cores) for replica in first.replicas] == [
-        (1, "A", MINE[-1:]),
-        (2, "B", ()),
-    ]
-    assert second.name == "c" and [replica.id for replica in second.replicas] == [3]
+    found = [[(own.id, own.pool, own.repository, own.cores) for own in pool] for pool in placed_pools(groups, tmp_path)]
+    assert found == [[(1, "a", tmp_path / "A", MINE[-1:]), (2, "a", tmp_path / "B", ())], [(3, "c", tmp_path / "C", ())]]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +152,7 @@ def test_groups_with_the_same_units_are_replicas_of_a_pool(tmp_path):
 )
 def test_what_cannot_be_divided_is_refused(count, cores, what):
     with pytest.raises(InvalidInput, match=what):
-        replicas_of(HERE, count, cores)
+        one_pool(HERE, count, cores)
 
 
 @pytest.mark.parametrize(
@@ -171,4 +165,4 @@ def test_what_cannot_be_divided_is_refused(count, cores, what):
 )
 def test_groups_that_are_no_pools_are_refused(tmp_path, groups, what):
     with pytest.raises(InvalidInput, match=what):
-        placed_pools(groups, dict.fromkeys(("one", "two"), tmp_path))
+        placed_pools(groups, tmp_path)

@@ -49,7 +49,7 @@ class Asker:
     def ask(self, tenant_id, texts, pairs=None, truncate=False, confidence=False, **asked):
         """`asked`: what else the head of the form says."""
         view = self.backbone.view
-        asked["arrival_ns"] = time.monotonic_ns()
+        asked.setdefault("arrival_ns", time.monotonic_ns())
         form = self.lookup.resolve(view, view.snapshot.find(tenant_id), texts, pairs, truncate, **asked)
         with self._arrived:
             number = len(self.answers)

@@ -3,15 +3,18 @@
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.settings import Settings
 from hplm.errors import Internal
 from hplm.placement.fit import fit_error, fitted
-from hplm.placement.measuring import Measurement, RoundTrip, measure, profile_repository, sources_of
+from hplm.placement.measuring import RoundTrip, profile_repository, sources_of
 from hplm.placement.profile import Shape, Terms
+from hplm.placement.samples import Sampler
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import refusing
 from tests.support.wait import eventually
@@ -23,17 +26,17 @@ SHAPES = [Shape.of(RNG.integers(1, 200, RNG.integers(1, 30))) for _ in range(40)
 
 def test_the_measured_texts_have_many_lengths(toy):
     (source,) = sources_of(toy.repository)
-    _, samples = measure(Measurement(source.folder, None, {**source.parameters, "threads": "1"}, (), 1, "toy", False))
+    samples = Sampler(source.folder, Settings.read({**source.parameters, "threads": "1"})).take(1)
     alone = [shape for shape in samples.shapes if shape.texts == 1]
     assert len({shape.tokens for shape in alone}) > 3 and all(shape.scores == shape.tokens**2 for shape in alone)
 
 
 @pytest.mark.slow
 def test_a_profile_is_measured_in_processes_of_its_own(toy):
-    """Takes seconds: a process for each number of devices computes every batch."""
+    """Takes seconds: a process for each number of devices computes every batch. The repository may be for other devices."""
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
-    sources = sources_of(toy.repository)
+    sources = [replace(one, parameters={**one.parameters, "device": "cuda:0"}) for one in sources_of(toy.repository)]
     profile = profile_repository(
         sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": RoundTrip(9e9, 4e9)}, show_progress=False
     )

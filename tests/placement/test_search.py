@@ -204,10 +204,9 @@ def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
 
 
 def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_with():
-    with refusing(InvalidInput, "--test-seconds", "a test"):
-        divided(_trace(0, 5), search_seconds=10, test_seconds=6)
-    with refusing(InvalidInput, "--search-seconds", "a test"):
-        divided(_trace(0, 50), search_seconds=10, test_seconds=6)
+    for at in (5, 50):
+        with refusing(InvalidInput, "--search-seconds", "--test-seconds", "a test"):
+            divided(_trace(0, at), search_seconds=10, test_seconds=6)
 
 
 @pytest.mark.parametrize(

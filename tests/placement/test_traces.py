@@ -14,16 +14,20 @@ from testing.random_trace import random_trace
 from tests.placement.problems import backbone_profile, profile, profile_of
 from tests.support.message import mentions, refusing
 
-UNITS = {"x": "b0/law", "y": "b1/law"}
-REQUEST = {"request": "r", "tenant": "x", "outcome": "ok", "texts": 1, "tokens": 5, "taken": 0, "deadline": 0}
-
-
-HALF = '{"request": "r", "ten'
-CLOCK = {"clock": 1.0, "wall": 1e9}
-ASKED = {**REQUEST, "arrived": 2.0}
+UNITS = {"x": "b0/law", "y": "b1/law", "b0/x": "b0/law", "b1/y": "b1/law"}
 EARLY = {"arrival": 1, "tokens": 2, "tenant": "x"}
-TIMES = (5000.0, 5000.1), (4999.0, 5000.2), (7.0, 7.1)  # the third is of another boot
-TWO_BOOTS = [{**REQUEST, "arrived": arrived, "answered": answered} for arrived, answered in TIMES]
+HALF = '{"request": "r", "ten'
+
+
+def _asked(at, name="b0/x", **changed):
+    """Returns the line of a request in a journal, of a machine that was started a billion seconds after the epoch."""
+    backbone, tenant = name.split("/")
+    own = {"backbone": backbone, "tenant": tenant, "texts": 1, "tokens": 5, "arrived": at, "wall": 1e9 + at, "deadline": 0}
+    return {"request": "r", **own, **changed}
+
+
+BATCH = {"batch": 1, "texts": 3, "tokens": 25, "stages": {}, "backbone": "b0"}
+OLD = {key: value for key, value in _asked(1.0).items() if key != "wall"}  # before it, there was a line with both clocks
 
 
 def _written(tmp_path, *lines, name="trace.jsonl"):
@@ -39,9 +43,8 @@ def _written(tmp_path, *lines, name="trace.jsonl"):
         ("a recorded trace.jsonl", [
             {"arrival": 2.0, "tokens": 7, "tenant": "y", "deadline_ms": 30}, {"arrival": 2.5, "tokens": 9, "unit": "b0/law"},
         ], [0, 0.5], [1, 0], [7, 9], [0.03, 0]),
-        ("a journal of an older version with a request of two texts.jsonl", [
-            {**REQUEST, "arrived": 11.0, "texts": 2, "tokens": 20, "deadline": 11.25},
-            {"batch": 1, "texts": 3, "tokens": 25, "stages": {}}, {**REQUEST, "arrived": 10.0, "tenant": "y"},
+        ("a journal with a request of two texts.jsonl", [
+            _asked(11.0, texts=2, tokens=20, deadline=11.25), BATCH, _asked(10.0, "b1/y"),
         ], [0, 1, 1], [1, 0, 0], [5, 10, 10], [0, 0.25, 0.25]),
     ],
 )  # fmt: skip
@@ -53,71 +56,48 @@ def test_a_file_is_read_with_the_units_of_its_tenants(tmp_path, name, lines, arr
 
 
 def test_journals_are_read_together_by_the_wall_clock_and_over_a_restart_of_the_machine(tmp_path):
-    """The machine of the first one starts anew after its first request, that of the second one never."""
-    b0, b1 = {**REQUEST, "backbone": "b0", "tenant": "a"}, {**REQUEST, "backbone": "b1", "tenant": "a"}
+    """The machine of the first one starts anew after its first request. A server without requests has an empty journal."""
     here = _written(
         tmp_path,
-        {"clock": 5000.0, "wall": 1e9, "backbone": "b0"},
-        {**b0, "arrived": 5001.0, "answered": 5001.5},
-        {"clock": 7.0, "wall": 1e9 + 100, "backbone": "b0"},
-        {**b0, "arrived": 8.0, "answered": 8.5, "deadline": 8.25},
-        {**b1, "arrived": 8.125, "answered": 8.75},
+        _asked(5001.0, "b0/a", wall=1e9 + 1),
+        _asked(8.125, "b1/a", wall=1e9 + 101.125),
+        _asked(8.0, "b0/a", wall=1e9 + 101, deadline=8.25),
         name="here.jsonl",
     )
-    there = _written(
-        tmp_path,
-        {"clock": 40.0, "wall": 1e9 + 40, "backbone": "b1"},
-        {**b1, "arrived": 50.0, "answered": 50.5},
-        {"batch": 3, "texts": 1, "tokens": 5, "stages": {}, "backbone": "b1"},
-        name="there.jsonl",
-    )
+    there = _written(tmp_path, BATCH, _asked(50.0, "b1/a"), name="there.jsonl")
     own = profile(8.0, 8.0)
-    trace = read_trace([here, there], units_by_name(own, units_of(own)))
+    trace = read_trace([here, _written(tmp_path, name="empty.jsonl"), there], units_by_name(own, units_of(own)))
     assert [trace.names[number] for number in trace.unit] == ["b0/law", "b1/law", "b0/law", "b1/law"]
-    assert trace.arrival_ns.tolist() == [0, 49 * SECOND, 100 * SECOND, 100 * SECOND + SECOND // 8]
+    assert (trace.arrival_ns / SECOND).tolist() == pytest.approx([0, 49, 100, 100.125], abs=1e-6)
     assert trace.timeout_ns.tolist() == [0, 0, SECOND // 4, 0]
-    alone = read_trace([here], units_by_name(own, units_of(own)))
-    assert alone.arrival_ns.tolist() == [0, 100 * SECOND, 100 * SECOND + SECOND // 8]
 
 
-@pytest.mark.parametrize(
-    "lines, requests, halves",
-    [
-        ([CLOCK, ASKED, HALF, CLOCK, ASKED], 2, 1),
-        ([HALF, CLOCK, ASKED], 1, 1),
-        ([CLOCK, ASKED, HALF, "", CLOCK, ASKED, HALF, CLOCK], 2, 3),
-    ],
-)
-def test_what_a_killed_server_has_left_before_the_next_one_began_is_counted_and_left_out(tmp_path, lines, requests, halves):
-    path = _written(tmp_path, *lines)
+def test_what_killed_servers_have_left_is_counted_and_left_out(tmp_path):
+    path = _written(tmp_path, HALF, _asked(1.0), HALF + json.dumps(_asked(2.0)), "", "[" * 10_000, "[1]", _asked(3.0))
     trace = read_trace([path], UNITS)
-    assert len(trace) == requests and mentions(trace.source, f"{halves} half lines")
+    assert trace.arrival_ns.tolist() == [0, 2 * SECOND] and mentions(trace.source, "5 broken lines")
     with open(path, "a") as file:
         file.write(HALF)  # a server is writing it just now
-    assert len(read_trace([path], UNITS)) == requests
-
-
-def _asked(at, name):
-    backbone, tenant = name.split("/")
-    return {**REQUEST, "arrived": at, "backbone": backbone, "tenant": tenant}
+    assert len(read_trace([path], UNITS)) == 2
 
 
 def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
     own = profile(8.0)
     asked = [(2.0, "b0/new"), (3.0, "b0/a"), (4.0, "b9/a"), (5.0, "b0/new"), (6.0, "b0/b")]
-    path = _written(tmp_path, {**CLOCK, "backbone": "b0"}, *(_asked(at, name) for at, name in asked))
+    path = _written(tmp_path, *(_asked(at, name) for at, name in asked), _asked(7.0, "b0/new", texts=2))
     trace = read_trace([path], units_by_name(own, units_of(own)))
     assert trace.arrival_ns.tolist() == [0, 3 * SECOND]
-    assert trace.left_out.figures == {"requests": 3, "tenants": 2, "most": ["b0/new", "b9/a"]}
-    assert len(trace.left_out.since(SECOND)) == 2 and len(trace.left_out.since(2 * SECOND)) == 1
-    with refusing(InvalidInput, "60.0%", "b0/new", "b9/a"):
+    assert trace.left_out.figures == {"requests": 5, "tenants": 2, "most": ["b0/new", "b9/a"]}
+    assert [len(trace.last(seconds).left_out) for seconds in (1, 2, 3)] == [2, 3, 4]
+    assert [len(trace.at_rate(2.0).last(seconds).left_out) for seconds in (1, 2, 3)] == [3, 4, 5]
+    with refusing(InvalidInput, "71.4%", "b0/new", "b9/a"):
         trace.expect_known()
 
 
 def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
     own = profile_of(bert=backbone_profile(tenants={"root": ("law",), "law": ("a",)}))
     units = units_by_name(own, units_of(own))
-    rows = {**CLOCK, "backbone": "bert"}, _asked(1.0, "bert/law"), _asked(2.0, "bert/a")
+    rows = _asked(1.0, "bert/law"), _asked(2.0, "bert/a")
     trace = read_trace([_written(tmp_path, *rows)], units)
     assert [trace.names[number] for number in trace.unit] == ["bert/root", "bert/law"]
     recorded = _written(tmp_path, {"arrival": 1, "tokens": 2, "unit": "bert/law"})
@@ -127,21 +107,21 @@ def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
 @pytest.mark.parametrize(
     "lines, named",
     [
-        ([CLOCK, HALF, ASKED, CLOCK], ("line 2", "JSON")),
-        ([CLOCK, ASKED, HALF, HALF], ("line 3", "JSON")),
-        ([CLOCK, ASKED, "[" * 10_000], ("line 3", "JSON")),
-        ([CLOCK, ASKED, HALF + json.dumps(CLOCK), ASKED], ("line 3", "JSON")),
+        ([EARLY, HALF], ("line 2", "JSON")),
         ([HALF, EARLY], ("line 1", "JSON")),
-        (TWO_BOOTS, ("line 3", "4,993", "clock")),
-        ([[1]], ("line 1",)),
-        *(([{**CLOCK, "wall": wall}, ASKED], ()) for wall in ("then", None, float("nan"), 1e300)),
+        ([[1]], ("line 1", "JSON")),
+        ([BATCH, OLD], ("line 2", "wall", "new journal")),
+        ([{"clock": 1.0, "wall": 1e9}, OLD], ("line 2", "wall", "new journal")),
+        *(([_asked(1.0, wall=wall)], ("line 1",)) for wall in ("then", None, float("nan"), 1e300)),
         ([], ("no requests",)),
+        ([BATCH], ("no requests",)),
         ([{"batch": 1, "texts": 3}], ("line 1",)),
         ([{**EARLY, "arrival": 2}, EARLY], ("backwards", 2)),
         ([{**EARLY, "tenant": "z"}], ("'z'", "line 1")),
         ([{**EARLY, "tokens": 0}], (0, "tokens")),
         ([{**EARLY, "tokens": 3_000_000_000}], (3_000_000_000, 1 << 20)),
-        ([{**EARLY, "arrival": 1e30}], ("64 bits",)),
+        ([{**EARLY, "arrival": 1e30}], ("line 1", "64 bits")),
+        ([{**EARLY, "deadline_ms": 1e30}], ("line 1", "64 bits")),
     ],
 )
 def test_a_bad_trace_is_refused_by_its_file_and_line(tmp_path, lines, named):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None and call.excinfo is not None:
-        ours = [one for one in call.excinfo.traceback if "tests" in one.path.parts and "site-packages" not in one.path.parts]
+        files = [(one, Path(one.path).parts) for one in call.excinfo.traceback]  # of generated code a path is a string
+        ours = [one for one, parts in files if "tests" in parts and "site-packages" not in parts]
         said = [one for one in ours if str(one.path) != crash.path][-1:] if crash.path != str(item.path) else []
         if not WORDED.match(crash.message):
             said += [one for one in ours if (str(one.path), one.lineno + 1) == (crash.path, crash.lineno)][-1:]
