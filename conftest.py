@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from builder.worker_processes import processes_that_fit
 
-pytest_plugins = ["tests.support.failures"]
+pytest_plugins = ["tests.support.failures", "tests.support.needed"]
 pytest.register_assert_rewrite("tests")  # helpers say which values differ, as tests do
 MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started

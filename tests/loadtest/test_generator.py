@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import ssl
 import threading
 from collections import Counter
@@ -20,6 +19,7 @@ from loadtest.load import Report
 from loadtest.proxy import make_certificate
 from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
+from tests.support.needed import debian_program
 from tests.support.wait import Clock
 
 pytestmark = pytest.mark.timeout(300)
@@ -42,8 +42,7 @@ def loaded(server: SmallServer, **limits: object) -> Report:
 
 
 def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on PATH")
+    debian_program("openssl")
     certificate, pair = make_certificate(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(pair)
