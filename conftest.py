@@ -16,10 +16,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from builder.worker_processes import processes_that_fit
 
-pytest_plugins = ["tests.support.failures"]
+pytest_plugins = ["tests.support.failures", "tests.support.needed"]
 pytest.register_assert_rewrite("tests")  # helpers say which values differ, as tests do
 MOST = 8  # processes; with more, the longest module decides when all are done
 BYTES_EACH = 3 << 30  # of a process with torch, and of the server that it has started
+LONGEST_NAME = 80  # characters of a value in a test's name
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
@@ -61,6 +62,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leaves out files of slow tests alone when only others are to run: what they import takes seconds."""
     if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
         return SLOW_AS_A_WHOLE.search(collection_path.read_text("utf-8")) is not None or None
+    return None
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a long value by its beginning: some have a megabyte."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_NAME:
+        return ascii(val[:LONGEST_NAME])[:LONGEST_NAME]
     return None
 
 

@@ -27,7 +27,9 @@ class Proxy:
 
 
 @contextmanager
-def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settings: object) -> Iterator[Proxy]:
+def reverse_proxy(
+    folder: Path, http_url: str, grpc_url: str, backbones: str, config: Path = CONFIG, **settings: object
+) -> Iterator[Proxy]:
     """Starts a proxy that writes its log and certificate into the folder. `settings`: variables of its configuration."""
     haproxy = program("haproxy", "haproxy")
     folder.mkdir(exist_ok=True)
@@ -47,7 +49,7 @@ def reverse_proxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **
             "HPLM_DOOR_LUA": CONFIG.parent / "door.lua",
             **settings,
         }
-        command = [*(REAL_TIME if _may_be_real_time() else ()), haproxy, "-db", "-f", str(CONFIG)]
+        command = [*(REAL_TIME if _may_be_real_time() else ()), haproxy, "-db", "-f", str(config)]
         process = Process(
             "haproxy", ["env", *(f"{name}={value}" for name, value in environment.items()), *command], folder / "log"
         )

@@ -19,6 +19,7 @@ from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths
 HMI_PERIOD, HMI_REQUESTS = 20.0, 100  # of each tenant (HMI 7.4)
 BURST_USERS, BURST_APART, BURST_PERIOD, BURST_REQUESTS = 250, 0.05, 1.2, 50  # HMI 7.4
 TCB = Lengths(mean=20, variance=20, least=3, most=100)
+LONGEST = 1_000_000  # tokens; more is a slip
 ANSWERS = Lengths(mean=40, least=8, most=128)  # tokens of generated answers, geometrically distributed
 
 
@@ -66,14 +67,20 @@ def lengths_of(given: str) -> Lengths:
     kind, _, numbers = given.partition(":")
     try:
         if not numbers:
-            return fixed(int(kind))
-        mean, variance, *bounds = (float(number) for number in numbers.split(","))
-        least, most = (int(bound) for bound in bounds) if bounds else (TCB.least, TCB.most)
-        if kind != "normal" or not math.isfinite(mean) or not 0 <= variance < math.inf or not 3 <= least <= most:
+            found = fixed(int(kind))
+        else:
+            mean, variance, *bounds = (float(number) for number in numbers.split(","))
+            least, most = (int(bound) for bound in bounds) if bounds else (TCB.least, TCB.most)
+            if kind != "normal" or not math.isfinite(mean) or not 0 <= variance < math.inf:
+                raise ValueError
+            found = Lengths(mean, variance, least, most)
+        if not TCB.least <= found.least <= found.most <= LONGEST:
             raise ValueError
-        return Lengths(mean, variance, least, most)
+        return found
     except (ValueError, OverflowError):
-        raise InvalidInput(f"lengths {given!r}: give a number of tokens, or normal:MEAN,VARIANCE[,LEAST,MOST]") from None
+        raise InvalidInput(
+            f"lengths {given!r}: give a number of tokens from {TCB.least} to {LONGEST:,}, or normal:MEAN,VARIANCE[,LEAST,MOST]"
+        ) from None
 
 
 def steady(mix: Mix, seed: int = 0, period: float = HMI_PERIOD) -> Arrivals:

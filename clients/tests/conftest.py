@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from client_fakes import WAYS, Way
 from triton_fakes import FakeTriton
 
 from loadtest.proxy import make_certificate
+from tests.support.needed import debian_program
 from tests.support.servers import _server_is_well, server, servers  # noqa: F401
 
 
@@ -42,6 +42,5 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The files of a certificate for localhost and 127.0.0.1, and of the same with its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on PATH")
+    debian_program("openssl")
     return make_certificate(tmp_path_factory.mktemp("tls"))

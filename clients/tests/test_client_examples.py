@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from triton_fakes import Refusal
+
+from tests.support.needed import needs_program
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PYTHON = ("hplm_client_sync", "hplm_client_async", "tritonclient_plain")
@@ -21,7 +22,7 @@ TEXT = 'say "naïve" \\ 文字'
     ("script", "protocol"),
     [
         *((f"{kind}.py", protocol) for kind in PYTHON for protocol in ("http", "grpc")),
-        pytest.param("curl.sh", "http", marks=pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")),
+        pytest.param("curl.sh", "http", marks=needs_program("curl")),
     ],
 )
 def test_an_example_prints_the_answer(fake, script, protocol):
@@ -39,7 +40,7 @@ def test_an_example_prints_the_answer(fake, script, protocol):
         assert "[no_tenant]" in done.stdout + done.stderr and (done.returncode != 0) == (script == "curl.sh")
 
 
-@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+@needs_program("curl")
 def test_the_command_of_the_readme_is_answered(fake):
     (command,) = re.findall(r"```sh\n(curl .*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
     command = command.replace("curl ", "curl --silent ", 1).replace("127.0.0.1:8000", fake.http_url)

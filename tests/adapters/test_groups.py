@@ -14,12 +14,10 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.runs import Runs
 from hplm.adapters.tiles import Tiles
 from tests.support.device import needs_cuda
+from tests.support.needed import needs_kernel
 
 CPU = torch.device("cpu")
 MOST_ROWS = 60  # of a piece of work, in kernel.c
-needs_kernel = pytest.mark.skipif(
-    not kernels.fits(CPU, torch.float32, []), reason="no C compiler at installation, or no processor of its kind"
-)
 
 
 @pytest.mark.parametrize("kind", [Tiles, Runs])
@@ -93,7 +91,7 @@ def _lying(slots, outputs, inputs, generator):
     return torch.randn(slots, inputs, outputs, generator=generator).mT
 
 
-@needs_kernel
+@needs_kernel(kernels)
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 2 * MOST_ROWS + 3), min_size=1, max_size=6),
@@ -123,7 +121,7 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
             assert torch.allclose(mine, expected, atol=1e-3, rtol=1e-4)
 
 
-@needs_kernel
+@needs_kernel(kernels)
 def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
     generator = torch.Generator().manual_seed(0)
     down, up = _lying(3, 32, 64, generator), _lying(3, 64, 32, generator)
@@ -135,7 +133,7 @@ def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
     assert torch.equal(together, alone)
 
 
-@needs_kernel
+@needs_kernel(kernels)
 def test_what_is_no_number_does_not_become_one():
     down, up = torch.full((1, 4, 16), torch.nan).mT, torch.ones(1, 16, 16).mT
     out = torch.zeros(1, 16)
@@ -143,7 +141,7 @@ def test_what_is_no_number_does_not_become_one():
     assert out.isnan().all()
 
 
-@needs_kernel
+@needs_kernel(kernels)
 @pytest.mark.parametrize("kind", ["lora", "bottleneck"])
 @pytest.mark.parametrize(
     ("hidden", "dtype", "groups"),

@@ -17,12 +17,20 @@ class Edit:
 class Fault:
     name: str
     group: str
-    rooms: tuple[str, ...]  # keys of `tests.bite.rooms.ROOMS`: the tests that should find it, those likeliest first
+    rooms: tuple[str, ...]  # whose tests should find it, the likeliest first
     breaks: str  # what a user would see
     edits: tuple[Edit, ...]
 
+    def tests(self, root: Path) -> list[str]:
+        """Returns the folders of its rooms' tests: in `tests`, in `tests/builder`, or in the room itself."""
+        found = [(f"tests/{room}", f"tests/builder/{room}", f"{room}/tests") for room in self.rooms]
+        return [next((one for one in folders if (root / one).is_dir()), folders[0]) for folders in found]
+
     def stale(self, root: Path) -> str | None:
-        """Says which edit no longer applies exactly once; None: all do."""
+        """Says which edit no longer applies exactly once, or which room has no tests; None: all is well."""
+        for folder in self.tests(root):
+            if not (root / folder).is_dir():
+                return f"{self.name}: there is no {folder}: name the folders of the tests that should find it"
         for edit in self.edits:
             file = root / edit.file
             times = file.read_text("utf-8").count(edit.old) if file.exists() else 0

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bite.faults import Fault
-from tests.bite.rooms import tests_of
 
 ENDED = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S.*?)(?: - (?P<said>.*))?$", re.MULTILINE)
 STARTED = re.compile(r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL).*)?$", re.MULTILINE)
@@ -76,9 +75,9 @@ class Scratch:
         if said := fault.stale(self.root):
             return Outcome(fault.name, "stale", 0.0, "", said)
         left_out: list[str] = []
+        tests = fault.tests(self.root)
         for is_slow in (False, True) if slow else (False,):
-            tests = tests_of(fault.rooms, self.root, is_slow)
-            while tests:
+            while True:
                 before = fault.put_into(self.root)
                 try:
                     ran = self._run(tests, left_out, is_slow, began + limit)

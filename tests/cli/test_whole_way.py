@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 from transformers import BertConfig, BertForMaskedLM
@@ -117,12 +118,12 @@ def test_served_answers_and_those_in_eight_bits_have_nearly_the_same_score(folde
     assert mentions(refused(capsys, *command, "--url", "127.0.0.1:1"), "127.0.0.1:1")
 
 
-def test_a_tenant_is_calibrated_and_one_that_is_behind_is_named(folder, server, material, capsys):
-    held = material / "classify.held.jsonl"
-    calibrated = run(capsys, "calibrate", "--store", folder / "store", "--id", "classify", "--texts", held)
+def test_a_tenant_is_calibrated_and_one_that_is_behind_is_named(folder, server, material, capsys, tmp_path):
+    store, held = shutil.copytree(folder / "store", tmp_path / "store"), material / "classify.held.jsonl"
+    calibrated = run(capsys, "calibrate", "--store", store, "--id", "classify", "--texts", held)
     assert (calibrated["texts"], calibrated["left_out"]) == (120, 60)
     again = ["build", "tenant", "--id", "tag", "--domain", "goods", "--task", "tag", "--epochs", "1"]
-    built = run(capsys, *again, "--train", material / "tag.train.jsonl", "--store", folder / "store")
+    built = run(capsys, *again, "--train", material / "tag.train.jsonl", "--store", store)
     assert built["version"] == 2
-    said = refused(capsys, *evaluate(folder, material, "tag"), "--url", server.http_url)
+    said = refused(capsys, *evaluate(tmp_path, material, "tag"), "--url", server.http_url)
     assert mentions(said, "'tag'", 1, 2, "hplm tenant update")

@@ -163,6 +163,20 @@ def test_the_cluster_is_looked_after_while_a_replica_is_replaced(cluster):
 
 
 @pytest.mark.slow
+def test_a_roll_waits_until_the_other_replica_of_a_pool_works(cluster):
+    with socket.socket(socket.AF_UNIX) as connection:
+        with cluster.told(BROKEN):
+            os.kill(cluster.pid("replica-2"), signal.SIGKILL)
+            eventually(lambda: states(cluster) == ["up", "down"])
+            connection.connect(str(cluster.folder / CONTROL))
+            connection.sendall(b"roll\n")
+            assert states(cluster) == ["up", "down"]  # the answer comes while the roll waits
+        with connection.makefile() as answer:
+            assert '"rolled": ["replica-1", "replica-2"]' in answer.read()
+    assert states(cluster) == ["up", "up"]
+
+
+@pytest.mark.slow
 def test_a_failed_roll_names_its_first_error_and_the_next_one_succeeds(cluster):
     """HAProxy cannot be told either that the replica gets requests again."""
     control, away = cluster.folder / ROUTER / SOCKET, cluster.folder / "away"

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 TEXTS = [" ".join(WORDS[number : number + 5]) for number in (0, 20, 40)]
 NAMES = [tenant.id for tenant in TENANTS if tenant.task == "classify"]
+KEYED = "gaia"  # gets a key
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +47,10 @@ def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_
 def test_the_benchmark_measures_it_while_tenants_come_and_go(cluster, toy, tmp_path, monkeypatch, capfd):
     """`hplm bench cluster` measures this cluster instead of one that it starts. Each replica must answer each new tenant.
 
-    Takes some seconds. In the end the last tenant has a key.
+    Takes some seconds.
     """
     store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
-    material = Material(store, toy.repository, NAMES, TEXTS * 22)
+    material = Material(store, toy.repository, [*NAMES, KEYED], TEXTS * 22)
     monkeypatch.setattr("bench.cluster.ServedCluster", lambda *_: nullcontext(cluster))
     monkeypatch.setattr(Material, "made", lambda *_: material)
     assert main(["bench", "cluster", "--quick", "--json"]) == 0

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from loadtest.proxy import CONFIG
 from tests.cluster.fake_server import FakeServer
 from tests.cluster.front import CLOSED
 from tests.deploy.door import DoorToAsk, haproxy, require_haproxy
@@ -29,6 +30,9 @@ def door(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="session")
 def _doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Opens]]:
     require_haproxy()
+    # It counts over an hour instead of ten seconds, so all requests of a test count together, whatever the machine pauses.
+    lasting = tmp_path_factory.mktemp("lasting") / "haproxy.cfg"
+    lasting.write_text(CONFIG.read_text("utf-8").replace("(10s)", "(1h)").replace("expire 1m", "expire 2h"), "utf-8")
     fake, doors = FakeServer("toy", larger_than=1000), dict[str, DoorToAsk]()
     with ExitStack() as stack:
         stack.callback(fake.close)
@@ -38,7 +42,7 @@ def _doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServe
             if key not in doors:
                 folder = tmp_path_factory.mktemp("d")  # a socket's path must be short
                 given = {"HPLM_DOOR_SOCKET": folder / "socket", **settings}
-                doors[key] = stack.enter_context(haproxy(folder, http, grpc, "toy", **given))
+                doors[key] = stack.enter_context(haproxy(folder, http, grpc, "toy", config=lasting, **given))
             door = doors[key]
             if CLOSED not in (http, grpc):
                 eventually(lambda: door.infer(source="127.0.0.9") is None)

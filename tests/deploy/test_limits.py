@@ -167,7 +167,7 @@ def test_one_address_has_only_so_many_of_a_size_on_their_way(opened, held, clien
 def test_who_waits_too_long_is_refused_and_small_requests_pass_large_ones(opened, held, clients):
     door = opened(HPLM_PATIENCE="3s", **ONE)
     large = [clients.submit(door.infer, None, source, LARGE) for source in SOURCES[:4]]
-    eventually(lambda: held.count == 2 and door.waiting("large") == 2)
+    eventually(lambda: held.count == 2 and door.waiting("large") + sum(one.done() for one in large) == 2)
     assert [door.infer() for _ in range(3)] == [None] * 3 and held.count == 2
     small = [clients.submit(door.infer, None, source, HELD) for source in SOURCES[:2]]
     for asked in (large, small):
@@ -211,24 +211,24 @@ def test_a_refusal_says_when_to_come_again(opened):
     """At most as many clients get the same retry time as may come in one second, and no retry time is over 10 s."""
     door = opened(**STRICT)
     said = answers(door, 80)
-    assert sum(answer.startswith("404") for answer in said) == 20
-    refused = [answer for answer in said if answer.startswith("503")]
+    assert all(answer.startswith("404") for answer in said[:20])
+    refused = [answer for answer in said[20:] if answer.startswith("503")]
     waits = [int(re.search(r"retry-after: (\d+)", answer)[1]) for answer in refused]
     assert all(f"retry after {wait} s" in answer for wait, answer in zip(waits, refused, strict=True))
-    assert len(refused) == 60 and waits == sorted(waits) and waits[:4] == [1, 2, 2, 3] and waits[-1] == 10
+    assert len(refused) == 60 and waits == [min(10, 1 + number // 2) for number in range(1, 61)]
     error = door.infer(way="metadata")
     assert isinstance(error, QuotaExceeded) and error.retry_after_s == 10
     assert door.post("/v1/completions").status == 429
     assert door.infer(source=OTHER) is None
     # If refused requests counted too, none would ever be let in again.
     table = door.socket.ask("show table door")
-    let_in, refused = (int(re.search(rf"{HOST} .*{count}\(10000\)=(\d+)", table)[1]) for count in COUNTS)
-    assert 0 < let_in <= STRICT["HPLM_REQUESTS"] < refused
+    let_in, refused = (int(re.search(rf"{HOST} .*{count}\(\d+\)=(\d+)", table)[1]) for count in COUNTS)
+    assert (let_in, refused) == (20, 62)
 
 
 def test_an_address_that_does_not_wait_is_cut_off(opened):
     door = opened(HPLM_REQUESTS=10, HPLM_REFUSED=50)
-    assert len(answers(door, 1000)) < 100
+    assert len(answers(door, 1000)) == 10 + 51
     with pytest.raises(OSError):
         door.connect()  # the handshake already
     assert door.infer(source=OTHER) is None
@@ -238,7 +238,7 @@ def test_an_address_that_does_not_wait_is_cut_off(opened):
 def test_one_address_has_and_makes_so_many_connections(opened):
     door = opened(HPLM_HANDSHAKES=10)
     found = [lets_in(door) for _ in range(20)]
-    assert found[0] and not found[-1] and lets_in(door, OTHER)
+    assert found == [True] * 10 + [False] * 10 and lets_in(door, OTHER)
     door, others = opened(**STRICT), []
     for _ in range(16):
         with suppress(ConnectionResetError):  # some are refused, which may show at once
@@ -275,4 +275,4 @@ def test_failing_requests_fill_no_log(opened, held):
     lines = len(door.log.read_text().splitlines())
     request = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nnull".encode()
     assert len([one for one in answers(door, 500, request) if "503" in one[:14]]) == 500
-    assert 50 < len(door.log.read_text().splitlines()) - lines < 200
+    assert len(door.log.read_text().splitlines()) - lines == 101

@@ -12,7 +12,8 @@ import yaml
 from hplm.errors import BY_WORD
 from hplm.metrics.names import METRICS
 from tests.deploy.image import DEPLOY
-from tests.deploy.programs import debian_program, run
+from tests.deploy.programs import run
+from tests.support.needed import debian_program
 
 SERIES = Path(__file__).parent
 DASHBOARD = json.loads(subprocess.check_output([sys.executable, DEPLOY / "grafana/dashboard.py"]))

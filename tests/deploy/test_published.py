@@ -24,8 +24,9 @@ from testing.toy import CONFIG
 from tests.cli.commands import process_without
 from tests.deploy.image import SECRET, commands_of_pages, copy_files, python_of_the_image, started
 from tests.deploy.manifests import BUCKET, container, find, rendered, words
-from tests.deploy.programs import debian_program, run
+from tests.deploy.programs import run
 from tests.server.stock import LIBRARIES, Stock
+from tests.support.needed import debian_program
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow

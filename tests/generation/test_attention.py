@@ -10,18 +10,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.errors import InvalidInput
+from hplm.generation import kernel as kernels
 from hplm.generation.attention import CUDA_DTYPES, BlockAttention, CachedAttention, Chunks, reads_blocks
 from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, least_tokens, places_of, table_of
-from hplm.generation.kernel import kernel
 from hplm.model.attention import cuda_options
 from testing.toy import CHAT
 from tests.generation.world import places
 from tests.support.device import needs_cuda
 from tests.support.message import mentioning
+from tests.support.needed import needs_kernel
 
 CPU = torch.device("cpu")
 LAYER = 1
-compiled = pytest.mark.skipif(kernel() is None or not kernel().instructions, reason="there is no compiled kernel")
 
 
 @pytest.fixture
@@ -144,26 +144,26 @@ def test_blocks_on_cuda_in_16_bits_are_read_where_they_lie(blocks_on_cuda):
     assert found == [(64, torch.bfloat16, CUDA_BLOCK)]
 
 
-@compiled
+@needs_kernel(kernels)
 def test_a_token_alone_has_the_same_numbers_as_in_company():
     config = config_of(9, 3, 64)
     cache = filled(config, 4096, 0)
     query = torch.randn(20, config.query_width)
     keys, values = cache.layer(0)
     table, lengths = np.random.default_rng(0).permutation(120).reshape(20, 6).astype(np.int32), np.arange(20) * 9 + 1
-    whole = kernel().attend(query, keys, values, table, BLOCK, lengths, 64)
+    whole = kernels.kernel().attend(query, keys, values, table, BLOCK, lengths, 64)
     for i in range(20):
-        alone = kernel().attend(query[i : i + 1], keys, values, table[i : i + 1], BLOCK, lengths[i : i + 1], 64)
+        alone = kernels.kernel().attend(query[i : i + 1], keys, values, table[i : i + 1], BLOCK, lengths[i : i + 1], 64)
         assert torch.equal(alone[0], whole[i])
 
 
-@compiled
+@needs_kernel(kernels)
 @pytest.mark.parametrize("block", [300, 1000])
 def test_scores_far_apart_do_not_overflow(block):
     """Also in a block with more keys than the kernel sees at once."""
     keys = torch.randn(300, 16) * 100
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
-    found = kernel().attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
+    found = kernels.kernel().attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
     assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)
 
 

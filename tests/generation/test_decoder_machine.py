@@ -16,6 +16,7 @@ from tests.generation.world import MS, World, decode
 
 FAULTS = ["memory", "no memory", "device", "stage", "rows", "adapter", "nan", "copy", "choosing"]
 TENANTS = 3
+RUNS = 30
 
 
 class Wrong:
@@ -166,21 +167,23 @@ class Decoders:
 
 
 def test_every_request_gets_its_answer_and_one_end():
-    """Its many short runs take some ten seconds: each fault must hit somebody."""
-    happened = Counter()
+    """Its many short runs take some ten seconds: each fault must hit somebody, for which a rare one may need more of them."""
+    happened, wanted = Counter(), [*FAULTS, "put back", "shared"]
 
-    @settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])  # a smaller seed is no smaller case
+    @settings(max_examples=5 * RUNS, phases=[Phase.explicit, Phase.generate])  # a smaller seed is no smaller case
     @given(seed=st.integers(0, 2**32))
     def in_any_order(seed):
+        if happened["run"] >= RUNS and all(happened[one] for one in wanted):
+            return
         decoders = Decoders(seed)
         decoders.happens(40)
         decoders.end()
-        happened.update(decoders.world.met)
+        happened.update(["run", *decoders.world.met])
         happened["put back"] += decoders.world.running.put_back
         happened["shared"] += decoders.world.cache.alike
 
     in_any_order()
-    assert all(happened[one] for one in (*FAULTS, "put back", "shared")), happened
+    assert all(happened[one] for one in wanted), happened
 
 
 @pytest.mark.parametrize("seed", range(4))

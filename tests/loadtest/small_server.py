@@ -22,12 +22,10 @@ class SmallServer(ThreadedServer):
     def __init__(
         self,
         respond: Callable[[int, bytes], bytes] = lambda number, body: answer(),
-        delay: float = 0.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(tls=tls)
         self.respond = respond
-        self.delay = delay
         self.peers: set[str] = set()
         self.bodies: list[bytes] = []
         self.heads: list[bytes] = []
@@ -41,7 +39,6 @@ class SmallServer(ThreadedServer):
                 self.heads.append(head)
                 self.bodies.append(await reader.readexactly(length))
                 reply = self.respond(len(self.bodies) - 1, self.bodies[-1])
-                await asyncio.sleep(self.delay)
                 if reply == RESET:
                     writer.transport.abort()
                     return

@@ -17,6 +17,7 @@ from hplm.model.openmp import compute_with
 from hplm.plot import kernel as of_tables
 from testing.toy import WORDS
 from tests.engine.asker import Asker
+from tests.support.needed import needs_kernel
 
 KERNELS = of_tables, of_adapters, of_layers
 LOST, FULL, OTHER = (True, False), (False, True), (False, False)
@@ -64,7 +65,7 @@ def logits(toy):
     return rows.logits
 
 
-@pytest.mark.skipif(None in [one.kernel() for one in KERNELS], reason="hplm was installed without a C compiler")
+@needs_kernel(*KERNELS)
 def test_torch_computes_where_kernels_are_missing_and_the_log_names_them(toy, tmp_path, monkeypatch, caplog):
     """The kernels' own tests compare what both compute."""
     expected = logits(toy)

@@ -16,12 +16,12 @@ from hplm.placement.simulation import simulate
 from hplm.placement.stepping import Steps
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, group_of, profile, profile_of, trace_of
+from tests.support.needed import needs_kernel
 
-needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
 ONE, TWO = profile(8.0), profile(8.0, 5.0)
 
 
-@needs_kernel
+@needs_kernel(kernels)
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6), rate=st.sampled_from([20.0, 120.0, 500.0]), scale=st.sampled_from([1.5, 5.0, 40.0]),

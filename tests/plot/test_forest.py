@@ -21,6 +21,7 @@ from hplm.plot.rows import StoredRows
 from tests.plot.tables import HIDDEN, as_dictionary, make_table
 from tests.support.device import DEVICE
 from tests.support.message import mentioning
+from tests.support.needed import needs_kernel
 
 SPACE = KeySpace(5, Window(3))
 UNIGRAMS = [(0, i, 0) for i in range(1, 6)]
@@ -178,7 +179,7 @@ def domains(tmp_path_factory):
     return Forest([folder], assign_addresses(tables))
 
 
-@pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
+@needs_kernel(kernels)
 @settings(deadline=None, max_examples=30)
 @given(lengths=texts, more=texts, seed=st.integers(0, 99), threads=st.integers(1, 5))
 def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(domains, lengths, more, seed, threads):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builder.store.pack import MANIFEST, unpack_root
 from hplm.engine.channel import Channel, End, Ready
-from hplm.errors import Broken, HplmError, Internal, InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.scheduling.policy import policy
 from loadtest.traffic import lengths_of
 from tests.refusals.contract import ODD
@@ -25,6 +25,7 @@ from tests.support.message import refusing
 from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
+NOTHING = "(?!)"  # a pattern that fits no text
 DRAWN = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -82,14 +83,24 @@ def test_a_packed_root_whose_manifest_does_not_describe_its_files_is_refused(tmp
     assert not (tmp_path / "unpacked").exists()
 
 
-@pytest.mark.parametrize("read", [policy, lengths_of])
-@pytest.mark.parametrize("form", ["{}", "x:{}", "timely:eta={}", "das:q={}", "normal:{},20"])
-def test_odd_options_are_read_or_refused(read, form):
+@pytest.mark.parametrize(
+    ("read", "form", "taken"),
+    [
+        *((policy, form, NOTHING) for form in ("{}", "x:{}", "timely:eta={}", "normal:{},20")),
+        (policy, "das:q={}", r"0\.5|1e-09"),
+        *((lengths_of, form, NOTHING) for form in ("x:{}", "das:q={}")),
+        (lengths_of, "{}", "255|32768|65536|٣|1_0"),
+        (lengths_of, "normal:{},20", r"-?[\d_]{1,40}|-?[01]\.[05]|1e-09|1e9|1e\+308"),
+    ],
+)
+def test_odd_options_are_refused_and_only_numbers_within_bounds_are_taken(read, form, taken):
     for value in [*map(str, ODD), *NAMES, "1e400", "nan", "٣", "1_0"]:
         try:
             read(form.format(value))
-        except HplmError as error:
-            assert len(str(error)) <= 1024 and not isinstance(error, Broken | Internal), error
+        except InvalidInput as error:
+            assert len(str(error)) <= 1024 and not re.fullmatch(taken, value), error
+        else:
+            assert re.fullmatch(taken, value), f"{form.format(value)} is taken"
 
 
 @given(end=st.integers(0, 200), pieces=st.lists(st.integers(1, 40), max_size=6), one_by_one=st.booleans())

@@ -3,7 +3,7 @@
 import random
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -23,7 +23,7 @@ from hplm.tenants.state import State
 from testing.bucket import bucket
 from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import refusing
-from tests.support.wait import Clock, eventually
+from tests.support.wait import PATIENCE, Clock, Hold, eventually
 from tests.tenants.truth import Change, Export, expect_same, seen
 
 pytestmark = pytest.mark.slow
@@ -204,13 +204,16 @@ def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_wh
     far.assert_same()
     far.manager.limit("two", rate=1.0)
     boot.seconds += 1
-    other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"))
-    with ThreadPoolExecutor(1) as pool:
+    pauses, patient = Hold(), Clock()
+    patient.sleep = lambda seconds: pauses.pass_through()
+    other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"), patient)
+    with ThreadPoolExecutor(1) as pool, pauses:
         beginning = pool.submit(other.begin)
-        assert wait([beginning], timeout=0.2).not_done  # it would serve an old copy
+        pauses.until_reached()  # it waits, because it would serve an old copy
         boot.seconds += 1
         far.mirror.look()
-        beginning.result(60)
+        pauses.open()
+        beginning.result(PATIENCE)
     far.assert_same()
     Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"), boot).begin()  # where the registry is away
     far.manager.delete("two")

@@ -18,6 +18,7 @@ from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.timely import Timely
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import SimulatedText
+from tests.support.needed import needs_kernel
 
 ROOM = Capacity(tokens=200, texts=200, tenants=200)
 COST = CostModel()
@@ -132,9 +133,6 @@ def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():
     assert starts == [1000, 1700]
 
 
-needs_kernel = pytest.mark.skipif(kernels.kernel() is None, reason="hplm was installed without a C compiler")
-
-
 def _texts(seed, count, kinds, longest):
     generator = np.random.default_rng(seed)
     tokens, deadline = generator.integers(1, longest + 1, count), generator.integers(0, 900, count)
@@ -153,7 +151,7 @@ choosers = st.builds(
 )
 
 
-@needs_kernel
+@needs_kernel(kernels)
 @settings(deadline=None, max_examples=300)
 @given(
     seed=st.integers(0, 999),

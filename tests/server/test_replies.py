@@ -29,45 +29,71 @@ from tests.support.wait import PATIENCE
 
 
 class Freed(Request):
-    """A request whose memory Triton frees with its last response. To ask about it then would end the server process."""
+    """A request whose memory Triton frees with its last response. To ask about it then would end the server process.
+
+    Whoever talks of it waits until `other` is set: another thread has come, to the sender's lock or past it.
+    """
 
     def __init__(self):
         super().__init__({}, {})
-        self.is_there, self.asked, self.sending = True, 0, threading.Event()
+        self.is_there, self.asked, self.talks, self.other = True, 0, threading.Event(), threading.Event()
         self.is_cancelled = self._is_cancelled
 
     def _is_cancelled(self):
-        assert self.is_there
-        self.sending.wait(0.001)  # another thread may send in the meantime
-        assert self.is_there
         self.asked += 1
+        self._talk()
+        assert self.is_there
         return False
 
     def send(self, response, flags):
-        self.sending.set()
-        self.is_there = self.is_there and flags != FINAL
+        self.is_there = flags != FINAL
+        self._talk()
+
+    def _talk(self):
+        if self.talks.is_set():
+            self.other.set()
+        self.talks.set()
+        assert self.other.wait(PATIENCE)
 
 
-def test_a_request_is_not_asked_about_after_its_last_response():
-    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,), ThreadPoolExecutor(1) as pool:
-        for _ in range(200):
-            request = Freed()
-            sender = replies.Sender(request, Held("toy"))
+class Lock:
+    """Tells a request when somebody waits for it."""
 
-            def ask(sender=sender, request=request):
-                while request.is_there:
-                    assert sender.is_cancelled is False
-                assert sender.is_cancelled is False
+    def __init__(self, request):
+        self._request, self._lock = request, threading.Lock()
 
-            asking = pool.submit(ask)
-            try:
-                sender.send("a part", is_last=False)
-                sender.send("the end")
-            finally:
-                request.is_there = False
-            asking.result(PATIENCE)
-            asked = request.asked
-            assert sender.is_cancelled is False and request.asked == asked
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            self._request.other.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+@pytest.mark.parametrize("first", ["asks", "sends"])
+def test_a_request_is_not_asked_about_after_its_last_response(first):
+    request = Freed()
+    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,), ThreadPoolExecutor(2) as pool:
+        replies.threading = SimpleNamespace(Lock=lambda: Lock(request))
+        sender = replies.Sender(request, Held("toy"))
+        both = {"asks": lambda: sender.is_cancelled, "sends": lambda: sender.send("the end")}
+        asking = pool.submit(both.pop(first))
+        assert request.talks.wait(PATIENCE)
+        beside = pool.submit(*both.values())
+        beside.add_done_callback(lambda _: request.other.set())
+        assert {asking.result(PATIENCE), beside.result(PATIENCE)} == {False, None}
+        asked = request.asked
+        assert sender.is_cancelled is False and request.asked == asked == (first == "asks")
+
+
+def test_a_request_is_asked_about_between_its_responses():
+    request = Freed()
+    request.other.set()
+    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+        sender = replies.Sender(request, Held("toy"))
+        sender.send("a part", is_last=False)
+        assert sender.is_cancelled is False and request.asked == 1
 
 
 def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many(monkeypatch):

@@ -99,6 +99,14 @@ def test_a_text_is_answered_when_its_last_student_is_computed_or_not_at_all(allo
     assert not took_ms or (outcome.answered_ns - load.at_ns).tolist() == [took_ms * 10**6]
 
 
+def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_other():
+    load = Stream(1.0, 1.0, allowed_ms=(6.5, 6.5)).draw(0)
+    machine = Machine(one_stage(lambda lengths, places: 4e6), CAPACITY, staging_ns=2_000_000, answering_ns=1_000_000)
+    outcome = simulate_one(Scheduler(policy("timely"), Limits(10**6, 10**9)), machine, load)
+    assert (outcome.started_ns - load.at_ns).tolist() == [2_000_000]
+    assert (outcome.answered_ns - load.at_ns).tolist() == [7_000_000] and not outcome.on_time.any()
+
+
 def test_fewer_students_answer_in_a_crowd_and_all_when_it_is_calm_again():
     crowd, calm = _load(3.0), _load(0.02, 6.0)
     calm = replace(calm, at_ns=calm.at_ns + crowd.at_ns[-1])

@@ -43,7 +43,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.seconds
 
-    time = perf_counter = monotonic
+    time = perf_counter = process_time = monotonic
 
     def monotonic_ns(self) -> int:
         return round(self.seconds * 1e9)

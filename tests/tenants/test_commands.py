@@ -86,7 +86,7 @@ LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exi
         ({"command": "domain.add", "name": "\ud800"}, []),
         *(({"command": command, "id": None}, []) for command in ("tenant.show", "tenant.delete", "tenant.limit")),
     ],
-    ids=ascii,
+    ids=lambda value: ascii(value)[:80],
 )
 def test_wrong_values_are_refused_by_their_name(place, wrong, named):
     manager, commands = place

@@ -5,7 +5,6 @@ import random
 from dataclasses import asdict
 from functools import partial
 
-import pytest
 import torch
 
 from builder.learning.loop import Exam, Progress
@@ -15,7 +14,6 @@ from builder.training.tenant import build_tenant
 from testing.toy import WORDS
 from tests.support.device import DEVICE
 
-pytest.importorskip("seqeval", reason="comes with the extra 'build'")
 PARTS = WORDS[:8]
 
 
