@@ -29,11 +29,10 @@ def door(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="session")
 def _doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, Opens]]:
     require_haproxy()
-    fake, doors = FakeServer("toy", larger_than=1000), dict[str, DoorToAsk]()
-    with ExitStack() as stack:
-        stack.callback(fake.close)
+    doors = dict[str, DoorToAsk]()
+    with FakeServer("toy", larger_than=1000) as fake, ExitStack() as stack:
 
-        def opened(http: str = fake.http, grpc: str = fake.grpc, **settings: object) -> DoorToAsk:
+        def opened(http: str = fake.http_url, grpc: str = fake.grpc_url, **settings: object) -> DoorToAsk:
             key = f"{http} {grpc} {settings}"
             if key not in doors:
                 folder = tmp_path_factory.mktemp("d")  # a socket's path must be short

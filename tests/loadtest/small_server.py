@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.support.threaded_server import ThreadedServer
 
@@ -23,9 +23,9 @@ class SmallServer(ThreadedServer):
         self,
         respond: Callable[[int, bytes], bytes] = lambda number, body: answer(),
         delay: float = 0.0,
-        tls: ssl.SSLContext | None = None,
+        pair: Path | None = None,
     ) -> None:
-        super().__init__(tls=tls)
+        super().__init__(self._answer, pair)
         self.respond = respond
         self.delay = delay
         self.peers: set[str] = set()
@@ -34,22 +34,16 @@ class SmallServer(ThreadedServer):
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.peers.add(writer.get_extra_info("peername")[0])
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                self.heads.append(head)
-                self.bodies.append(await reader.readexactly(length))
-                reply = self.respond(len(self.bodies) - 1, self.bodies[-1])
-                await asyncio.sleep(self.delay)
-                if reply == RESET:
-                    writer.transport.abort()
-                    return
-                writer.write(reply)
-                await writer.drain()
-                if b"connection: close" in reply.lower():
-                    return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return  # the client has closed the connection
-        finally:
-            writer.close()
+        reply = b""
+        while b"connection: close" not in reply.lower():
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            self.heads.append(head)
+            self.bodies.append(await reader.readexactly(length))
+            reply = self.respond(len(self.bodies) - 1, self.bodies[-1])
+            await asyncio.sleep(self.delay)
+            if reply == RESET:
+                writer.transport.abort()
+                return
+            writer.write(reply)
+            await writer.drain()

@@ -22,7 +22,7 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
         assert Answer(OK, logits=logits).agrees_with(expected) == agree
     said = [1.0, -1.0]
     with SmallServer(lambda *_: answer(body=json.dumps({"outputs": [{"name": "LOGITS", "data": said}]}).encode())) as server:
-        address = f"127.0.0.1:{server.port}"
+        address = server.url
         with History(address, ["toy"], expected_answers(address, "toy", [Question("acme", "text")]), clients=2) as asking:
             eventually(lambda: asking.counts()[OK])
             said.reverse()
@@ -44,7 +44,7 @@ def test_parts_are_harmed_by_their_names_and_a_new_tenant_that_is_never_answered
     replace(TOY, start_id=2).save(tmp_path / "chat" / "1" / "backbone.json")
     assert {"kill decoder", "stop decoder"} <= {fault.name for fault in faults(victim)}
     with SmallServer(lambda *_: answer(503)) as server:
-        victim.address = f"127.0.0.1:{server.port}"
+        victim.address = server.url
         with pytest.raises(WrongAnswer, match="acme"), found["tenant added and deleted"].begin(victim, random.Random(0)):
             pass
 
@@ -53,9 +53,7 @@ def test_a_key_that_opens_its_tenant_while_a_server_is_cut_off_is_a_wrong_answer
     link, said = SimpleNamespace(state=bucket.OPEN), {"outputs": [{"name": "LOGITS", "data": [1.0]}]}
     manager = SimpleNamespace(add_key=lambda tenant: ("secret", SimpleNamespace(id="id")), revoke_key=lambda *_: 0.0)
     with SmallServer(lambda *_: answer(body=json.dumps(said).encode())) as server:
-        victim = SimpleNamespace(
-            address=f"127.0.0.1:{server.port}", backbone="toy", state=bucket.STATE, manager=lambda: manager
-        )
+        victim = SimpleNamespace(address=server.url, backbone="toy", state=bucket.STATE, manager=lambda: manager)
         for fault in bucket.faults(link, Question("acme", "text", "key")):
             with pytest.raises(WrongAnswer, match="acme is answered"), fault.begin(victim, random.Random(0)):
                 assert fault.name == "bucket away" and link.state == bucket.CLOSED

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import ssl
 import threading
 from collections import Counter
 from pathlib import Path
@@ -29,16 +28,14 @@ def numbered(count: int) -> list[bytes]:
 
 
 def loaded(server: SmallServer, **limits: object) -> Report:
-    return Load(f"127.0.0.1:{server.port}", **({"requests": numbered(5), "patience": 30.0} | limits)).run()
+    return Load(server.url, **({"requests": numbered(5), "patience": 30.0} | limits)).run()
 
 
 def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl on PATH")
     certificate, pair = make_certificate(tmp_path)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(pair)
-    with SmallServer(lambda number, body: answer(body=body * 100_000), tls=tls) as server:  # of many records
+    with SmallServer(lambda number, body: answer(body=body * 100_000), pair=pair) as server:  # of many records
         report = loaded(server, count=20, connections=2, certificate=certificate, sources=["127.0.0.2"], keep_bodies=True)
     assert Counter(report.bodies) == {str(number).encode() * 100_000: 4 for number in range(5)} and not report.failures
     assert server.peers == {"127.0.0.2"}
@@ -81,7 +78,7 @@ def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> N
         server.respond = close_after_ten
         report = loaded(server, count=1000, seconds=3.0)
     assert (report.by_status, report.errors, report.lost_connections) == ({200: 10}, {"reset": 1}, 1)
-    with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{server.port}")):
+    with pytest.raises(HplmError, match=mentioning(server.url)):
         loaded(server)
 
 

@@ -76,4 +76,4 @@ def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
 
     calls = {"open_tenants": lambda: ["acme"], "processes": dict, "add_guest": add_guest}
     with SmallServer() as server, pytest.raises(HplmError, match="no guest"):
-        soaked(SimpleNamespace(backbone="toy", address=f"127.0.0.1:{server.port}", **calls), ["text"], 0.2, 0.8)
+        soaked(SimpleNamespace(backbone="toy", address=server.url, **calls), ["text"], 0.2, 0.8)
