@@ -1,9 +1,14 @@
+"""Loads: what a generator sends and counts, over real connections and in processes of their own."""
+
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import threading
+import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,10 @@ from loadtest import generator
 from loadtest.connection import Connection
 from loadtest.encode import http_request
 from loadtest.generator import Load
-from loadtest.load import Report
+from loadtest.load import Report, send
 from loadtest.proxy import make_certificate
-from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
+from tests.support.threaded_server import RESET, SILENCE, SmallServer, answer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -129,3 +134,31 @@ def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(
         report = loaded(server, connections=connections, count=40, seconds=60.0)
     assert (report.by_status, report.errors) == ({200: 39}, {"reset": 1})
     assert connections > 1 or not report.lost_connections
+
+
+@dataclass(frozen=True)
+class Doing:
+    """A load that sends nothing."""
+
+    what: str
+    limit_s: float = 0.1
+
+    def run(self) -> tuple[str, int]:
+        if self.what == "refuses":
+            raise HplmError("no server")
+        if self.what == "dies":
+            os._exit(3)
+        while self.what == "hangs":
+            time.sleep(60)
+        return self.what, os.getpid()
+
+
+@pytest.mark.slow
+def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_end_ends_the_others() -> None:
+    """Processes start one after the other."""
+    (first, one), (second, other) = send(Doing("first"), Doing("second"))
+    assert (first, second) == ("first", "second") and len({one, other, os.getpid()}) == 3
+    failures = ("refuses", 3600, "no server"), ("dies", 3600, "without a report"), ("hangs", 0.1, "not end within")
+    for what, start_s, named in failures:
+        with pytest.raises(HplmError, match=named):
+            send(Doing("hangs"), Doing(what), start_s=start_s)

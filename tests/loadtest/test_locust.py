@@ -19,8 +19,8 @@ import pytest
 
 from hplm.server.ports import free_ports
 from tests.deploy.door import haproxy, require_haproxy
-from tests.loadtest.small_server import SmallServer
 from tests.support.message import mentions
+from tests.support.threaded_server import SmallServer
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow

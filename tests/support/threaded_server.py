@@ -1,4 +1,4 @@
-"""A server on asyncio in a thread of its own, for tests that call it from another one."""
+"""Servers on asyncio in a thread of their own, for tests that call them from another one."""
 
 from __future__ import annotations
 
@@ -67,3 +67,44 @@ class ThreadedServer:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+RESET = b"reset"  # instead of an answer: cuts the connection
+SILENCE = b""
+
+
+def answer(status: int = 200, body: bytes = b"{}", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status} Any\r\nCONTENT-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+class SmallServer(ThreadedServer):
+    """Calls `respond` with each request's number, in order of arrival, and its body."""
+
+    def __init__(
+        self,
+        respond: Callable[[int, bytes], bytes] = lambda number, body: answer(),
+        delay: float = 0.0,
+        pair: Path | None = None,
+    ) -> None:
+        super().__init__(self._answer, pair)
+        self.respond = respond
+        self.delay = delay
+        self.peers: set[str] = set()
+        self.bodies: list[bytes] = []
+        self.heads: list[bytes] = []
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peers.add(writer.get_extra_info("peername")[0])
+        reply = b""
+        while b"connection: close" not in reply.lower():
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            self.heads.append(head)
+            self.bodies.append(await reader.readexactly(length))
+            reply = self.respond(len(self.bodies) - 1, self.bodies[-1])
+            await asyncio.sleep(self.delay)
+            if reply == RESET:
+                writer.transport.abort()
+                return
+            writer.write(reply)
+            await writer.drain()
