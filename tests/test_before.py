@@ -22,26 +22,28 @@ from builder.learning.limits import Budget
 from builder.publish.export import export
 from builder.publish.live import update_domain
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store
+from builder.store.store import FORMAT, Store
 from builder.tables.domain import UpdateOptions
 from builder.tables.domain import update_domain as build_version
 from hplm.adapters.layout import Layout
 from hplm.cli.main import main
 from hplm.engine.backbone import Backbone
-from hplm.errors import HplmError, InvalidInput, NoTenant
+from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
+from hplm.model.weights import save_weights
 from hplm.tenants.backup import restore
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.import_state import import_state
 from hplm.tenants.keys import allows
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS
-from testing.random_store import random_tenant, words
+from testing.random_store import random_exit_knowledge, random_tenant, words
 from testing.reference import Reference
+from tests.builder.stores import light
 from tests.cli.commands import flip, refused
 from tests.support.answers import Comparison
 from tests.support.faulty_folder import FaultyFolder
-from tests.support.message import mentions
+from tests.support.message import mentions, refusing
 from tests.tasks import same_labels
 
 FIXTURE = Path(__file__).parent / "fixtures" / "before"
@@ -75,12 +77,9 @@ class Before:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Runs with one thread: tensors are so small that a second thread would only wait, for long on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def light_work():
+    with light():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +300,25 @@ def test_a_stored_or_exported_calibration_or_ladder_that_is_no_longer_served_is_
         assert_answers(reference, {"beta": 1})
     for named in ([folder / "calibration.json"], [folder / "ladder.json"], ["beta", "went"]):
         assert any(mentions(line, *named) for line in caplog.messages), named
+
+
+def test_exits_and_calibrations_of_its_store_are_read_and_the_next_version_is_a_record(before):
+    store, tenant, warm = before.store, before.store.tenant("acme"), Calibration(temperature=2.0)
+    folder, exits = store.tenant_folder("acme", 2), random_exit_knowledge(store.config, tenant)
+    wanted = replace(store.knowledge(tenant), exits=exits, calibration=warm).packed().content
+    heads = {f"{i}.{key}": one for i, layer in enumerate(exits.heads) for key, one in layer.items()}
+    save_weights(heads, folder / "exits.safetensors")
+    for file, own in {"exits": asdict(exits.exits), "calibration": asdict(warm)}.items():
+        (folder / f"{file}.json").write_text(json.dumps({file: own}))
+    assert store.format < FORMAT and store.knowledge(tenant).packed().content == wanted
+    found, again = store.save_next(tenant, store.knowledge(tenant), store.report(tenant)), Store(store.folder)
+    assert again.format == FORMAT and found == again.tenant("acme") == replace(tenant, version=3)
+    assert again.knowledge(found).packed().content == wanted
+    for file, wrong in (("calibration.json", "{"), ("calibration.json", "[]"), ("exits.json", "{}"), ("tenant.json", "{}")):
+        (folder / file).write_text(wrong)
+        with refusing(Broken, folder / file):
+            again.knowledge(again.tenant_version("acme", 2))
+        (folder / file).unlink()
 
 
 def sql(path, command):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pytest
 
 from hplm_client import AsyncHplmClient, HplmClient
 from hplm_client.retry import Attempts
-from tests.support.threaded_server import ThreadedServer
+from tests.support.threaded_server import ThreadedServer as Fake
 
 WAYS = ("http", "grpc", "http-asyncio", "grpc-asyncio")
 HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # what a gRPC client waits for before it sends its request
@@ -104,31 +103,6 @@ def before_each_pause(monkeypatch: Any, act: Callable[[], object]) -> None:
 
 def http(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-
-
-Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
-
-
-class Fake(ThreadedServer):
-    """Gives each connection to `handle`. With the file of a certificate and its key, it takes only TLS."""
-
-    def __init__(self, handle: Handle, pair: Path | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
-        context = None
-        if pair is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(pair)
-            context.set_alpn_protocols(["h2", "http/1.1"])
-        super().__init__(host, context, port)
-        self._handle = handle
-
-    @property
-    def url(self) -> str:
-        return f"{self._host}:{self.port}"
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # the client has gone
-            await self._handle(reader, writer)
-        writer.close()
 
 
 def canned(answer: bytes) -> Fake:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NoReturn
 
 import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
-from typing_extensions import Self
 
+from tests.support.fake_endpoints import Asked, FakeEndpoints
 from tests.support.wait import PATIENCE
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -72,7 +70,7 @@ def echo(request: Request) -> dict[str, np.ndarray]:
     return tensors(rows, CONFIDENCE=[[-1]] * len(texts), LEVEL=[[1]] * len(texts))
 
 
-class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+class FakeTriton(FakeEndpoints):
     """Has an encoder, and a decoder. `script`: refusals of its next requests; `answer`: outputs of the others.
 
     `parts` are what the decoder says to each prompt; if the last one has no reason to end, it waits until the client leaves.
@@ -87,23 +85,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.script: list[Refusal] = []
         self.answer = echo
         self.requests: list[Request] = []
-
-    def __enter__(self) -> Self:
-        self._http = _HttpServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"triton": self}))
-        threading.Thread(target=self._http.serve_forever, args=(0.02,)).start()
-        self.http_url = f"127.0.0.1:{self._http.server_address[1]}"
-        self._threads = ThreadPoolExecutor(16)
-        self._grpc = grpc.server(self._threads, options=[("grpc.max_receive_message_length", -1)])
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._grpc)
-        self.grpc_url = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
-        self._grpc.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._grpc.stop(None).wait()
-        self._threads.shutdown()
+        super().__init__()
 
     def take(self, request: Request) -> dict[str, np.ndarray]:
         self._note(request)
@@ -167,76 +149,50 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 return
             asked.is_over = True
 
-
-class _HttpServer(ThreadingHTTPServer):
-    daemon_threads, block_on_close, request_queue_size = True, False, 256
-
-    def handle_error(self, *_: object) -> None:
-        """The client has gone."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    triton: FakeTriton
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        _, _, kind, *rest = self.path.split("/")
-        models = self.triton.models
-        if rest == ["stats"]:
-            self.say(200, {"model_stats": [{"name": name} for name in sorted(models)]})
+    def over_http(self, asked: Asked, body: bytes) -> None:
+        _, _, kind, *rest = asked.path.split("/")
+        if asked.command == "POST":
+            self._answer(asked, *rest[:2], body)
+        elif rest == ["stats"]:
+            asked.say(200, {"model_stats": [{"name": name} for name in sorted(self.models)]})
         elif kind == "models" and rest[-1] != "ready":
-            self.say(200, {"inputs": self.triton.inputs_of(rest[0])})
+            asked.say(200, {"inputs": self.inputs_of(rest[0])})
         else:
-            self.say(200 if kind == "health" or rest[0] in models else 400, {})
+            asked.say(200 if kind == "health" or rest[0] in self.models else 400, {})
 
-    def do_POST(self) -> None:
-        model, way = self.path.split("/")[3:5]
-        body = self.rfile.read(int(self.headers["content-length"]))
-        size = int(self.headers.get("inference-header-content-length", len(body)))
+    def _answer(self, asked: Asked, model: str, way: str, body: bytes) -> None:
+        size = int(asked.headers.get("inference-header-content-length", len(body)))
         head, binary, inputs = json.loads(body[:size]), body[size:], {}
         for tensor in head.get("inputs", []):
             length = tensor.get("parameters", {}).get("binary_data_size", 0)
             inputs[tensor["name"]] = tensor.get("data") or [text.decode() for text in deserialize_bytes_tensor(binary[:length])]
             binary = binary[length:]
-        headers = {name.lower(): value for name, value in self.headers.items()}
+        headers = {name.lower(): value for name, value in asked.headers.items()}
         outputs = [output["name"] for output in head.get("outputs", [])]
         request = Request(model, inputs, outputs, head.get("parameters", {}) if way == "infer" else head, headers)
         try:
             if way == "infer":
-                found = self.triton.take(request)
+                found = self.take(request)
             else:
-                parts = list(self.triton.decode(request))
+                parts = list(self.decode(request))
         except Refusal as refusal:
-            self.say(refusal.status or 503, {"error": str(refusal)})
+            asked.say(refusal.status or 503, {"error": str(refusal)})
             return
         if way == "generate":
-            self.say(200, parts[-1])
+            asked.say(200, parts[-1])
         elif way == "generate_stream":
-            self.wfile.write(STREAM + b"".join(event(part) for part in parts))
+            asked.wfile.write(STREAM + b"".join(event(part) for part in parts))
             if parts[-1]["finish_reason"]:
-                self.wfile.write(chunk(b""))
+                asked.wfile.write(chunk(b""))
             else:  # more would come: the stream ends when its client leaves
-                self.rfile.read(1)
+                asked.rfile.read(1)
                 request.end()
         elif size < len(body):
-            self.say(200, *_as_binary(_response_of(found)))
+            asked.say(200, *_as_binary(_response_of(found)))
         else:
             listed = {name: array.ravel().tolist() for name, array in found.items()}
             texts = {name: [one.decode() if isinstance(one, bytes) else one for one in own] for name, own in listed.items()}
-            self.say(200, {"outputs": [{"name": name, "data": own} for name, own in texts.items()]})
-
-    def say(self, status: int, head: Any, blobs: bytes = b"") -> None:
-        text = json.dumps(head).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(text) + len(blobs)))
-        if blobs:
-            self.send_header("inference-header-content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text + blobs)
+            asked.say(200, {"outputs": [{"name": name, "data": own} for name, own in texts.items()]})
 
 
 def _as_binary(response: Any) -> tuple[dict[str, Any], bytes]:

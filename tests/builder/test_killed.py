@@ -163,9 +163,13 @@ BUILDS = {
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request, build):
-    """`BUILDS` says how many changes of the disk there are at least."""
+    """`BUILDS` says how many changes of the disk there are at least.
+
+    Students die between the first and the second of them, and when all are stored: each call trains three times.
+    """
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the test forks
-    assert deaths_survived(build(tmp_path, request.getfixturevalue), tmp_path) >= BUILDS[build]
+    work = build(tmp_path, request.getfixturevalue)
+    assert deaths_survived(work, tmp_path, twice=build is students) >= BUILDS[build]
 
 
 @pytest.fixture(scope="module")

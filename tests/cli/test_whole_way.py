@@ -108,7 +108,7 @@ def test_baselines_learn_from_the_same_data(folder, material, capsys, tmp_path):
 
 
 def test_served_answers_and_those_in_eight_bits_have_nearly_the_same_score(folder, server, material, capsys):
-    """Every task: tests/answers/test_scores.py."""
+    """Every task: tests/answers/test_ways.py."""
     command = evaluate(folder, material, "tag")
     found = run(capsys, *command, "--url", server.http_url, "--int8")
     assert found["served"] == pytest.approx(found["hplm"], abs=1e-3) and found["int8"] == pytest.approx(found["hplm"], abs=0.05)

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Router(Front):
                 "repository": str(self.served[name].repository),
                 "state": str(self.served[name].state),
                 "replicas": [
-                    {"id": number, "name": one.name, "http": one.http, "grpc": one.grpc}
+                    {"id": number, "name": one.name, "http": one.http_url, "grpc": one.grpc_url}
                     for number, one in enumerate(replicas, start=1)
                 ],
                 **own.get(name, {}),
@@ -145,12 +145,8 @@ class Router(Front):
 
 @contextmanager
 def fake_servers(count: int, prefix: str = "replica-") -> Iterator[list[FakeServer]]:
-    found = [FakeServer(f"{prefix}{number}") for number in range(1, count + 1)]
-    try:
-        yield found
-    finally:
-        for one in found:
-            one.close()
+    with ExitStack() as stack:
+        yield [stack.enter_context(FakeServer(f"{prefix}{number}")) for number in range(1, count + 1)]
 
 
 @contextmanager

@@ -33,11 +33,10 @@ def _doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServe
     # It counts over an hour instead of ten seconds, so all requests of a test count together, whatever the machine pauses.
     lasting = tmp_path_factory.mktemp("lasting") / "haproxy.cfg"
     lasting.write_text(CONFIG.read_text("utf-8").replace("(10s)", "(1h)").replace("expire 1m", "expire 2h"), "utf-8")
-    fake, doors = FakeServer("toy", larger_than=1000), dict[str, DoorToAsk]()
-    with ExitStack() as stack:
-        stack.callback(fake.close)
+    doors = dict[str, DoorToAsk]()
+    with FakeServer("toy", larger_than=1000) as fake, ExitStack() as stack:
 
-        def opened(http: str = fake.http, grpc: str = fake.grpc, **settings: object) -> DoorToAsk:
+        def opened(http: str = fake.http_url, grpc: str = fake.grpc_url, **settings: object) -> DoorToAsk:
             key = f"{http} {grpc} {settings}"
             if key not in doors:
                 folder = tmp_path_factory.mktemp("d")  # a socket's path must be short

@@ -63,7 +63,7 @@ def test_no_request_fails_while_another_server_takes_over(opened):
     assert DRAIN in documented and STATE in documented
     many = dict.fromkeys(("HPLM_REQUESTS", "HPLM_REFUSED", "HPLM_HANDSHAKES"), 1_000_000)
     with fake_servers(2, "server-") as (one, two):
-        door = opened(one.http, one.grpc, HPLM_HTTP_2=two.http, HPLM_GRPC_2=two.grpc, **many)
+        door = opened(one.http_url, one.grpc_url, HPLM_HTTP_2=two.http_url, HPLM_GRPC_2=two.grpc_url, **many)
         with asking(door) as answered:
 
             def only(server):

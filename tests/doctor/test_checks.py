@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,8 +122,8 @@ def test_a_running_server_tells_its_version_and_what_it_restricts(server):
 
 
 def test_a_server_that_restricts_nothing_is_a_problem():
-    with closing(FakeServer("answers everything")) as server:
-        finding = checks.restricted(server.http)
+    with FakeServer("answers everything") as server:
+        finding = checks.restricted(server.http_url)
     assert finding.status == PROBLEM and "/v2/repository/index" in finding.says
 
 

@@ -1,9 +1,13 @@
+"""Loads: what a generator sends and counts, over real connections and in processes of their own."""
+
 from __future__ import annotations
 
 import itertools
-import ssl
+import os
 import threading
+import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,11 @@ from loadtest import generator
 from loadtest.connection import Connection
 from loadtest.encode import http_request
 from loadtest.generator import Load
-from loadtest.load import Report
+from loadtest.load import Report, send
 from loadtest.proxy import make_certificate
-from tests.loadtest.small_server import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
 from tests.support.needed import debian_program
+from tests.support.threaded_server import RESET, SILENCE, SmallServer, answer
 from tests.support.wait import Clock
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,15 +42,13 @@ def numbered(count: int) -> list[bytes]:
 
 
 def loaded(server: SmallServer, **limits: object) -> Report:
-    return Load(f"127.0.0.1:{server.port}", **({"requests": numbered(5), "patience": 30.0} | limits)).run()
+    return Load(server.url, **({"requests": numbered(5), "patience": 30.0} | limits)).run()
 
 
 def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
     debian_program("openssl")
     certificate, pair = make_certificate(tmp_path)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(pair)
-    with SmallServer(lambda number, body: answer(body=body * 100_000), tls=tls) as server:  # of many records
+    with SmallServer(lambda number, body: answer(body=body * 100_000), pair=pair) as server:  # of many records
         report = loaded(server, count=20, connections=2, certificate=certificate, sources=["127.0.0.2"], keep_bodies=True)
     assert Counter(report.bodies) == {str(number).encode() * 100_000: 4 for number in range(5)} and not report.failures
     assert server.peers == {"127.0.0.2"}
@@ -89,7 +91,7 @@ def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> N
         server.respond = close_after_ten
         report = loaded(server, count=1000)
     assert (report.by_status, report.errors, report.lost_connections) == ({200: 10}, {"reset": 1}, 1)
-    with pytest.raises(HplmError, match=mentioning(f"127.0.0.1:{server.port}")):
+    with pytest.raises(HplmError, match=mentioning(server.url)):
         loaded(server)
 
 
@@ -145,3 +147,31 @@ def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(
         report = loaded(server, connections=connections, count=40)
     assert (report.by_status, report.errors) == ({200: 39}, {"reset": 1})
     assert connections > 1 or not report.lost_connections
+
+
+@dataclass(frozen=True)
+class Doing:
+    """A load that sends nothing."""
+
+    what: str
+    limit_s: float = 0.1
+
+    def run(self) -> tuple[str, int]:
+        if self.what == "refuses":
+            raise HplmError("no server")
+        if self.what == "dies":
+            os._exit(3)
+        while self.what == "hangs":
+            time.sleep(60)
+        return self.what, os.getpid()
+
+
+@pytest.mark.slow
+def test_reports_come_in_the_order_of_the_loads_and_one_that_fails_or_does_not_end_ends_the_others() -> None:
+    """Processes start one after the other."""
+    (first, one), (second, other) = send(Doing("first"), Doing("second"))
+    assert (first, second) == ("first", "second") and len({one, other, os.getpid()}) == 3
+    failures = ("refuses", 3600, "no server"), ("dies", 3600, "without a report"), ("hangs", 0.1, "not end within")
+    for what, start_s, named in failures:
+        with pytest.raises(HplmError, match=named):
+            send(Doing("hangs"), Doing(what), start_s=start_s)

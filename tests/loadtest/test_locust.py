@@ -19,8 +19,8 @@ import pytest
 
 from hplm.server.ports import free_ports
 from tests.deploy.door import haproxy, require_haproxy
-from tests.loadtest.small_server import SmallServer
 from tests.support.message import mentions
+from tests.support.threaded_server import SmallServer
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_w
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with SmallServer() as server, HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as metrics:
         Thread(target=lambda: (metrics.handle_request(), metrics.server_close())).start()
-        fake = SimpleNamespace(http_url=f"127.0.0.1:{server.port}", grpc_url="127.0.0.1:1", repository="")
+        fake = SimpleNamespace(http_url=server.url, grpc_url="127.0.0.1:1", repository="")
         options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "--rung", "2")
         outcomes, done = headless(fake, tmp_path, *options, "--metrics", f"127.0.0.1:{metrics.server_port}", "Replay")
         assert outcomes["Replay"]["requests"] == 2, done.stderr

@@ -16,8 +16,7 @@ from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS
-from tests.server.generating import GREEDY, RETURN, Asked, post
-from tests.server.stock import LIBRARIES, names_in, refused
+from tests.server.stock import GREEDY, LIBRARIES, RETURN, Asked, names_in, post, refused
 from tests.support.metrics import Scraped
 from tests.support.wait import PATIENCE, eventually
 

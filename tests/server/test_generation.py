@@ -17,8 +17,7 @@ from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY
 from testing.toy import WORDS
-from tests.server.generating import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, text_of
-from tests.server.stock import refused
+from tests.server.stock import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, refused, text_of
 from tests.support.generative import GenerativeReference
 from tests.support.metrics import settled
 from tests.support.servers import SECRET, cancelled, engine_of

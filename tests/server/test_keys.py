@@ -1,11 +1,13 @@
-"""Keys and quotas of a running server: a valid key is accepted, everything else gets the 404 of an unknown tenant."""
+"""Keys and quotas of a running server, which says and logs no secret: whoever has no valid key gets an unknown tenant's 404."""
+
+import json
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from testing.toy import WORDS
-from tests.server.stock import LIBRARIES, STATUS, refused
+from tests.server.stock import LIBRARIES, STATUS, posted, refused
 from tests.support.message import mentions
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
@@ -54,3 +56,26 @@ def test_a_quota_is_503_with_a_waiting_time_before_texts_are_tokenised_and_other
             assert status == STATUS[protocol][503], message
             assert mentions(message, "[quota]", f"'{tenant}'", 0.01, "requests", "retry after")
     assert stock.ask([WORDS[0]], "beta")["LABEL"].shape == (1, 1)
+
+
+SECRET = "hplm_a-secret-of-a-client"
+MODELS = {"toy": "TEXT", "toy-lookup": "TEXT", "hplm": "TEXT", "toy-admin": "COMMAND"}
+
+
+def body(model, **more):
+    text, shape = (json.dumps({"command": "tenant.list"}), [1]) if model == "toy-admin" else (WORDS[0], [1, 1])
+    return {"inputs": [{"name": MODELS[model], "shape": shape, "datatype": "BYTES", "data": [text]}], **more}
+
+
+@pytest.mark.parametrize(
+    ("model", "where"),
+    [(model, where) for model in MODELS for where in ("header", "name", "value")] + [("toy", "id"), ("hplm", "id")],
+)
+def test_what_is_not_utf8_is_refused_and_neither_said_nor_logged(server, model, where):
+    odd = {"name": {"ODD": SECRET}, "value": {"note": f"{SECRET}ODD"}}.get(where, {"note": SECRET})
+    more = {"id": "ODD"} if where == "id" else {}
+    sent = json.dumps(body(model, parameters={"tenant": "city", **odd}, **more)).encode().replace(b"ODD", b"\xff")
+    bearer = f"Bearer {SECRET}".encode() + b"\xff" * (where == "header")
+    status, said = posted(server, (model, "infer"), sent, Authorization=bearer)
+    assert status == 400 and mentions(said, "[invalid_input]", "UTF-8"), said
+    assert SECRET not in said and SECRET not in server.server.log_file.read_text("utf-8", "replace")

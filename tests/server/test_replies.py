@@ -24,6 +24,7 @@ from hplm.server.held import Held, holders
 from hplm.tenants.arrival import FORWARDED, Mark
 from testing.toy import WORDS
 from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
+from tests.support.message import mentions
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
 
@@ -218,3 +219,18 @@ def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, mon
             model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
     assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]
+
+
+def test_an_unexpected_error_shows_where_it_was_raised_and_not_what_it_holds(caplog):
+    secret = "hplm_a-secret-of-a-client"
+
+    def broken_code():
+        raise KeyError(f"Bearer {secret}")
+
+    with with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+        try:
+            broken_code()
+        except KeyError as error:
+            said = replies.failure(error, "lookup")
+    assert mentions(said, "[internal]", "lookup", "KeyError") and secret not in said
+    assert mentions(caplog.text, "lookup", "KeyError", "broken_code") and secret not in caplog.text

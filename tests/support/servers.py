@@ -39,8 +39,7 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
 from testing.random_store import random_weights
 from testing.reference import Reference
-from tests.server.generating import post
-from tests.server.stock import Stock
+from tests.server.stock import Stock, post
 from tests.support.configurations import CONFIGS
 from tests.support.configurations import SECRET as SECRET
 from tests.support.metrics import Scraped

@@ -1,4 +1,4 @@
-"""Remote commands are checked like those of the command line. tests/server/test_admin.py tests a real server."""
+"""Remote commands are checked like those of the command line. tests/server/test_live_changes.py tests a real server."""
 
 import base64
 import json

@@ -1,13 +1,17 @@
-"""Keys: which are accepted and which are refused, and that an unknown tenant and a wrong key look alike."""
+"""Keys and the secret of a server: which are accepted, and that an unknown tenant and a wrong key look alike."""
 
 import hashlib
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hplm.errors import InvalidInput, NoTenant
 from hplm.tenants.authorize import UNSEEN, admit, opened
 from hplm.tenants.keys import allows, key_of, new_key, presented_key
+from hplm.tenants.secret import SharedSecret
 from hplm.tenants.snapshot import Snapshot
 from tests.support.message import refusing
 
@@ -118,3 +122,29 @@ def test_a_key_opens_its_tenants_and_those_without_keys(snapshot):
     ):  # fmt: skip
         assert opened(snapshot, {"Authorization": header}, NOW) == sorted([*rest, *opens])
     assert opened(snapshot, {"authorization": f"Bearer {other}"}, NOW - 1) == sorted([*rest, second, third])
+
+
+def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_path):
+    first = SharedSecret("toy", os.getpid(), tmp_path)
+    assert SharedSecret("toy", os.getpid(), tmp_path).value == first.value
+    assert len(first.value) == 32 and first.path.stat().st_mode & 0o777 == 0o600
+    assert SharedSecret("other", os.getpid(), tmp_path).value != first.value
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(f".{os.getpid()}")] == []
+
+
+def test_secrets_of_ended_servers_are_removed_but_not_those_of_other_process_namespaces(tmp_path):
+    """The name of a secret has the number of its namespace."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        ended, other = (SharedSecret(model, process.pid, tmp_path).path for model in ("toy", "other"))
+        process.kill()
+    theirs = other.rename(other.with_name(other.name.replace(str(os.stat("/proc/self/ns/pid").st_ino), "1")))
+    assert ended.exists()
+    mine = SharedSecret("toy", os.getpid(), tmp_path).path
+    assert not ended.exists() and theirs.exists() and mine.exists()
+
+
+def test_a_secret_file_that_others_may_read_is_refused(tmp_path):
+    genuine = SharedSecret("toy", os.getpid(), tmp_path)
+    Path(genuine.path).chmod(0o644)
+    with refusing(PermissionError, genuine.path):
+        SharedSecret("toy", os.getpid(), tmp_path)

@@ -85,13 +85,13 @@ def test_an_interval_is_that_of_1_96_standard_errors():
     assert Estimate.of(np.array([0.5])) == (50.0, 0.0)
 
 
-def states(answer, texts=600, seed=0):
+def states(answer, seed=0, exits=CONFIG.upper_layers):
     """Rows that show one number of each text, with noise. `answer` makes logits of these numbers. Also returns the numbers."""
     generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(texts, 1, generator=generator)
-    rows = 3 + 2 * numbers + torch.randn(texts, 2 * CONFIG.hidden, generator=generator)
-    spans = [np.zeros((1, 2), np.int32)] * texts
-    return States([rows.half()] * CONFIG.upper_layers, answer(numbers), [1] * texts, spans, np.full(texts, 9)), numbers
+    numbers = torch.randn(600, 1, generator=generator)
+    rows = 3 + 2 * numbers + torch.randn(600, 2 * CONFIG.hidden, generator=generator)
+    spans = [np.zeros((1, 2), np.int32)] * 600
+    return States([rows.half()] * exits, answer(numbers), [1] * 600, spans, np.full(600, 9)), numbers
 
 
 def test_heads_learn_the_answers_of_rows_and_are_rounded_as_they_are_stored():
@@ -108,7 +108,7 @@ def test_heads_learn_the_answers_of_rows_and_are_rounded_as_they_are_stored():
 
 def test_heads_of_numbers_answer_on_their_scale_and_say_how_far_off_they_are():
     layout = exit_layout(CONFIG, 2)
-    head = learned(states(lambda numbers: 1000 + 50 * numbers)[0], layout, training_task("regress"))[0]
+    (head,) = learned(states(lambda numbers: 1000 + 50 * numbers, exits=1)[0], layout, training_task("regress"))
     others, numbers = states(lambda numbers: 1000 + 50 * numbers, seed=1)
     outputs = outputs_of(head, layout, others.exits[0])
     error = float((outputs[:, 0] - others.logits[:, 0]).abs().mean())

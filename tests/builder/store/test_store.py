@@ -4,7 +4,6 @@ import io
 import json
 import os
 import tarfile
-from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,16 +14,15 @@ from safetensors.torch import save_file
 from builder.evaluation.tenant import find_tenant
 from builder.publish.live import update_tenant
 from builder.store.pack import MANIFEST, pack_root, unpack_root
-from builder.store.store import FORMAT, Store, TenantFile
+from builder.store.store import Store, TenantFile
 from builder.store.verification import store_parts
 from hplm.adapters.record import has_content
 from hplm.cli.main import main
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.calibration import Calibration
-from hplm.model.weights import load_weights, save_weights
+from hplm.model.weights import load_weights
 from hplm.plot.room import NoSpace
 from hplm.tenants.manager import Manager
-from testing.random_store import change_version, random_exits, random_table, random_tenant
+from testing.random_store import random_table, random_tenant
 from tests.builder.stores import full_disk, grow, make_store, meanwhile, rooted
 from tests.cli.commands import printed
 from tests.places import make_place
@@ -101,43 +99,6 @@ def test_a_version_has_the_same_bytes_in_the_store_an_export_and_a_registry(tmp_
     (served,) = (state / "toy/records").glob(f"*-{path.name}")
     assert path.read_bytes() == (repository / "toy/1/records" / path.name).read_bytes() == served.read_bytes()
     assert has_content(path.name, path.read_bytes())
-
-
-def as_before(store, tenant):
-    """Stores a tenant's version as releases did whose stores had the format 2."""
-    found, folder = store.knowledge(tenant), store.tenant_folder(tenant.id, tenant.version)
-    adapter, head = store.tenant_weights(tenant)
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    save_weights(head, folder / "head.safetensors")
-    for file, layers in (("adapter", adapter), ("exits", found.exits.heads)):
-        weights = {f"{i}.{key}": one for i, layer in enumerate(layers) for key, one in layer.items()}
-        save_weights(weights, folder / f"{file}.safetensors")
-    described = {"exits": {"exits": asdict(found.exits.exits)}, "calibration": {"calibration": asdict(found.calibration)}}
-    for file, own in {"tenant": asdict(tenant), **described}.items():
-        (folder / f"{file}.json").write_text(json.dumps(own))
-    stored = json.loads((store.folder / "store.json").read_text())
-    (store.folder / "store.json").write_text(json.dumps({**stored, "format": 2}))
-    return Store(store.folder)
-
-
-def test_exits_and_calibrations_of_the_release_before_are_read_and_the_next_version_is_a_record(store):
-    """tests/test_before.py has adapters of all kinds, and tenants without one."""
-    random_exits(store, store.tenant("acme"))
-    change_version(store, store.tenant("acme"), calibration=Calibration(temperature=2.0))
-    tenant = store.tenant("acme")
-    packed = store.knowledge(tenant).packed().content
-    older = as_before(store, tenant)
-    assert older.tenant("acme") == tenant and older.knowledge(tenant).packed().content == packed
-    found = older.save_next(tenant, older.knowledge(tenant), older.report(tenant))
-    assert Store(store.folder).format == FORMAT and found == older.tenant("acme") == replace(tenant, version=2)
-    assert store.knowledge(found).packed().content == packed
-    folder = store.tenant_folder("acme", 1)
-    for file, wrong in (("calibration.json", "{"), ("calibration.json", "[]"), ("exits.json", "{}"), ("tenant.json", "{}")):
-        (folder / file).write_text(wrong)
-        with pytest.raises(Broken, match=mentioning(folder / file)):
-            store.knowledge(store.tenant_version("acme", 1))
-        (folder / file).unlink()
 
 
 def test_a_broken_tenant_stops_no_command_for_another(store):

@@ -1,21 +1,53 @@
-"""Tenants on a toy backbone: they learn every task, are scored as they are served, and are trained on."""
+"""Tenants on a toy backbone learn every task, are scored as they are served, and are trained on. So are their students."""
 
 import html
+import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
+from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from builder.store.resumable import begun_plan
+from builder.store.store import Store
+from builder.students.boosting import StudentOptions
+from builder.students.build import build_students
+from builder.tables.root import RootOptions, build_root
 from builder.training.tenant import warnings_of
+from hplm.engine.engine import resolve_precision
+from hplm.errors import InvalidInput
 from testing.reference import Reference
-from tests.builder.training.small_tenants import STILL, TASKS, change, learn, made, weights
+from tests.builder.stores import NO_TIME, some_lines
+from tests.builder.training.small_tenants import STILL, TASKS, change, learn, made, pretend, weights
 from tests.support.device import DEVICE
-from tests.support.message import mentions
+from tests.support.message import mentions, refusing
 from tests.tasks import same_labels
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trained")]  # the tenants are trained in one process
+pytestmark = pytest.mark.slow
+
+STUDENTS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
+TAUGHT = "bio", "regress", "cut"  # tenants that get students
+
+
+@pytest.fixture(scope="module")
+def trained(learnable, tmp_path_factory):
+    """A store with a tenant of each entry of TASKS, and the folder of their data: a test changes only copies of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    store = Store(shutil.copytree(learnable.folder, folder / "store"))
+    for name, (task, texts, *_, options) in TASKS.items():
+        train, dev, _ = (made(folder, name, *part) for part in ((texts, "train"), (60, "dev"), (150, "test")))
+        learn(store, task, train, dev, tenant=name, epochs=6, batch_texts=32, **(options or {"learning_rate": 1e-2}))
+    return store, folder
+
+
+@pytest.fixture
+def trained_store(trained, tmp_path):
+    """A copy of it, which a test may change."""
+    return Store(shutil.copytree(trained[0].folder, tmp_path / "trained"))
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +129,72 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
     assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
     assert change(store, ("multilabel", 1), ("multilabel", 2)) == 0
     assert any(mentions(warning, 1) for warning in warnings_of(report))
+
+
+@pytest.fixture(scope="module")
+def taught(trained, tmp_path_factory):
+    """A copy of that store in which some tenants have students, and what the commands have said of these."""
+    store = Store(shutil.copytree(trained[0].folder, tmp_path_factory.mktemp("taught") / "store"))
+    return store, {name: build_students(store, name, STUDENTS, DEVICE, show_progress=False) for name in TAUGHT}
+
+
+@pytest.mark.parametrize("tenant", TAUGHT)
+def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_is_stored(trained, taught, tenant):
+    store, (report, is_new) = taught[0], taught[1][tenant]
+    missing, scores, kept = [own["residual"] for own in report["boosting"]], report["scores"], report["kept"]
+    assert is_new and missing == sorted(missing, reverse=True) and missing[0] < 1
+    assert len(scores) == len(missing) and scores[kept - 1] == max(scores) > 0.7 * report["teacher_score"] > 0
+    found = store.knowledge(store.tenant(tenant)).students
+    assert [team.members for team in found.students.teams] == [*range(kept, 0, -1)] and found.students.depth == 2
+    assert len(found.members) == kept
+    for members, score in {None: scores[kept - 1], 0: report["teacher_score"], 1: scores[0]}.items():
+        judged = evaluate_tenant(store, tenant, trained[1] / f"{tenant}-dev.jsonl", DEVICE, False, members=members)
+        assert judged.scores.main == pytest.approx(score, abs=1e-5)
+    assert build_students(store, tenant, STUDENTS, DEVICE, show_progress=False) == (report, False)
+    assert store.tenant(tenant).version == report["version"]
+
+
+def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, trained_store, taught):
+    data = trained[1] / "cut-dev.jsonl"
+    known = [json.loads(line)["text"] for line in data.read_text("utf-8").splitlines()]
+    (further := trained[1] / "further.txt").write_text("\n".join([*known, *some_lines(60, 5)]), "utf-8")
+    options, (labelled, _) = replace(STUDENTS, students=1), taught[1]["cut"]
+    given = {"unlabelled": further, "show_progress": False}
+    report, is_new = build_students(trained_store, "cut", options, DEVICE, **given)
+    assert is_new and report["unlabelled_texts"] == 60, "texts of dev would judge what they taught"
+    assert report["learned_texts"] == labelled["learned_texts"]
+    assert report["boosting"] != labelled["boosting"][:1]
+    assert build_students(trained_store, "cut", options, DEVICE, **given) == (report, False)
+    (seen := trained[1] / "seen.txt").write_text("\n".join(known * 2), "utf-8")
+    for tenant, file, named in (("regress", further, ["regress"]), ("cut", seen, [seen])):
+        with refusing(InvalidInput, "--unlabelled", *named):
+            build_students(trained_store, tenant, replace(options, seed=1), DEVICE, unlabelled=file, show_progress=False)
+        assert begun_plan(trained_store.tenant_work_folder(tenant)) is None, "it has begun before it refused"
+
+
+def test_what_students_cannot_do_is_refused(trained, taught):
+    store = taught[0]
+    for tenant, depth, named in (("span-or-none", 2, ["span"]), ("cut", 4, ["--layers 4", "1 to 3"])):
+        with refusing(InvalidInput, *named):
+            build_students(store, tenant, StudentOptions(depth), DEVICE, show_progress=False)
+    for option, value in {"students": 17, "rank": 0, "learning_rate": 0, "stacking": -1}.items():
+        with refusing(InvalidInput, f"--{option.replace('_', '-')} {value}"):
+            StudentOptions(1, **{option: value})
+    with refusing(InvalidInput, "--teacher mine"):
+        build_students(store, "cut", STUDENTS, DEVICE, teacher="mine")
+    texts = trained[1] / "cut-test.jsonl"
+    with refusing(InvalidInput, "students"):
+        calibrate_tenant(store, "cut", texts, resolve_precision("fp32", DEVICE), DEVICE, show_progress=False)
+
+
+def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(some_lines(60, 1)), "utf-8")
+    store, _ = build_root(str(bert), [tmp_path / "corpus.txt"], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
+    pretend(store, "classify", made(tmp_path, "classify", 80, 1), rank=2)
+    options = StudentOptions(depth=1, students=1, rank=2, epochs=1)
+    scores = {}
+    for teacher in ("own", "dedicated"):
+        report, is_new = build_students(store, "acme", options, DEVICE, teacher=teacher, show_progress=False)
+        assert is_new and report["teacher"] == teacher
+        scores[teacher] = report["boosting"]
+    assert scores["own"] != scores["dedicated"]

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from builder.store.store import Store
+from builder.training.finetuning import finetune
 from demo.data import DemoData, DemoDomain, DemoTenant
 from research.accuracy.__main__ import main
 from research.accuracy.report import Report
@@ -15,7 +16,7 @@ from research.accuracy.table import draw, markdown_of
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import corpus
-from tests.builder.training.small_tenants import made
+from tests.builder.training.small_tenants import made, untrained
 from tests.support.device import DEVICE
 from tests.support.message import mentions
 
@@ -28,6 +29,11 @@ FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
 
 
+def trained_first(body, data, options, **given):
+    """Trains with the first seed alone. That each scheme learns, and what: `tests/research/schemes`."""
+    return (untrained if options.seed else finetune)(body, data, options, **given)
+
+
 @pytest.fixture(scope="module")
 def made_once(tmp_path_factory):
     """Gives a report on two tasks of toy words. Its stores are built once for all studies."""
@@ -38,7 +44,8 @@ def made_once(tmp_path_factory):
     data = DemoData((DemoDomain("toys", corpus(folder, 1, 3000), 3000),), tuple(tenants))
     (folder / "model").mkdir()
     model = str(save_bert(folder / "model", with_head=True))
-    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), DEVICE, FEW)
+    work, results = folder / "work", ResultFile(folder / "none")
+    return Report("toy", model, LAYERS, data, TINY, work, results, DEVICE, FEW, trainer=trained_first)
 
 
 @pytest.fixture
@@ -81,7 +88,7 @@ def test_every_number_is_computed_once(report, tmp_path):
 @pytest.mark.parametrize("name", ["keep", "o1", "tenants-3"])
 def test_studies_cut_tables_pretrain_and_resample(report, name):
     """Each case of these studies has another recipe, scheme or sample, so no two of its results are stored under one run."""
-    report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1])
+    report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1], trainer=untrained)
     study = report.studies[name]
     report.run([study], at_a_time=1)
     assert len(report.finished(study)) == report.size(study) == len(list(report.results))

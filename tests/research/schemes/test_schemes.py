@@ -1,25 +1,37 @@
-"""The baselines give the answers of the models that they represent."""
+"""The schemes beside hPLMs: baselines give the answers of the models that they represent, each tunes only its own part."""
 
 from __future__ import annotations
 
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import Store, TenantFile
+from builder.tasks.lookup import Reader
+from builder.tasks.tasks import training_task
+from builder.training.data import Data
+from builder.training.finetuning import TrainingOptions
 from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, QueueFull
+from hplm.model.checkpoint import load_checkpoint, split
 from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
-from testing.random_store import random_tenant
+from research.schemes.pretrained import evenly
+from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme, whole_body
+from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
-from tests.research.schemes.checkpoints import bert_and_store
+from tests.builder.checkpoints import save_bert
+from tests.builder.training.small_tenants import classified, paired, pretend, write
 from tests.support.device import DEVICE
 from tests.support.fake_triton import Request, model_of
 from tests.support.message import mentioning, mentions
@@ -36,14 +48,21 @@ TENANTS = [
     TenantFile("city", 1, "root", 1, "classify", ["no", "yes"], 0, head_function="tanh"),
     TenantFile("dune", 1, "root", 1, "multilabel", ["a", "b", "c"], 0),
 ]
+CLASSIFY = training_task("classify")
+OWN = TrainingOptions(epochs=1, rank=4)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory):
-    model, store = bert_and_store(tmp_path_factory.mktemp("bert"))
+    """A BERT of four layers, and a store with its halves, a root of random numbers and tenants."""
+    folder = tmp_path_factory.mktemp("bert")
+    saved = str(save_bert(folder / "bert", vocabulary=200, positions=64))
+    read = load_checkpoint(saved, "tiny", 2, 2)
+    store = Store.create(folder / "store", saved, read.config, read.tokenizer_json, *split(read))
+    random_table(store, "root", 1, None, 2000, 1)
     for seed, tenant in enumerate(TENANTS):
         random_tenant(store, tenant, 0.3, seed)
-    return model, store
+    return transformers.BertModel.from_pretrained(saved, add_pooling_layer=False).eval(), store
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +168,79 @@ def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(
     assert [type(answer) for answer in answered] == [list, DeadlineMissed, Broken, list]
     with pytest.raises(Draining):
         worker.submit(question("acme"), answered.append)
+
+
+def read_of(store, path, maker, count, labels):
+    """Returns data of so many examples, which it writes to the path."""
+    rng, reader = random.Random(0), Reader(store, "root", 1)
+    labelled = CLASSIFY.read(write(path, [maker(rng) for _ in range(count)]))
+    texts = reader.read(labelled, CLASSIFY, labels, show_progress=False)
+    return Data(reader, CLASSIFY, labels, texts, texts, DEVICE)
+
+
+@pytest.fixture(scope="module")
+def data(bert, tmp_path_factory):
+    return read_of(bert[1], tmp_path_factory.mktemp("data") / "data.jsonl", classified, 40, ["left", "right"])
+
+
+def test_whole_bodies_equal_the_original_and_students_start_from_its_layers(bert, tmp_path):
+    stock, store = bert
+    data = read_of(store, tmp_path / "pairs.jsonl", paired, 4, ["no", "yes"])
+    pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE, with_sums=False)
+    pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), whole_body(store).eval()
+    with torch.no_grad():
+        texts = zip(pack.tokens.split(pack.lengths), pack.segments.split(pack.lengths), strict=True)
+        theirs = [stock(own[None], token_type_ids=kinds[None], output_hidden_states=True).hidden_states for own, kinds in texts]
+        states = teacher.with_layers(range(4)).states(pack, None)
+        for layers, expected in enumerate(map(torch.hstack, zip(*theirs, strict=True))):
+            student = teacher.with_layers(range(layers))
+            for ours in (student(pack, None), states[layers]):
+                assert torch.allclose(ours, expected[0], atol=1e-4)
+        assert torch.allclose(teacher(pack, None), expected[0], atol=1e-4)
+    assert (evenly(6, 3), evenly(6, 2), evenly(12, 4)) == ([0, 2, 4], [1, 4], [1, 4, 7, 10])
+    student.layers[0].qkv.weight.data.zero_()
+    assert teacher.layers[0].qkv.weight.any()  # a student changes copies
+
+
+WHOLE = {"embeddings", 0, 1, 2, 3}
+TUNED = {  # the layers that change, and how many have an adapter
+    "dedicated": (WHOLE, 0), "dedicated-lower": ({"embeddings", 0, 1}, 0), "dedicated-upper": ({2, 3}, 0),
+    "shared": (set(), 0), "adapter": (set(), 2), "plot": ({0, 1}, 0), "hplm": (set(), 2),
+    "distil": ({"embeddings", 0, 1}, 0), "tiny-third": ({"embeddings", 0}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_each_scheme_tunes_only_its_own_part(bert, data, name):
+    """Of a student, it is all of its fewer layers. The adapter of what upper layers learn is cut from their change."""
+    store = bert[1]
+    own = replace(OWN, adapter="lora", body_rate=1e-3) if name in ("adapter", "hplm") else OWN
+    trained = train_scheme(store, data, name, own, show_progress=False)
+    if name in SCHEMES and SCHEMES[name].kept < 1:
+        before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
+    else:
+        before = body_of(store, name).state_dict()
+    changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
+    found = {int(key.split("layers.")[1].split(".")[0]) if "layers." in key else "embeddings" for key in changed}
+    assert (found, len(trained.model.adapters)) == TUNED[name], name
+    if trained.model.adapters:
+        assert all(float(slot["ffn_in/b"].detach().abs().max()) > 0 for slot in trained.model.adapters)
+        assert 0.3 < trained.report["change_held"] < 1
+
+
+def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path):
+    store, rng = Store(shutil.copytree(bert[1].folder, tmp_path / "store")), random.Random(3)
+    train, other, test = (
+        write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "other", "test")
+    )
+    pretend(store, "classify", train, tenant="own", rank=0, epochs=1)
+    evaluation = evaluate_tenant(store, "own", test, DEVICE, show_progress=False)
+
+    def compared(*files):
+        return score_schemes(store, evaluation, ["shared"], DEVICE, *files, show_progress=False)["shared"].rows
+
+    moved = train.rename(tmp_path / "moved.jsonl")
+    assert compared(moved) == 40
+    for files, named in (((), (train, "--train")), ((other,), (other, "--train")), ((moved, other), (other, "--dev"))):
+        with pytest.raises(InvalidInput, match=mentioning(*named, "'own'")):
+            compared(*files)

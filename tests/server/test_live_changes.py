@@ -1,21 +1,52 @@
-"""Remote management on a real Triton: tenants are added, changed and deleted while they and others are asked all the time."""
+"""Tenants and domains change on a real Triton that is asked all the time: the right answers, and none is lost."""
+
+import base64
+import json
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tritonclient.http
+from safetensors.torch import save
 
+from builder.publish.live import update_domain
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
-from testing.toy import WORDS
-from tests.server.admin import Admin
+from testing.random_store import random_table, random_tenant, random_weights
+from testing.reference import Reference
+from testing.toy import WORDS, random_text
 from tests.server.asking import Asking
-from tests.server.generating import GREEDY, RETURN, Asked, ids_of
-from tests.server.stock import refused
+from tests.server.stock import GREEDY, RETURN, Asked, ids_of, refused
+from tests.support.answers import Comparison
 from tests.support.generative import GenerativeReference
+from tests.support.servers import ADMIN_KEY
 
 pytestmark = pytest.mark.slow
 
 TEXT = " ".join(WORDS[:9])
+
+
+class Admin:
+    def __init__(self, server, key=ADMIN_KEY, backbone="toy"):
+        self._model, self._config = f"{backbone}-admin", server.built.stores[backbone].config
+        self._client = tritonclient.http.InferenceServerClient(server.http_url)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def __call__(self, command, **given):
+        tensor = tritonclient.http.InferInput("COMMAND", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([json.dumps({"command": command, **given}).encode()], dtype=object))
+        return json.loads(self._client.infer(self._model, [tensor], headers=self._headers).as_numpy("ANSWER")[0])
+
+    def trained(self, tenant, seed=7):
+        """Returns what a client sends to add a tenant that it has trained itself."""
+        adapter, head = random_weights(self._config, tenant, 0.3, seed)
+        tensors = {f"head.{key}": value.contiguous() for key, value in head.items()}
+        tensors |= {f"adapter.{i}.{key}": value.contiguous() for i, layer in enumerate(adapter) for key, value in layer.items()}
+        given = {name: getattr(tenant, name) for name in ("id", "domain", "domain_version", "task", "labels")}
+        kind = {"kind": tenant.adapter, "rank": tenant.rank, "places": tenant.places}
+        return {**given, "adapter": kind, "tensors": base64.b64encode(save(tensors)).decode()}
 
 
 @pytest.mark.server("toy")
@@ -92,3 +123,53 @@ def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams
         answer()
     assert first.agrees(ids_of([begins, *(stream.piece() for _ in range(23))]))
     stream.client.stop_stream(cancel_requests=True)
+
+
+TEXTS = [random_text(random.Random(seed), 40) for seed in range(5)]
+
+
+def version_of(answer):
+    """Returns the version of an answer. A version number is never used twice, so the second version returns as the third."""
+    return min(2, int(answer["VERSION"][0, 0]))
+
+
+@pytest.mark.server("precisions")
+def test_every_answer_is_of_the_old_or_the_new_version_and_none_fails(server):
+    """The server was started on a state that had changed before."""
+    store, live = server.built.stores["live"], server.manager("live")
+    tenants = sorted(store.tenants(), key=lambda tenant: tenant.id)
+    asked = [(tenant.id, text) for tenant in tenants for text in TEXTS]
+
+    def answers_of(state):
+        """Returns the allowed answers by tenant and text."""
+        reference = Reference.open(server.model_folder("live"), state)
+        return {one: reference.forward(one[1], one[0]).numpy() for one in asked}
+
+    with Asking(server.stock, [tenant.id for tenant in tenants], TEXTS, "live") as load:
+
+        def wait_for(version, among=lambda tenant: True):
+            load.wait_for(lambda tenant, text, answer: among(tenant) and version_of(answer) == version)
+
+        wait_for(1)
+        random_table(store, "bio", 2, ("root", 1), 3000, seed=77)
+        for number, tenant in enumerate(tenants):
+            random_tenant(store, replace(tenant, version=2, domain_version=2), 0.3, seed=500 + number)
+        canary = update_domain(live, store, "bio", share=0.34).moved
+        assert len(canary) == 2
+        wait_for(2, lambda tenant: tenant in canary)
+        wait_for(1, lambda tenant: tenant not in canary)
+        update_domain(live, store, "bio")
+        wait_for(2, lambda tenant: tenant not in canary)
+        allowed = {1: answers_of(None), 2: answers_of(server.state)}
+        live.roll_back_domain("bio")
+        wait_for(1)
+        update_domain(live, store, "bio")
+        wait_for(2)
+    assert not load.failures(), load.failures()[:3]
+    comparison = Comparison()
+    for tenant, text, answer in load.answers:
+        version = version_of(answer)
+        comparison.add(f"{tenant} version {version}", answer["LOGITS"][0], allowed[version][tenant, text])
+    comparison.assert_equal("fp32")
+    for one in asked:  # otherwise the comparison could not distinguish the versions
+        assert np.abs(allowed[1][one] - allowed[2][one]).max() > 0.01
