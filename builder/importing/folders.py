@@ -184,8 +184,7 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
 
     `found`: what was imported now, of which the page also has what was refused.
     """
-    reports = {tenant.id: store.report(tenant) for tenant in store.tenants()}
-    stored = {name: report for name, report in reports.items() if "after" in report}
+    stored = {name: report for name, report in store.reports().items() if "after" in report}
     others = {one.id: one.report for one in found if one.tenant is None and one.report}
     matched = sorted((stored | others).items(), key=lambda one: one[1]["after"]["agreement"])
     picture = store.folder / PICTURE

@@ -56,7 +56,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
     _check_store(manager, store)
     version, served = store.latest(name), manager.current()
     _check_not_older(store, name, version, newest_version(served, name))
-    on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
+    on_newest = [tenant for tenant in store.readable_tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
     tuned = {tenant.id: tenant for tenant in on_newest}
     missing = list(_missing(manager, store, served, name, version))
 

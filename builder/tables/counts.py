@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from builder.said import say
 from builder.store.resumable import META, ResumableFiles, is_finished
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
@@ -150,8 +150,7 @@ def most_bytes(tokens: int, space: KeySpace) -> int:
 
 def _say_room(tokens: int, space: KeySpace, folder: Path) -> None:
     most, free = most_bytes(tokens, space), shutil.disk_usage(folder).free
-    said = f"counting {tokens:,} tokens: takes at most {most / 1e9:,.2f} GB on the disk, which has {free / 1e9:,.2f} GB free"
-    print(said, file=sys.stderr, flush=True)
+    say(f"counting {tokens:,} tokens: takes at most {most / 1e9:,.2f} GB on the disk, which has {free / 1e9:,.2f} GB free")
 
 
 def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, show_progress: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.page import branch_page
+from builder.said import say
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
 from builder.tables.counts import Counts, add_counts
@@ -218,7 +218,7 @@ def _adapt(
     if (head := store.masked_head(*start)) is not None:
         store.save_masked_head(*branch, head)  # until training improves it
     if store.config.is_decoder and not budget.empty:
-        print(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted", file=sys.stderr, flush=True)
+        say(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted")
     elif not budget.empty:
         documents = build.documents(store.tokenizer(), options.seed)
         given = documents, budget, options.seed, device, True, build.folder / "learning.pt"

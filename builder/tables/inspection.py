@@ -36,7 +36,7 @@ BATCH_DOCUMENTS = 500
 
 def built_branches(store: Store) -> list[dict[str, Any]]:
     """Returns every branch of a store with its number of tenants."""
-    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
+    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.readable_tenants())
     return [branch_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
 
 
@@ -49,7 +49,7 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
         raise InvalidInput(f"domain {domain!r} has no version {version}: there are {', '.join(map(str, versions))}")
     table = store.table(domain, version)
     meta, sizes = table.meta, table.meta.sizes()
-    late = behind(store, domain)
+    tenants = store.readable_tenants()
     return {
         "domain": domain,
         "version": version,
@@ -69,16 +69,16 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
             "in_fp16": table_bytes(meta, meta.keys, "fp16"),
             "in_int8": table_bytes(meta, meta.keys, "int8"),
         },
-        "users": store.users()[domain, version],
-        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
+        "users": store.users(tenants)[domain, version],
+        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in behind(store, domain, tenants)],
         "frequent": frequent(store, table, top),
     }
 
 
-def behind(store: Store, domain: str) -> list[TenantFile]:
-    """Returns the tenants that use an older version than the newest. Building them again moves them to it."""
+def behind(store: Store, domain: str, tenants: Sequence[TenantFile]) -> list[TenantFile]:
+    """Returns those that use an older version than the newest. Building them again moves them to it."""
     newest = store.latest(domain)
-    return [tenant for tenant in store.tenants() if tenant.domain == domain and tenant.domain_version < newest]
+    return [tenant for tenant in tenants if tenant.domain == domain and tenant.domain_version < newest]
 
 
 def frequent(store: Store, table: Table, top: int) -> dict[str, list[dict[str, Any]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.page import branch_page
 from builder.pictures import draw_learning
+from builder.said import say
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, check_name
@@ -96,7 +96,7 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     if checkpoint.skipbert or checkpoint.config.is_decoder:
         if checkpoint.config.lower_layers and not budget.empty:
             why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
-            print(f"{model}: {why}; nothing is adapted", file=sys.stderr, flush=True)
+            say(f"{model}: {why}; nothing is adapted")
         return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, lower, upper)
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)

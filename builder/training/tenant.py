@@ -13,6 +13,7 @@ import torch
 from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
+from builder.said import say
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant, put_away
@@ -32,7 +33,7 @@ from builder.training.finetuning import (
     logits_of,
 )
 from builder.training.grid import points, train_grid
-from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
+from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of
 from builder.training.teachers import Teacher
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput

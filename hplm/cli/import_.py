@@ -170,7 +170,7 @@ def _plan(
     else:
         store = open_store(folder)
         model, config = store.model, store.config
-        took = [report["took"] for report in map(store.report, store.tenants()) if "took" in report]
+        took = [report["took"] for report in store.reports().values() if "took" in report]
     found = []
     for one in planned(model, config, folders, matching):
         found.append(one)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from builder.importing.folders import write_page
 from builder.store.store import Store
 from hplm.cli.main import main
 from hplm.tenants.directory import Directory
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts, tuned
-from tests.builder.stores import corpus, some_lines
+from tests.builder.stores import add_tenant, corpus, some_lines
 from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
 
@@ -31,6 +32,27 @@ def test_domains_are_listed_as_a_tree_and_an_update_names_the_tenants_that_are_b
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 2, 4]
     updated = run(capsys, "domain", "update", "--store", grown.folder, "--name", "bio", "--corpus", corpus(tmp_path, 4))
     assert updated["version"] == 3 and updated["behind"] == ["acme"] and updated["dtype"] == "int8"
+
+
+def test_a_tenant_that_cannot_be_read_is_named_and_stops_only_what_would_lose_it(grown, capsys, tmp_path):
+    """Its table's version is without readable users, and must stay."""
+    add_tenant(grown, "beta", "cells")
+    (path,) = grown.tenant_folder("acme", 1).glob("*.safetensors")
+    path.write_text("{")
+    (grown.tenant_folder("beta", 1) / "report.json").write_text("{")
+    of = ["--store", str(grown.folder)]
+    for command in (
+        ["domain", "list"], ["domain", "inspect", "--name", "bio"],
+        ["domain", "update", "--name", "bio", "--corpus", str(corpus(tmp_path, 4))],
+    ):  # fmt: skip
+        assert main([*command, *of]) == 0
+        assert mentions(capsys.readouterr().err, "tenant acme", path.parent)
+    assert [version for name, version in grown.domains() if name == "bio"] == [1, 2, 3]
+    write_page(grown, [])
+    assert mentions(capsys.readouterr().err, "tenant acme", "tenant beta", "report.json")
+    for command in (["domain", "delete", "--name", "cells"], ["export", "--repository", tmp_path / "served"]):
+        assert mentions(refused(capsys, *command, *of), path.parent, "delete the tenant")
+    assert main(["tenant", "delete", "acme", *of]) == 0 and grown.sweep() == [("bio", 1)]
 
 
 def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
