@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from builder.store.resumable import replaced, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
-from builder.store.store import Store, check_name, written_folder
+from builder.store.store import Store, absolute_model, check_name, written_folder
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.room import check_room
@@ -72,8 +72,7 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
             if name is not None:
                 replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
             if model is not None:
-                given = str(Path(model).absolute()) if Path(model).is_dir() else model
-                write_json(writing / "store.json", {"format": STORE_FORMAT, "model": given})
+                write_json(writing / "store.json", {"format": STORE_FORMAT, "model": absolute_model(model)})
         return _moved_out(unpacked, folder)
     except tarfile.TarError as error:
         raise InvalidInput(f"{file} is not a packed root, or was cut off ({error}): name a file of `hplm root pack`") from None

@@ -45,6 +45,11 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def absolute_model(model: str) -> str:
+    """Returns a model's name or, of a folder or file, its whole path: later commands may run in another folder."""
+    return str(Path(model).absolute()) if Path(model).exists() else model
+
+
 @contextmanager
 def written_folder(folder: Path) -> Iterator[Path]:
     """Writes a folder under a temporary name; it gets its own name once it is complete and synced."""

@@ -17,7 +17,7 @@ from builder.pictures import draw_learning
 from builder.said import say
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
-from builder.store.store import Store, check_name
+from builder.store.store import Store, absolute_model, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
@@ -51,8 +51,7 @@ def build_root(
 
     A decoder without lower layers needs no corpus: its table holds the vectors of its words.
     """
-    if Path(model).exists():
-        model = str(Path(model).absolute())  # later commands may run in another folder
+    model = absolute_model(model)
     working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
     with held(working, f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():

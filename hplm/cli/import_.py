@@ -73,7 +73,7 @@ class Matching:
 
 @Parameter(name="*", group="For a LoRA that changes lower layers")
 @dataclass(frozen=True)
-class Lower:
+class NewDomain:
     """The options of a new domain."""
 
     as_domain: str | None = None
@@ -87,15 +87,16 @@ class Lower:
 
 
 CHECKPOINTS = Parameter(group="For checkpoints")
-ONE_FOLDER, MATCHING, LOWER = OneFolder(), Matching(), Lower()
+ONE_FOLDER, MATCHING, NO_DOMAIN = OneFolder(), Matching(), NewDomain()
 
 
 def import_(
     *, folders: Annotated[tuple[Path, ...], about(FROM, name="--from")], store: StoreFolder, domain: str = "root",
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
-    at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
-    lower: Lower = LOWER, json: Json = False,
+    at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
+    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING, new: NewDomain = NO_DOMAIN,
+    json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
 
@@ -106,14 +107,17 @@ def import_(
     :param plan: only read and check the folders; print which fit, and their sizes
     :param at_once: so many folders at a time, each with one thread
     :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
+    :param lower: number of layers of that root which tables replace (default: half, as for `hplm build root`)
     """
-    if bool(lower.as_domain) != bool(lower.corpus):
+    if bool(new.as_domain) != bool(new.corpus):
         raise InvalidInput("--as-domain NAME and --corpus FILE... need each other: give both or neither")
-    if not lower.as_domain:
-        refuse_given("works only with --as-domain, which builds a table: leave it out", lower)
+    if not new.as_domain:
+        refuse_given("works only with --as-domain, which builds a table: leave it out", new)
+    if root is None:
+        refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.importing.checkpoint import is_checkpoint
     from builder.importing.folders import Importer, named
-    from builder.importing.lower import NewDomain
+    from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
     from builder.tables.domain import DomainOptions
@@ -126,27 +130,41 @@ def import_(
         refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
     if len(found) > 1:
         reason = f"works for one folder, and {len(found)} are given: leave it out"
-        refuse_given(reason, one, as_domain=lower.as_domain)
+        refuse_given(reason, one, as_domain=new.as_domain)
     if at_once < 1:
         raise InvalidInput(f"--at-once {at_once}: give 1 or more")
     options = MatchingOptions(**asdict(matching))
     if plan:
-        return _plan(store, root, found, options)
+        return _plan(store, root, lower, found, options)
     if not (store / "plot/root/1").exists() and root is not None:
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
-        build_root(model=root, corpus=(texts,), store=store, table=Table(seed=matching.seed, device=device))
-    wanted = DomainOptions(lower.keep, dtype=lower.dtype, min_tokens=lower.min_tokens)
-    new = NewDomain(lower.as_domain, [*lower.corpus], wanted) if lower.as_domain else None
+        build_root(model=root, corpus=(texts,), store=store, lower=lower, table=Table(seed=matching.seed, device=device))
+    wanted = DomainOptions(new.keep, dtype=new.dtype, min_tokens=new.min_tokens)
+    made = Domain(new.as_domain, [*new.corpus], wanted) if new.as_domain else None
     labels = [*one.labels] if one.labels is not None else None
-    opened = open_store(store)
-    if root not in (None, opened.model):
-        raise InvalidInput(f"--root {root}: the store {store} was made from {opened.model}: name another --store")
-    importer = Importer(opened, ImportOptions(domain, labels, one.task, new, one.test), options, texts, device_of(device))
+    opened = _opened(store, root, lower)
+    importer = Importer(opened, ImportOptions(domain, labels, one.task, made, one.test), options, texts, device_of(device))
     result = _one(importer, one.id, *found[0]) if len(found) == 1 else _many(opened, importer, found, at_once)
     if repository is not None:
         export(store=store, repository=repository, device=device)
+    elif opened.tenant_ids():
+        print(f"next: hplm export --store {store} && hplm serve")
     return result
+
+
+def _opened(folder: Path, root: str | None, lower: int | None) -> Store:
+    """Returns the store. Refuses one whose root is another than the one that was asked for."""
+    from builder.store.store import absolute_model
+
+    store = open_store(folder)
+    if root is not None and absolute_model(root) != store.model:
+        raise InvalidInput(f"--root {root}: the store {folder} was made from {store.model}: name another --store")
+    if lower not in (None, store.config.lower_layers):
+        raise InvalidInput(
+            f"--lower {lower}: the tables of {folder} replace {store.config.lower_layers} layers: name another --store"
+        )
+    return store
 
 
 def _one(importer: Importer, id: str | None, of_folder: str, folder: Path) -> tuple[dict[str, Any], int]:
@@ -158,7 +176,7 @@ def _one(importer: Importer, id: str | None, of_folder: str, folder: Path) -> tu
 
 
 def _plan(
-    folder: Path, root: str | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
+    folder: Path, root: str | None, lower: int | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
 ) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import planned
@@ -166,9 +184,9 @@ def _plan(
 
     took: list[float] = []
     if root is not None and not (folder / "store.json").exists():
-        model, config = root, load_checkpoint(root).config
+        model, config = root, load_checkpoint(root, lower=lower).config
     else:
-        store = open_store(folder)
+        store = _opened(folder, root, lower)
         model, config = store.model, store.config
         took = [report["took"] for report in store.reports().values() if "took" in report]
     found = []

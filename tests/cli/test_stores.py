@@ -9,6 +9,7 @@ from builder.importing.folders import write_page
 from builder.store.store import Store
 from hplm.cli.main import main
 from hplm.tenants.directory import Directory
+from tests.builder.checkpoints import SIZES, save_base, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts, tuned
 from tests.builder.stores import add_tenant, corpus, some_lines
 from tests.cli.commands import printed, refused, run
@@ -102,6 +103,26 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert mentions(refused(capsys, *command, *matching, "--task", "tag"), "--task", "one folder")
 
 
+def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monkeypatch):
+    """The model is a folder beside the current one, and nothing learns below the tenants."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hplm.cli.build.ROOT_MINUTES", 0.0)
+    save_base(tmp_path / "base")
+    save_tokenizer(tmp_path / "base", SIZES["vocab_size"])
+    tuned(tmp_path / "models" / "one")
+    command = ["import", "--store", "store", "--from", "models", "--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
+    command += ["--device", "cpu"]
+    plan = run(capsys, *command, "--root", "base", "--lower", 1, "--plan")
+    said = printed(capsys, *command, "--root", "base", "--lower", 1)
+    store = Store(tmp_path / "store")
+    assert (store.config.lower_layers, store.config.upper_layers, store.tenant_ids()) == (1, 3, ["one"])
+    assert store.report(store.tenant("one"))["bytes"]["tenant"] == plan["bytes"]["after"]
+    assert said.splitlines()[-1] == "next: hplm export --store store && hplm serve"
+    assert run(capsys, *command, "--root", "base")["version"] == 1
+    assert mentions(refused(capsys, *command, "--root", "base", "--lower", 2), "--lower 2", 1, "--store")
+    assert mentions(refused(capsys, *command, "--lower", 1), "--lower", "--root")
+
+
 def test_an_adapter_becomes_a_tenant_and_one_on_every_layer_a_domain_as_well(tmp_path, capsys):
     command = ["import", "--store", make_imported_store(tmp_path), "--device", "cpu"]
     answer = run(capsys, *command, "--id", "acme", "--from", FIXTURES / "adapters-lora-tag")
@@ -116,5 +137,6 @@ def test_an_adapter_becomes_a_tenant_and_one_on_every_layer_a_domain_as_well(tmp
     lines = printed(capsys, *given, *domain, "--test", test).splitlines()
     assert mentions(lines[0], "beta", 1, "lora", 2, 3, "peft LoRA") and mentions(lines[1], "tiny-bert")
     assert mentions(lines[2], "low", "0, 1", "MB")
-    assert mentions(lines[3], "root", "accuracy") and mentions(lines[4], "low", "accuracy") and len(lines) == 5
+    assert mentions(lines[3], "root", "accuracy") and mentions(lines[4], "low", "accuracy") and len(lines) == 6
+    assert mentions(lines[5], "hplm export", command[2], "hplm serve")
     assert {tenant.id: tenant.domain for tenant in Store(command[2]).tenants()} == {"acme": "root", "beta": "low"}
