@@ -21,7 +21,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.encoders import ENCODERS, WORDS
-from hplm.model.original import Checkpoint, silent_transformers
+from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -74,11 +74,6 @@ def weight_files(folder: Path) -> list[Path]:
     if files := next((files for files in found if files), None):
         return files
     raise InvalidInput(f"{folder} has no weights ({' or '.join(WEIGHTS)}): copy or save the checkpoint again")
-
-
-def configuration_of(model: str) -> Any:
-    """Returns the configuration of `transformers`. No code runs that lies beside it."""
-    return silent_transformers().AutoConfig.from_pretrained(model, trust_remote_code=False)
 
 
 class Family:
@@ -179,7 +174,7 @@ def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
 def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str]) -> ForeignHead:
     """Reads the head by the class that saved it."""
     path, loader = folder / CONFIG, getattr(silent_transformers(), f"AutoModel{ending}")
-    model, report = loader.from_pretrained(str(folder), output_loading_info=True, dtype=torch.float32, trust_remote_code=False)
+    model, report = weights_of(str(folder), loader)
     if type(model).__name__ != named:
         raise InvalidInput(f"{path}: transformers has no class {named} for a {kind}: a class of your own cannot be imported")
     if report["missing_keys"]:

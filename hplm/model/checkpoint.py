@@ -14,7 +14,7 @@ from hplm.model.encoders import ENCODERS, load_encoder
 from hplm.model.families import FAMILIES
 from hplm.model.gguf_files import is_gguf
 from hplm.model.layer import Layer, Layers
-from hplm.model.original import Checkpoint, silent_transformers
+from hplm.model.original import Checkpoint, configuration_of
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
 
@@ -28,12 +28,7 @@ def load_checkpoint(
     """
     if is_gguf(model):
         return load_gguf(model, name, lower, upper, window)
-    library = silent_transformers()
-    try:
-        source = library.AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
+    source = configuration_of(model)
     if source.model_type in FAMILIES:
         return load_decoder(model, name, lower, upper, window, source)
     if source.model_type in ENCODERS:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.original import Checkpoint, halves, silent_transformers
+from hplm.model.original import Checkpoint, halves, silent_transformers, tokenizer_of, weights_of
 from hplm.model.windows import Window
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -71,13 +71,9 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
     if skipbert:
         lower, upper = own_split(model, source, lower, upper, window)
     library = silent_transformers()
-    loader: Any = SkipBertWeights if skipbert else library.AutoModel  # the type of `from_pretrained` knows no report
     given = {"add_pooling_layer": False} if family.has_pooler else {}
-    try:
-        loaded, report = loader.from_pretrained(model, output_loading_info=True, dtype=torch.float32, **given)
-        tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
+    loaded, report = weights_of(model, SkipBertWeights if skipbert else library.AutoModel, **given)
+    tokenizer = tokenizer_of(model)
     if not skipbert:
         refuse_disguised(model, report["unexpected_keys"])
     if missing := sorted(report["missing_keys"]):

@@ -189,12 +189,14 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
+OWN_CODE = {f"Auto{part}": f"own.{part}" for part in ("Config", "Model", f"Model{SEQUENCE}", "Tokenizer")}
 # Folders that cannot be imported: what differs from a good one, and what the refusal names.
 CONFIGS = {
     "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "roberta"]),
     "class": ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM", SEQUENCE]),
     "own-class": ({"architectures": ["MyBertForSequenceClassification"]}, ["MyBert", "own"]),
-    "code": ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, ["'own'"]),
+    "code": ({"model_type": "own", "auto_map": OWN_CODE}, ["'own'"]),
+    "code-and-class": ({"architectures": ["OwnForSequenceClassification"], "auto_map": OWN_CODE}, ["Own", "own"]),
     "decoder": ({"is_decoder": True}, ["decoder"]),
     "labels": ({"id2label": {"0": "a", "1": "a", "2": "b"}, "label2id": {"a": 1, "b": 2}}, ["--labels"]),
     "typed": ({"hidden_size": "large"}, ["typed"]),
@@ -212,7 +214,7 @@ OTHERS = {
 
 
 def make_odd(folder: Path, good: Path, harm: Path) -> None:
-    """Makes these folders. Two pickles and a model of own code would make the file `harm`."""
+    """Makes these twenty folders. Two pickles and two models of own code would make the file `harm`."""
     for name in (*CONFIGS, *FILES, "weightless", "pickled"):
         shutil.copytree(good, folder / name)
     for name, (fields, _) in CONFIGS.items():
@@ -224,7 +226,9 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     shutil.copytree(FIXTURES / "peft-tag-patterns", folder / "pickled-adapter")
     for file in ("pickled/pytorch_model.bin", "pickled-adapter/adapter_model.bin"):
         (folder / file).write_bytes(pickle.dumps(Harmful(harm), protocol=2))
-    (folder / "code" / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
+    for name in ("code", "code-and-class"):
+        (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
+    put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder / "headless")
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
