@@ -45,6 +45,14 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def _renewed(stored: dict[str, Any]) -> str:
+    """Says how to get a store that this version reads. `stored`: what `store.json` of another format says."""
+    if isinstance(own := stored.get("format"), int) and own > FORMAT:
+        return "a later version wrote it, so use that one"
+    model = stored.get("model", "MODEL")
+    return f"build it again with `hplm build root --model {model} --corpus FILE --store NEW`, then its domains and tenants"
+
+
 def absolute_model(model: str) -> str:
     """Returns a model's name or, of a folder or file, its whole path: later commands may run in another folder."""
     return str(Path(model).absolute()) if Path(model).exists() else model
@@ -77,7 +85,7 @@ class Store(Branches):
         stored = read_json(path)
         self.format = stored.get("format")
         if self.format not in READABLE:
-            raise InvalidInput(f"{path} has format {self.format!r}, this version of hplm reads {FORMAT}: build the store again")
+            raise InvalidInput(f"{path} has format {self.format!r}, this version of hplm reads {FORMAT}: {_renewed(stored)}")
         if "model" not in stored:
             raise Broken(f"{path} does not name the model that the store was made from: copy it again")
         self.model: str = stored["model"]  # the original, by name or folder

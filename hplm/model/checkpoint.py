@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.decoders import load_decoder, load_gguf, split_decoder
-from hplm.model.encoders import ENCODERS, load_encoder
+from hplm.model.encoders import ENCODERS, described, load_encoder
 from hplm.model.families import FAMILIES
 from hplm.model.gguf_files import is_gguf
 from hplm.model.layer import Layer, Layers
@@ -34,8 +34,8 @@ def load_checkpoint(
     if source.model_type in ENCODERS:
         return load_encoder(model, name, lower, upper, window, source)
     raise InvalidInput(
-        f"{model!r} is a {source.model_type!r} model, but hPLMs are built from encoders ({', '.join(ENCODERS)}) and from "
-        f"decoders ({', '.join(FAMILIES)})"
+        f"{model!r} is {described(source.model_type)}: hPLMs are built from encoders ({', '.join(ENCODERS)}) and from decoders "
+        f"({', '.join(FAMILIES)})"
     )
 
 

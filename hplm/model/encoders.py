@@ -62,6 +62,24 @@ ENCODERS = {
     "xlm-roberta": _ROBERTA,
 }
 
+# Why others are refused, by kind.
+_BY_DISTANCE = (
+    "whose attention needs the distances of tokens in every layer, while vectors of windows get their positions once, before "
+    "the upper layers"
+)
+_BY_PLACE = "whose attention chooses tokens by their places in the whole text, which a window does not know"
+REASONS = {
+    "albert": "whose layers have the same weights, so that the lower ones cannot learn from windows alone",
+    **dict.fromkeys(("big_bird", "longformer"), _BY_PLACE),
+    **dict.fromkeys(("deberta", "deberta-v2", "mpnet", "xlnet"), _BY_DISTANCE),
+    **dict.fromkeys(("eurobert", "modernbert", "nomic_bert", "roformer"), _BY_DISTANCE),  # which they get by rotation
+}
+
+
+def described(kind: object) -> str:
+    """Says what a model is, and why it is refused, if that is known."""
+    return f"a {kind!r} model" + (f", {REASONS[str(kind)]}" if str(kind) in REASONS else "")
+
 
 def load_encoder(model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any) -> Checkpoint:
     from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised

@@ -192,7 +192,7 @@ class Harmful:
 OWN_CODE = {f"Auto{part}": f"own.{part}" for part in ("Config", "Model", f"Model{SEQUENCE}", "Tokenizer")}
 # Folders that cannot be imported: what differs from a good one, and what the refusal names.
 CONFIGS = {
-    "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "roberta"]),
+    "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "distances", "roberta"]),
     "class": ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM", SEQUENCE]),
     "own-class": ({"architectures": ["MyBertForSequenceClassification"]}, ["MyBert", "own"]),
     "code": ({"model_type": "own", "auto_map": OWN_CODE}, ["'own'"]),
@@ -207,8 +207,9 @@ FILES = {
     "cut-tokenizer": ("tokenizer.json", b'{"model": 3}', ["cut-tokenizer", "again"]),
 }
 OTHERS = {
-    "weightless": ["no weights"], "pickled": ["pickled"], "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "root"],
-    "headless": ["BertModel"], "words": ["tokenizer"], "other-family": ["root"], "smaller": ["root"],
+    "weightless": ["no weights"], "pickled": ["pickled"], "pickled-adapter": ["adapter_model.bin"],
+    "far": ["differ", "--root MODEL"], "headless": ["BertModel"], "words": ["tokenizer"],
+    "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
     "empty": ["adapter_config"],
 }  # fmt: skip
 
@@ -233,6 +234,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder / "headless")
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
     save_family(folder / "other-family", "roberta", SEQUENCE)
+    put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
     save_family(folder / "smaller", "bert", SEQUENCE)
     for name in ("empty", ".git"):
         (folder / name).mkdir()

@@ -140,6 +140,13 @@ def test_exits_and_calibrations_of_the_release_before_are_read_and_the_next_vers
         (folder / file).unlink()
 
 
+@pytest.mark.parametrize(("number", "named"), [(1, "hplm build root --model /nowhere/bert"), (FORMAT + 1, "later version")])
+def test_a_store_of_another_format_says_how_to_get_one_that_is_read(store, number, named):
+    (store.folder / "store.json").write_text(json.dumps({"format": number, "model": "/nowhere/bert"}))
+    with pytest.raises(InvalidInput, match=mentioning("store.json", number, FORMAT, named)):
+        Store(store.folder)
+
+
 def test_a_broken_tenant_stops_no_command_for_another(store):
     (path,) = (store.folder / "tenants" / "bare" / "1").glob("*.safetensors")
     path.write_text("{")
