@@ -120,6 +120,7 @@ def import_(
     from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
+    from builder.store.resumable import PLAN
     from builder.tables.domain import DomainOptions
     from hplm.cli.build import Table
     from hplm.cli.build import root as build_root
@@ -136,7 +137,8 @@ def import_(
     options = MatchingOptions(**asdict(matching))
     if plan:
         return _plan(store, root, lower, found, options)
-    if not (store / "plot/root/1").exists() and root is not None:
+    is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
+    if root is not None and not is_built:
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
         build_root(model=root, corpus=(texts,), store=store, lower=lower, table=Table(seed=matching.seed, device=device))
