@@ -11,6 +11,9 @@ from jinja2 import Environment
 
 from builder.learning.limits import duration
 from builder.store.resumable import read_json, replaced
+from builder.store.store import Store
+from builder.tables.corpus import FOLDER, Corpus
+from builder.tables.inspection import cover, sampled
 from hplm.plot.table import Table
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -54,19 +57,28 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def branch_page(store: Path, table: Table) -> None:
-    """Writes the page of a root or a domain beside the report of how its lower layers learned, if they did."""
+def branch_page(store: Store, table: Table, work: Path) -> None:
+    """Writes the page of a root or a domain beside the report of how its lower layers learned, unless it is there.
+
+    `work`: the folder of its build, with its corpus, if it has one.
+    """
     meta = table.meta
-    report = store / "lower" / f"{meta.domain}-{meta.version}.json"
+    page = store.page(meta.domain, meta.version)
+    if page.exists():
+        return
+    report, tables = page.with_suffix(".json"), dict[str, Sequence[Mapping[str, Any]]]()
     facts: dict[str, Any] = {"n-grams": f"{meta.keys:,}", "table": f"{sum(meta.sizes().values()) / 1e6:,.2f} MB, {meta.dtype}"}
     facts |= {"tokens of the corpus": f"{meta.corpus_tokens:,}", "least cosine of a stored row": meta.least_cosine}
-    exams = []
+    if (work / FOLDER).exists():
+        coverage = cover(store, meta.domain, meta.version, sampled(Corpus(work / FOLDER)))
+        facts["tokens looked up"] = f"{coverage.tokens:,}"
+        found = [{"found as": name, "share": f"{share:.2%}"} for name, share in coverage.levels.items()]
+        tables |= {"Windows of the corpus": found, "With smaller tables": coverage.rows}
     if report.exists():
         learned = read_json(report)
         facts |= {"steps": f"{learned['steps']:,}", "learned for": duration(learned["seconds"])}
-        exams = learned["exams"]
-    page, title = report.with_suffix(".html"), f"{meta.domain} version {meta.version}"
-    _write(page, title, facts, {"Exams": exams}, report.with_suffix(".png"))
+        tables["Exams"] = learned["exams"]
+    _write(page, f"{meta.domain} version {meta.version}", facts, tables, report.with_suffix(".png"))
 
 
 def _write(

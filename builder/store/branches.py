@@ -100,6 +100,10 @@ class Branches:
         suffixes = (".safetensors", ".json", ".png", ".html", ".head.safetensors")
         return [self._below(domain, version, suffix) for suffix in suffixes]
 
+    def page(self, domain: str, version: int) -> Path:
+        """Returns where the page of a branch is, if it has one."""
+        return self._below(domain, version, ".html")
+
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         replace_weights(self._below(domain, version), lower.state_dict())
 

@@ -22,6 +22,7 @@ from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 
+FOLDER = "corpus"  # in the folder of a build
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 20  # the tokenizer's result takes far more memory than the text
 

@@ -78,7 +78,7 @@ def first_version(
             spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
             table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
         elif was_just_finished(working, corpus, plan):
-            branch_page(store.folder, table := store.table(name, 1))  # it may be missing
+            branch_page(store, table := store.table(name, 1), working)  # it may be missing
         else:
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
@@ -108,7 +108,7 @@ def _tabulated(
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
     table = build_table(store, spec, counts, store.lower(*branch), keep, device, build.folder, known)
-    branch_page(store.folder, table)
+    branch_page(store, table, build.folder)
     return table
 
 
@@ -134,7 +134,7 @@ def update_domain(
         with held(finished := store.work_folder(name, version - 1), f"domain {name!r}"):
             if was_just_finished(finished, corpus, plan):
                 store.sweep()  # before the plan is removed: if this fails, the same command is recognised
-                branch_page(store.folder, before)  # it may be missing
+                branch_page(store, before, finished)  # it may be missing
                 put_away(finished)
                 return before
         dtype = options.dtype or before.meta.dtype

@@ -56,7 +56,7 @@ def build_root(
     with held(working, f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
             if was_just_finished(working, corpus, plan):
-                branch_page(folder, table := store.table("root", 1))  # it may be missing
+                branch_page(store, table := store.table("root", 1), working)  # it may be missing
                 put_away(working)
                 return store, table
             raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
@@ -67,7 +67,7 @@ def build_root(
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         keep = chosen_keep(counts, root=True, keep=options.keep)
         table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
-        branch_page(folder, table)
+        branch_page(store, table, working)
         build.close()
         return store, table
 
