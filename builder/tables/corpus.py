@@ -8,6 +8,7 @@ meta.json  how many of both, how many lines were read, and of which inputs
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -16,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from builder.learning.limits import duration
+from builder.said import say
 from builder.store.resumable import META, ResumableFiles, is_finished, mapped
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
@@ -75,6 +78,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
     task = {"inputs": [[path.name, size] for path, size in zip(paths, sizes, strict=True)]}
     if is_finished(folder, task):
         return Corpus(folder)
+    _say_costs(paths, sum(sizes), tokenizer, folder.parent)
     bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
     with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
@@ -90,6 +94,23 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
             bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s", refresh=False)
         growing.finish(growing.done | task)
     return Corpus(folder)
+
+
+def _say_costs(paths: Sequence[Path], size: int, tokenizer: Tokenizer, folder: Path) -> None:
+    """Says how long the corpus may take here, and its room, from the first texts."""
+    texts, characters, read = [], 0, list[int]()
+    for text in read_corpus(paths, read.append):
+        texts.append(text)
+        characters += len(text)
+        if characters >= min(BATCH_CHARACTERS, size // 10):
+            break
+    started = time.monotonic()
+    tokens = sum(map(len, tokenizer.encode_documents(texts)))
+    seconds, share, free = time.monotonic() - started, sum(read) / size, shutil.disk_usage(folder).free
+    say(
+        f"tokenising {size / 1e6:,.1f} MB: takes about {duration(seconds / share)}, and {4 * tokens / share / 1e9:,.2f} GB on "
+        f"the disk, which has {free / 1e9:,.2f} GB free"
+    )
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
