@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from builder.store.branches import CORPUS
 from builder.store.resumable import replaced, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store, absolute_model, check_name, written_folder
@@ -35,7 +36,7 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
     paths = [store.folder / name for name in ("store.json", "backbone.json", "tokenizer.json", "upper.safetensors")]
     paths += [path for path in store.lower_files("root", version) if path.exists()]
     for folder in (store.counts_folder("root", version), store.table_folder("root", version)):  # a decoder may lack counts
-        paths += sorted(folder.glob("*"))
+        paths += sorted(path for path in folder.glob("*") if path.name != CORPUS)  # which names files of this machine
     needed = sum(path.stat().st_size for path in paths)
     check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
     files = {path.relative_to(store.folder).as_posix(): _described(path) for path in paths}

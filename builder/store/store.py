@@ -5,7 +5,7 @@
     lower/<domain>-<version>.safetensors        the lower stack that made a table, for further builds
     lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
-    counts/<domain>/<version>/                  the count of each n-gram, for the next version
+    counts/<domain>/<version>/                  the count of each n-gram, for the next version; the corpus's files by name
     tenants/<id>/<version>/                     the record, as it is published  report.json  report.html  training.png
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.

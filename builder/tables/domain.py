@@ -74,6 +74,7 @@ def first_version(
             if not store.has_lower(name, 1):
                 _refuse_little(store, build, name, options)
             counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
+            store.save_corpus(name, 1, corpus)
             keep = chosen_keep(counts, root=False, keep=options.keep)
             spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
             table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
@@ -149,6 +150,7 @@ def update_domain(
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
         counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
+        store.save_corpus(name, version, [*store.corpus(name, version - 1), *corpus])
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
         learned = not budget.empty and not store.config.is_decoder
         known = before if not learned and dtype == before.meta.dtype else None

@@ -64,6 +64,8 @@ def build_root(
         begun = (folder / "store.json").exists()
         store = Store(folder) if begun else _adapted(model, build, folder, options, budget, device)
         counts = build.count(store.space, store.tokenizer(), _counts(folder)) if corpus else None
+        if counts is not None:
+            store.save_corpus("root", 1, corpus)
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         keep = chosen_keep(counts, root=True, keep=options.keep)
         table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)

@@ -103,7 +103,7 @@ def import_(
     :param domain: domain of the tenants
     :param repository: then export the store to this folder
     :param texts: texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in
-        a checkpoint's folder is used instead
+        a checkpoint's folder is used instead (default: the corpus of --domain, if its files are still there)
     :param plan: only read and check the folders; print which fit, and their sizes
     :param at_once: so many folders at a time, each with one thread
     :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
@@ -214,18 +214,27 @@ def _plan(
 
 def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]], at_once: int) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
+    from tqdm import tqdm
+
     from builder.importing.folders import write_page
+    from builder.importing.reports import shown, totals
+    from builder.said import say
 
     found = []
     try:
-        for number, one in enumerate(importer.all(folders, at_once=at_once), start=1):
-            found.append(one)
-            print(f"{number} of {len(folders)}: {_line(one)}", file=sys.stderr, flush=True)
+        with tqdm(importer.all(folders, False, at_once), "importing", len(folders), unit="folder") as bar:
+            for one in bar:
+                found.append(one)
+                say(_line(one))
     finally:
         page = write_page(store, found)
     refused = [one for one in found if one.tenant is None]
+    together = totals([one.report for one in found if "after" in one.report])
     print(f"tenants imported: {len(found) - len(refused)}; folders refused: {len(refused)}; {page}")
+    for name, value in shown(together).items() if together["checkpoints"] else ():
+        print(f"  {name}: {value}")
     return {
+        "totals": together,
         "imported": {one.id: {"version": one.tenant.version, "agreement": one.agreement} for one in found if one.tenant},
         "refused": {one.id: {"why": one.refused, "agreement": one.agreement} for one in refused},
         "page": str(page),

@@ -287,7 +287,7 @@ def matched(store, file, saved):
         torch.manual_seed(0)
         BertForSequenceClassification.from_pretrained(store.model, num_labels=3).save_pretrained(folder)
         save_tokenizer(folder, VOCABULARY)
-    given = UnlabelledTexts(file), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
+    given = UnlabelledTexts([file]), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
     tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, DEVICE, False)
     adapter, head = store.tenant_weights(tenant)
     return {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}, report

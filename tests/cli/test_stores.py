@@ -85,6 +85,8 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     answer = run(capsys, *command, *matching, "--at-once", 2)
     assert answer["imported"].keys() == {"one", "two"} == set(Store(store).tenant_ids()) and not answer["refused"]
     assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
+    assert answer["totals"]["checkpoints"] == 2 and 0 <= answer["totals"]["agreement"] <= 1
+    assert answer["totals"]["bytes"] == {"tenant": plan["bytes"]["after"], "checkpoint": plan["bytes"]["before"]}
     sizes = [Store(store).report(tenant)["bytes"] for tenant in Store(store).tenants()]
     assert plan["bytes"] == {"before": sum(one["checkpoint"] for one in sizes), "after": sum(one["tenant"] for one in sizes)}
     assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
@@ -97,6 +99,8 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert main([str(word) for word in (*command, *matching)]) == 1
     said = capsys.readouterr()
     assert "two refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
+    assert "importing: 100%" in said.err and "looking up" not in said.err, "one bar for all"
+    assert mentions(said.out, "answers that are theirs", "KL", "MB, of the checkpoints")
     assert mentions(refused(capsys, *command[:-1], folder / "one"), "one", "--texts")
     assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
     assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
