@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment
 
 from builder.importing.reports import facts_of, shown, totals
-from builder.learning.limits import duration
+from builder.said import duration
 from builder.store.resumable import read_json, replaced
 from builder.store.store import Store
 from builder.tables.corpus import FOLDER, Corpus

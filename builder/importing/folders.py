@@ -67,6 +67,9 @@ class Importer:
         self._store, self._options, self._matching, self._device = store, options, matching, device
         self._given = texts
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _sent, (self._store.folder, self._options, self._matching, self._given, self._device)
+
     @cached_property
     def _family(self) -> Family:
         return Family(self._store.model, self._store.config)
@@ -112,22 +115,21 @@ class Importer:
                 "alone with --id, which may also name this tenant"
             )
 
-    def all(self, folders: Sequence[tuple[str, Path]], show_progress: bool = True, at_once: int = 1) -> Iterator[Imported]:
+    def all(self, folders: Sequence[tuple[str, Path]], at_once: int = 1) -> Iterator[Imported]:
         """Imports folders, so many at once, each in a process with one thread; yields what became of each."""
         if any(is_checkpoint(folder) for _, folder in folders):
             _ = self._family, self._given and self._texts and self._texts.examples  # what is wrong with these is so for all
         if at_once == 1:
-            yield from (self.tried(*one, show_progress) for one in folders)
+            yield from (self.tried(*one) for one in folders)
             return
-        given = self._store.folder, self._options.domain, self._matching, self._given, self._device
         with worker_processes(at_once) as pool:
-            running = [pool.submit(_tried, given, *one) for one in folders]
+            running = [pool.submit(self.tried, *one) for one in folders]
             yield from (done.result() for done in as_completed(running))
 
-    def tried(self, tenant_id: str, folder: Path, show_progress: bool) -> Imported:
+    def tried(self, tenant_id: str, folder: Path) -> Imported:
         """Returns what became of a folder. Only what concerns all folders is raised."""
         try:
-            return Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress, is_named=False))
+            return Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress=False, is_named=False))
         except HplmError as error:
             return Imported(tenant_id, folder, None, error.report if isinstance(error, Unlike) else {}, str(error))
         except OSError as error:  # a file that nobody may read
@@ -136,19 +138,11 @@ class Importer:
             return Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
 
 
-Given = tuple[Path, str, MatchingOptions, Path | None, torch.device]  # what an importer is made of, as a process is told
-
-
 @cache
-def _importer(given: Given) -> Importer:
-    """Returns the importer of a process, which reads once what all checkpoints share."""
+def _sent(folder: Path, *given: Any) -> Importer:
+    """Returns the importer of a process that it was sent to, which has one thread and reads once what all checkpoints share."""
     torch.set_num_threads(1)
-    folder, domain, matching, texts, device = given
-    return Importer(Store(folder), ImportOptions(domain), matching, texts, device)
-
-
-def _tried(given: Given, tenant_id: str, folder: Path) -> Imported:
-    return _importer(given).tried(tenant_id, folder, show_progress=False)
+    return Importer(Store(folder), *given)
 
 
 def planned(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.evaluation.tenant import find_tenant
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import (
     LAYERS,
@@ -50,7 +49,7 @@ def save_checkpoint(
     """Returns the report; with `texts`, it says how many answers of both are the same."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists: name a folder that does not")
-    tenant, family = find_tenant(store, tenant_id), Family(store.model, store.config)
+    tenant, family = store.known_tenant(tenant_id), Family(store.model, store.config)
     layout = tenant.adapter_layout(store.config)
     if layout is not None and layout.kind != "lora":
         raise InvalidInput(

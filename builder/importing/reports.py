@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from builder.learning.limits import duration
+from builder.said import duration
 
 NEAR = 0.95  # of the answers: below, it is said what may help
 WHOLE = 0.95  # of what fine-tuning changed: below, a higher rank would hold more
@@ -16,7 +16,7 @@ Report = Mapping[str, Any]
 def facts_of(report: Report) -> dict[str, str]:
     """Returns what there is to know of an import, as words."""
     after, size, speed = report["after"], report["bytes"], report["texts_per_second"]
-    scores = [f"{scores[scores['metric']]:.3f}" for scores in report.get("test", {}).values()]
+    scores = [f"{scores['metric']} {scores[scores['metric']]:.3f}" for scores in report.get("test", {}).values()]
     return {
         "task": report["task"],
         "answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}",

@@ -226,6 +226,16 @@ class Store(Branches):
                 raise
             return self.tenant(tenant_id)  # another process has just deleted it
 
+    def known_tenant(self, tenant_id: str) -> TenantFile:
+        """Returns the tenant's newest version, and refuses an id that is not in the store."""
+        if (tenant := self.tenant(tenant_id)) is None:
+            raise self.unknown(tenant_id)
+        return tenant
+
+    def unknown(self, tenant_id: str) -> InvalidInput:
+        known = ", ".join(self.tenant_ids()[:10]) or "none yet"
+        return InvalidInput(f"tenant {tenant_id!r} is not in {self.folder}: known are {known}")
+
     def tenant_versions(self, tenant_id: str) -> list[int]:
         """Returns the versions of a tenant, oldest first."""
         found = (self.folder / "tenants" / tenant_id).glob("*")

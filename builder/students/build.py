@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.tenant import find_tenant
 from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
@@ -47,7 +46,7 @@ def build_students(
     `unlabelled`: further texts, of which students learn only what the teacher says.
     """
     with held_tenant(store, tenant_id) as working:
-        tenant = find_tenant(store, tenant_id)
+        tenant = store.known_tenant(tenant_id)
         check(store, tenant_id, tenant.task, options)
         if teacher not in (OWN, DEDICATED):
             raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")

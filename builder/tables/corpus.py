@@ -8,7 +8,6 @@ meta.json  how many of both, how many lines were read, and of which inputs
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from builder.learning.limits import duration
-from builder.said import say
+from builder.said import say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished, mapped
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
@@ -106,11 +104,8 @@ def _say_costs(paths: Sequence[Path], size: int, tokenizer: Tokenizer, folder: P
             break
     started = time.monotonic()
     tokens = sum(map(len, tokenizer.encode_documents(texts)))
-    seconds, share, free = time.monotonic() - started, sum(read) / size, shutil.disk_usage(folder).free
-    say(
-        f"tokenising {size / 1e6:,.1f} MB: takes about {duration(seconds / share)}, and {4 * tokens / share / 1e9:,.2f} GB on "
-        f"the disk, which has {free / 1e9:,.2f} GB free"
-    )
+    seconds, share = time.monotonic() - started, sum(read) / size
+    say_costs(f"tokenising {size / 1e6:,.1f} MB", seconds / share, f"{4 * tokens / share / 1e9:,.2f}", folder)
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:

@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from builder.learning.limits import duration
-from builder.said import say
+from builder.said import say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
@@ -108,7 +107,8 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
         return Counts(folder)
     with _growing(folder, space, meta, memory) as growing:
         if growing.done["level"] == 0:
-            _say_costs(corpus, space, folder)
+            most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
+            say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space), most, folder)
             _count_pieces(corpus, space, folder, memory, show_progress)
         for level in range(growing.done["level"], len(space.masks)):
             runs = _runs(folder, level, space)
@@ -149,14 +149,6 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY, show
 def most_bytes(tokens: int, space: KeySpace) -> int:
     """Returns the disk space that counting takes at most: two levels as runs, and each level as it is kept."""
     return (len(space.masks) + 1) * tokens * row_bytes(space.words)
-
-
-def _say_costs(corpus: Corpus, space: KeySpace, folder: Path) -> None:
-    most, free = most_bytes(corpus.tokens, space), shutil.disk_usage(folder).free
-    say(
-        f"counting {corpus.tokens:,} tokens: takes about {duration(_seconds(corpus, space))}, and at most {most / 1e9:,.2f} GB "
-        f"on the disk, which has {free / 1e9:,.2f} GB free"
-    )
 
 
 def _seconds(corpus: Corpus, space: KeySpace) -> float:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.learning.limits import check_seed, duration
-from builder.said import say
+from builder.learning.limits import check_seed
+from builder.said import duration, say
 from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts

@@ -138,8 +138,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     check_name("tenant", tenant_id)
     versions = store.tenant_versions(tenant_id)
     if not versions:
-        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
-        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+        raise store.unknown(tenant_id)
     with held_tenant(store, tenant_id) as working:
         if begun_plan(working) is not None:
             raise InvalidInput(

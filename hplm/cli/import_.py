@@ -3,7 +3,6 @@ were fine-tuned in full."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,6 +181,7 @@ def _plan(
 ) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import planned
+    from builder.said import say
     from hplm.model.checkpoint import load_checkpoint
 
     took: list[float] = []
@@ -195,7 +195,7 @@ def _plan(
     for one in planned(model, config, folders, matching):
         found.append(one)
         fits = f"{one.task}, {one.labels} labels, changed by {one.distance:.3f}" if one.task else "an adapter"
-        print(f"{one.id}: {one.refused or fits}", file=sys.stderr, flush=True)
+        say(f"{one.id}: {one.refused or fits}")
     kept = [one for one in found if one.task]
     refused = {one.id: one.refused for one in found if one.refused}
     before, after = (sum(getattr(one, f"bytes_{side}") for one in kept) for side in ("before", "after"))
@@ -222,7 +222,7 @@ def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]],
 
     found = []
     try:
-        with tqdm(importer.all(folders, False, at_once), "importing", len(folders), unit="folder") as bar:
+        with tqdm(importer.all(folders, at_once), "importing", len(folders), unit="folder") as bar:
             for one in bar:
                 found.append(one)
                 say(_line(one))
@@ -255,7 +255,11 @@ def _print(tenant: TenantFile, report: dict) -> None:
     heads = f"{len(tenant.labels)} labels" if tenant.has_head else tenant.task
     print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {heads}, from {came['library']}")
     if "after" in report:
-        _print_match(report)
+        from builder.importing.reports import facts_of
+
+        for name, value in facts_of(report).items():
+            print(f"  {name}: {value}")
+        print(report["note"])
     else:
         print(
             f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; "
@@ -268,13 +272,3 @@ def _print(tenant: TenantFile, report: dict) -> None:
     for where, scores in report.get("test", {}).items():
         told = (f"{name} {value:.3f}" for name, value in scores.items() if isinstance(value, float))
         print(f"{where}: {', '.join(told)}, over {scores['rows']:,} rows")
-
-
-def _print_match(report: dict) -> None:
-    after, size, texts = report["after"], report["bytes"], report["texts"]
-    sure = f"; {after['where_sure']:.1%} where it is sure" if after.get("where_sure") is not None else ""
-    print(
-        f"{after['agreement']:.1%} of {after['answers']:,} answers are the checkpoint's{sure}. Before it learned from "
-        f"{texts['learned']:,} texts: {report['before']:.1%}"
-    )
-    print(f"{size['tenant'] / 1e6:.2f} MB instead of {size['checkpoint'] / 1e6:,.1f} MB; {report['note']}")

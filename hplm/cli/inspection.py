@@ -100,6 +100,6 @@ def _print_coverage(coverage: Coverage, text: Path) -> None:
     for name, share in coverage.levels.items():
         print(f"  {name:<8} {share:7.2%}")
     print()
-    for number, row in enumerate(coverage.rows):
-        for cells in (row.keys(), row.values()) if not number else (row.values(),):
-            print("  ".join(f"{cell:>12}" for cell in cells))
+    rows = coverage.rows
+    for cells in (*(row.keys() for row in rows[:1]), *(row.values() for row in rows)):
+        print("  ".join(f"{cell:>12}" for cell in cells))

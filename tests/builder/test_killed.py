@@ -166,7 +166,7 @@ def checkpoints(folder, given):
     def work(target):
         store = copied(ready, target)
         importer = folders.Importer(store, ImportOptions(), options, file, DEVICE)
-        found = list(importer.all(folders.named([folder / "models"]), show_progress=False, at_once=2))
+        found = list(importer.all(folders.named([folder / "models"]), at_once=2))
         assert [one.refused for one in found] == ["", ""]
         folders.write_page(store, found)
         without_times(target)

@@ -91,7 +91,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert plan["bytes"] == {"before": sum(one["checkpoint"] for one in sizes), "after": sum(one["tenant"] for one in sizes)}
     assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
     lines = printed(capsys, *command[:-1], folder / "one", *matching, "--id", "acme").splitlines()
-    assert mentions(lines[0], "acme", 1, "lora", 2, "transformers") and mentions(lines[1], "%", "checkpoint's")
+    assert mentions(lines[0], "acme", 1, "lora", 2, "transformers") and mentions(lines[2], "%", "checkpoint's")
     served = tmp_path / "served"
     run(capsys, *command[:-1], folder / "one", *matching, "--repository", served)
     assert {tenant.id for tenant in next(iter(Directory(served, None).snapshots())).tenants} == {"one", "two", "acme"}

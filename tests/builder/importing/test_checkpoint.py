@@ -249,7 +249,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     wanted = {name: row[-1] for name, row in (CONFIGS | FILES).items()} | OTHERS
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
-    found = list(importer.all(named([folder]), show_progress=False))
+    found = list(importer.all(named([folder])))
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:
@@ -261,7 +261,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     report = store.report(store.tenant("good-one"))
     assert f"<td>{report['after']['divergence']:.3f}</td>" in page and "KL" in page and advice(report)[:30] in page
     shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")
-    (other,) = importer.all(named([tmp_path / "elsewhere"]), show_progress=False)
+    (other,) = importer.all(named([tmp_path / "elsewhere"]))
     assert other.tenant is None and "--id" in other.refused, "another folder of the same name must not replace the tenant"
 
 
@@ -287,7 +287,7 @@ def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store
     assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
     pack_root(store, tmp_path / "root.tar")
     files[0].rename(tmp_path / "elsewhere")
-    (gone,) = Importer(store, ImportOptions("bio"), MatchingOptions(), None, DEVICE).all([("acme", folder)], False)
+    (gone,) = Importer(store, ImportOptions("bio"), MatchingOptions(), None, DEVICE).all([("acme", folder)])
     assert mentions(gone.refused, "'bio'", "--texts")
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builder.evaluation.tenant import find_tenant
 from builder.publish.live import update_tenant
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.store import FORMAT, Store, TenantFile
@@ -152,7 +151,7 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
     path.write_text("{")
     assert store.tenant("acme") == store.tenant_version("acme", 1) and store.tenant("*") is None
     with pytest.raises(InvalidInput, match=mentioning("'none'", "acme, bare")):
-        find_tenant(store, "none")
+        store.known_tenant("none")
     with pytest.raises(Broken, match=mentioning(path)):
         store.tenant("bare")
     random_tenant(store, TenantFile("acme", 10, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
