@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
-from builder.evaluation.tenant import find_tenant, opened
+from builder.evaluation.tenant import opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of
@@ -184,7 +184,7 @@ class Judged:
 
 def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
     """Makes a tenant's exits if they are missing in this precision. The texts that judge them have chosen nothing."""
-    tenant, task, device = find_tenant(store, question.id), training_task(question.task), resolve_device("auto")
+    tenant, task, device = store.known_tenant(question.id), training_task(question.task), resolve_device("auto")
     say(f"exits of {question.id} in {precision.name}, and their answers")
     found, _ = build_exits(store, question.id, question.dev, precision, device, seen=[question.train], show_progress=False)
     exits, weights = found.exits, store.tenant_weights(tenant)

@@ -9,8 +9,12 @@ from typing import Any
 
 from jinja2 import Environment
 
-from builder.learning.limits import duration
+from builder.importing.reports import facts_of, shown, totals
+from builder.said import duration
 from builder.store.resumable import read_json, replaced
+from builder.store.store import Store
+from builder.tables.corpus import FOLDER, Corpus
+from builder.tables.inspection import cover, sampled
 from hplm.plot.table import Table
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -29,44 +33,40 @@ def tenant_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
 
 def import_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
     """Writes `report.html` beside the picture of a checkpoint's import."""
-    after, texts, size, speed = report["after"], report["texts"], report["bytes"], report["texts_per_second"]
-    facts: dict[str, Any] = {"answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}"}
-    if "sure" in after:
-        facts |= {
-            f"where the checkpoint is {name}": _share(after[at]) for name, at in (("sure", "where_sure"), ("not", "elsewhere"))
-        }
-    facts |= {"before it learned": f"{report['before']:.1%}", "texts learned from": f"{texts['learned']:,}"}
-    facts |= {f"{scores['metric']} of the {side}": scores[scores["metric"]] for side, scores in report.get("test", {}).items()}
-    facts |= {f"size of the {side}": f"{count / 1e6:,.2f} MB" for side, count in size.items()}
-    facts |= {f"texts a second of the {side}, computed here": f"{rate:,.0f}" for side, rate in speed.items()}
-    facts |= {"learned for": duration(report["seconds"])}
     tables = {"Other answers than the checkpoint's, where it was surest": report["differing"], "Epochs": report["exams"]}
-    _write(picture.with_name("report.html"), title, facts, tables, picture)
+    _write(picture.with_name("report.html"), title, facts_of(report), tables, picture)
 
 
-def imports_page(path: Path, picture: Path, matched: Sequence[Mapping[str, Any]], refused: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the page of many imports."""
-    facts = {"checkpoints that were matched": len(matched), "folders that were refused": len(refused)}
-    _write(path, "Imports", facts, {"Those that agree least first": matched, "Refused": refused}, picture)
+def imports_page(path: Path, picture: Path, matched: Mapping[str, Mapping[str, Any]], refused: Mapping[Path, str]) -> None:
+    """Writes the page of many imports. `matched`: reports by tenant. `refused`: why, by folder."""
+    facts = {**shown(totals([*matched.values()])), "folders that were refused": len(refused)}
+    rows = [{"tenant": name, **facts_of(report)} for name, report in matched.items()]
+    why = [{"folder": str(folder), "why": reason} for folder, reason in refused.items()]
+    _write(path, "Imports", facts, {"Those that agree least first": rows, "Refused": why}, picture)
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+def branch_page(store: Store, table: Table, work: Path) -> None:
+    """Writes the page of a root or a domain beside the report of how its lower layers learned, unless it is there.
 
-
-def branch_page(store: Path, table: Table) -> None:
-    """Writes the page of a root or a domain beside the report of how its lower layers learned, if they did."""
+    `work`: the folder of its build, with its corpus, if it has one.
+    """
     meta = table.meta
-    report = store / "lower" / f"{meta.domain}-{meta.version}.json"
+    page = store.page(meta.domain, meta.version)
+    if page.exists():
+        return
+    report, tables = page.with_suffix(".json"), dict[str, Sequence[Mapping[str, Any]]]()
     facts: dict[str, Any] = {"n-grams": f"{meta.keys:,}", "table": f"{sum(meta.sizes().values()) / 1e6:,.2f} MB, {meta.dtype}"}
     facts |= {"tokens of the corpus": f"{meta.corpus_tokens:,}", "least cosine of a stored row": meta.least_cosine}
-    exams = []
+    if (work / FOLDER).exists():
+        coverage = cover(store, meta.domain, meta.version, sampled(Corpus(work / FOLDER)))
+        facts["tokens looked up"] = f"{coverage.tokens:,}"
+        found = [{"found as": name, "share": f"{share:.2%}"} for name, share in coverage.levels.items()]
+        tables |= {"Windows of the corpus": found, "With smaller tables": coverage.rows}
     if report.exists():
         learned = read_json(report)
         facts |= {"steps": f"{learned['steps']:,}", "learned for": duration(learned["seconds"])}
-        exams = learned["exams"]
-    page, title = report.with_suffix(".html"), f"{meta.domain} version {meta.version}"
-    _write(page, title, facts, {"Exams": exams}, report.with_suffix(".png"))
+        tables["Exams"] = learned["exams"]
+    _write(page, f"{meta.domain} version {meta.version}", facts, tables, report.with_suffix(".png"))
 
 
 def _write(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from builder.evaluation.fitting import Cases, bins_of, calibration_error, fitted
-from builder.evaluation.tenant import ServedBody, find_tenant, opened
+from builder.evaluation.tenant import ServedBody, opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
@@ -49,7 +49,7 @@ def calibrate_tenant(
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
     with held_tenant(store, tenant_id):
-        tenant = find_tenant(store, tenant_id)
+        tenant = store.known_tenant(tenant_id)
         texts = UnseenTexts(store, tenant, file, seen, "a calibration")
         _check_delta(tenant, texts.task, delta)
         asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}

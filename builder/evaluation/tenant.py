@@ -67,7 +67,7 @@ def evaluate_tenant(
     `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
     """
     device = device or resolve_device("auto")
-    tenant = find_tenant(store, tenant_id)
+    tenant = store.known_tenant(tenant_id)
     examples = training_task(tenant.task).read(file)
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
     students = store.knowledge(tenant).students
@@ -128,14 +128,6 @@ def opened(
     model.load(*weights)
     data = Data(reader, task, tenant.labels, texts, texts, device)
     return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), data
-
-
-def find_tenant(store: Store, tenant_id: str) -> TenantFile:
-    tenant = store.tenant(tenant_id)
-    if tenant is None:
-        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
-        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
-    return tenant
 
 
 class Client(Protocol):

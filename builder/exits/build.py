@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.tenant import find_tenant, opened
+from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import learned, outputs_of
@@ -57,7 +57,7 @@ def build_exits(
     plan may lose. `delta`: of numbers, how far an exit's may be from the full stack's.
     """
     with held_tenant(store, tenant_id):
-        tenant = find_tenant(store, tenant_id)
+        tenant = store.known_tenant(tenant_id)
         _check(tenant, drops, delta)
         # No weight has learned from dev.
         texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)

@@ -20,8 +20,8 @@ from hplm.adapters.layout import Layout, head_layout
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
-from hplm.model.encoders import ENCODERS, WORDS
-from hplm.model.original import Checkpoint, silent_transformers
+from hplm.model.encoders import ENCODERS, WORDS, described
+from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -36,7 +36,6 @@ LAYERS = {
 }
 LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
-WAY_OUT = "import it into a store whose root was built from the model that it was fine-tuned from"
 TOKENIZING = ("normalizer", "pre_tokenizer", "model", "post_processor")  # the parts of a tokenizer that choose its tokens
 
 
@@ -74,11 +73,6 @@ def weight_files(folder: Path) -> list[Path]:
     if files := next((files for files in found if files), None):
         return files
     raise InvalidInput(f"{folder} has no weights ({' or '.join(WEIGHTS)}): copy or save the checkpoint again")
-
-
-def configuration_of(model: str) -> Any:
-    """Returns the configuration of `transformers`. No code runs that lies beside it."""
-    return silent_transformers().AutoConfig.from_pretrained(model, trust_remote_code=False)
 
 
 class Family:
@@ -120,7 +114,7 @@ class Family:
         path = folder / CONFIG
         stored = read_json(path)
         if stored.get("model_type") not in ENCODERS:
-            raise InvalidInput(f"{path}: model_type {stored.get('model_type')!r} is none of {', '.join(ENCODERS)}")
+            raise InvalidInput(f"{path} is of {described(stored.get('model_type'))}: import one of {', '.join(ENCODERS)}")
         named = next(iter(stored.get("architectures") or ()), None)
         ending = next((ending for ending in TASK_OF_ENDING if str(named).endswith(ending)), None)
         if ending is None:
@@ -147,12 +141,13 @@ class Family:
         """Returns how far a checkpoint is from the base. Refuses one that cannot descend from it."""
         self._check(folder, found.config, self.base.config, [field.name for field in fields(BackboneConfig)])
         if part := _other_part(found.tokenizer_json, self.base.tokenizer_json):
-            raise InvalidInput(f"the tokenizer of {folder} has another {part} than that of {self._model!r}: {WAY_OUT}")
+            raise _misfit(folder, f"the tokenizer of {folder} has another {part} than that of {self._model!r}")
         distance = _change(found.weights, self.base.weights)
         if not distance < FAR:
-            raise InvalidInput(
+            raise _misfit(
+                folder,
                 f"the weights of {folder} differ from those of {self._model!r} by {distance:.2f} of their size, more than "
-                f"fine-tuning changes ({FAR} at most): {WAY_OUT}"
+                f"fine-tuning changes ({FAR} at most)",
             )
         return distance
 
@@ -160,7 +155,18 @@ class Family:
         for name in names:
             own, wanted = getattr(found, name), getattr(base, name)
             if own != wanted:
-                raise InvalidInput(f"{folder} has {name} {own}, and {self._model!r} has {wanted}: {WAY_OUT}")
+                raise _misfit(folder, f"{folder} has {name} {own}, and {self._model!r} has {wanted}")
+
+
+def _misfit(folder: Path, reason: str) -> InvalidInput:
+    """Says how to import a checkpoint that does not fit the root. Earlier releases of transformers saved what it began as."""
+    found = configuration_of(str(folder))
+    sizes = f"{found.num_hidden_layers} layers of width {found.hidden_size}, {found.vocab_size:,} tokens"
+    began = read_json(folder / CONFIG).get("_name_or_path") or "MODEL"
+    return InvalidInput(
+        f"{reason}: build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
+        f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`"
+    )
 
 
 def _other_part(one: str, other: str) -> str | None:
@@ -179,7 +185,7 @@ def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
 def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str]) -> ForeignHead:
     """Reads the head by the class that saved it."""
     path, loader = folder / CONFIG, getattr(silent_transformers(), f"AutoModel{ending}")
-    model, report = loader.from_pretrained(str(folder), output_loading_info=True, dtype=torch.float32, trust_remote_code=False)
+    model, report = weights_of(str(folder), loader)
     if type(model).__name__ != named:
         raise InvalidInput(f"{path}: transformers has no class {named} for a {kind}: a class of your own cannot be imported")
     if report["missing_keys"]:

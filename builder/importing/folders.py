@@ -63,13 +63,25 @@ class Importer:
     def __init__(
         self, store: Store, options: ImportOptions, matching: MatchingOptions, texts: Path | None, device: torch.device
     ) -> None:
-        """`texts`: for checkpoints that have no file of texts in their folder."""
+        """`texts`: for checkpoints that have no file of texts in their folder; None: the corpus of the domain."""
         self._store, self._options, self._matching, self._device = store, options, matching, device
-        self._texts = UnlabelledTexts(texts) if texts is not None else None
+        self._given = texts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _sent, (self._store.folder, self._options, self._matching, self._given, self._device)
 
     @cached_property
     def _family(self) -> Family:
         return Family(self._store.model, self._store.config)
+
+    @cached_property
+    def _texts(self) -> UnlabelledTexts | None:
+        """The texts for checkpoints without texts of their own; None if the domain's corpus would be and is not here."""
+        if self._given is not None:
+            return UnlabelledTexts([self._given])
+        files = self._store.corpus(self._options.domain, self._store.latest(self._options.domain))
+        is_here = bool(files) and all(file.exists() for file in files)
+        return UnlabelledTexts(files, are_documents=True) if is_here else None
 
     def one(
         self, tenant_id: str, folder: Path, show_progress: bool = True, is_named: bool = True
@@ -83,9 +95,12 @@ class Importer:
         if options.new_domain is not None:
             raise InvalidInput(f"{folder} is a whole checkpoint, whose lower layers no table can take: leave --as-domain out")
         own = folder / OWN_TEXTS
-        texts = UnlabelledTexts(own) if own.exists() else self._texts
+        texts = UnlabelledTexts([own]) if own.exists() else self._texts
         if texts is None:
-            raise InvalidInput(f"{folder} is a whole checkpoint, which a tenant learns to match: give --texts FILE")
+            raise InvalidInput(
+                f"{folder} is a whole checkpoint, which a tenant learns to match from texts, and the corpus of domain "
+                f"{options.domain!r} is not here: give --texts FILE"
+            )
         return import_checkpoint(
             store, tenant_id, folder, self._family, texts, options, self._matching, self._device, show_progress
         )
@@ -100,23 +115,21 @@ class Importer:
                 "alone with --id, which may also name this tenant"
             )
 
-    def all(self, folders: Sequence[tuple[str, Path]], show_progress: bool = True, at_once: int = 1) -> Iterator[Imported]:
+    def all(self, folders: Sequence[tuple[str, Path]], at_once: int = 1) -> Iterator[Imported]:
         """Imports folders, so many at once, each in a process with one thread; yields what became of each."""
         if any(is_checkpoint(folder) for _, folder in folders):
-            _ = self._family, self._texts is not None and self._texts.examples  # what is wrong with these is wrong for all
+            _ = self._family, self._given and self._texts and self._texts.examples  # what is wrong with these is so for all
         if at_once == 1:
-            yield from (self.tried(*one, show_progress) for one in folders)
+            yield from (self.tried(*one) for one in folders)
             return
-        texts = self._texts.path if self._texts is not None else None
-        given = self._store.folder, self._options.domain, self._matching, texts, self._device
         with worker_processes(at_once) as pool:
-            running = [pool.submit(_tried, given, *one) for one in folders]
+            running = [pool.submit(self.tried, *one) for one in folders]
             yield from (done.result() for done in as_completed(running))
 
-    def tried(self, tenant_id: str, folder: Path, show_progress: bool) -> Imported:
+    def tried(self, tenant_id: str, folder: Path) -> Imported:
         """Returns what became of a folder. Only what concerns all folders is raised."""
         try:
-            return Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress, is_named=False))
+            return Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress=False, is_named=False))
         except HplmError as error:
             return Imported(tenant_id, folder, None, error.report if isinstance(error, Unlike) else {}, str(error))
         except OSError as error:  # a file that nobody may read
@@ -125,19 +138,11 @@ class Importer:
             return Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
 
 
-Given = tuple[Path, str, MatchingOptions, Path | None, torch.device]  # what an importer is made of, as a process is told
-
-
 @cache
-def _importer(given: Given) -> Importer:
-    """Returns the importer of a process, which reads once what all checkpoints share."""
+def _sent(folder: Path, *given: Any) -> Importer:
+    """Returns the importer of a process that it was sent to, which has one thread and reads once what all checkpoints share."""
     torch.set_num_threads(1)
-    folder, domain, matching, texts, device = given
-    return Importer(Store(folder), ImportOptions(domain), matching, texts, device)
-
-
-def _tried(given: Given, tenant_id: str, folder: Path) -> Imported:
-    return _importer(given).tried(tenant_id, folder, show_progress=False)
+    return Importer(Store(folder), *given)
 
 
 def planned(
@@ -184,29 +189,13 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
 
     `found`: what was imported now, of which the page also has what was refused.
     """
-    reports = {tenant.id: store.report(tenant) for tenant in store.tenants()}
-    stored = {name: report for name, report in reports.items() if "after" in report}
+    stored = {name: report for name, report in store.reports().items() if "after" in report}
     others = {one.id: one.report for one in found if one.tenant is None and one.report}
     matched = sorted((stored | others).items(), key=lambda one: one[1]["after"]["agreement"])
     picture = store.folder / PICTURE
     picture.unlink(missing_ok=True)
     if matched:
         draw_agreement([report["after"] for _, report in matched], picture)
-    imports_page(
-        store.folder / PAGE,
-        picture,
-        [{"tenant": name, **_row(report), "stored": "no" if name in others else "yes"} for name, report in matched],
-        [{"folder": str(one.folder), "why": one.refused} for one in found if one.tenant is None],
-    )
+    named = {f"{name} (not stored)" if name in others else name: report for name, report in matched}
+    imports_page(store.folder / PAGE, picture, named, {one.folder: one.refused for one in found if one.tenant is None})
     return store.folder / PAGE
-
-
-def _row(report: dict[str, Any]) -> dict[str, str]:
-    after, scores = report["after"], report.get("test", {}).values()
-    return {
-        "task": report["task"],
-        "agreement": f"{after['agreement']:.1%}",
-        "where the checkpoint is sure": f"{after['where_sure']:.1%}" if after.get("where_sure") is not None else "-",
-        "score, of the checkpoint": ", ".join(f"{one[one['metric']]:.3f}" for one in scores) or "-",
-        "MB, of the checkpoint": f"{report['bytes']['tenant'] / 1e6:.2f}, {report['bytes']['checkpoint'] / 1e6:.1f}",
-    }

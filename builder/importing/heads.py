@@ -15,7 +15,7 @@ from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ACTIVATIONS
-from hplm.model.original import silent_transformers
+from hplm.model.original import silent_transformers, weights_of
 from hplm.tasks import find_task
 
 TASK_OF_CLASS = {"BertForSequenceClassification": "classify", "BertForTokenClassification": "tag"}
@@ -64,13 +64,9 @@ def base_pooler(model: str, why: Path) -> Linear:
     """Reads the pooler, a dense layer and tanh on the first token's state, of the checkpoint that the store was made from."""
     way_out = "save the adapter with its pooler (peft: modules_to_save=['classifier', 'pooler']), or train a head without one"
     try:
-        loaded, report = silent_transformers().AutoModel.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InvalidInput(
-            f"{why} reads BERT's pooler, and {model!r}, from which the store was made, cannot be loaded ({first_line}): "
-            f"{way_out}"
-        ) from error
+        loaded, report = weights_of(model, silent_transformers().AutoModel)
+    except InvalidInput as error:
+        raise InvalidInput(f"{why} reads the pooler of the model that the store was made from. {error}: {way_out}") from error
     pooler = getattr(loaded, "pooler", None)
     if pooler is None or any("pooler" in name for name in report["missing_keys"]):
         raise InvalidInput(f"{why} reads BERT's pooler, which {model!r} lacks: {way_out}")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
+from builder.importing.reports import advice
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
@@ -208,8 +209,7 @@ def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOpt
         after = report["after"]
         raise Unlike(
             f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
-            f"than --least {matching.least:g}: give more --texts that are like the tenant's own, a higher --rank, or a root "
-            "with fewer layers in tables; or leave this model dedicated. --anyway stores it all the same",
+            f"than --least {matching.least:g}: {advice(report)}. --anyway stores it all the same",
             report,
         )
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.evaluation.tenant import find_tenant
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import (
     LAYERS,
@@ -23,7 +22,6 @@ from builder.importing.checkpoint import (
     TAG,
     TASK_OF_ENDING,
     Family,
-    configuration_of,
 )
 from builder.importing.heads import TASK_OF_PROBLEM
 from builder.importing.matching import Model
@@ -36,7 +34,7 @@ from builder.training.data import Data
 from hplm.errors import InvalidInput
 from hplm.model.encoders import ENCODERS
 from hplm.model.layer import Layer
-from hplm.model.original import silent_transformers
+from hplm.model.original import configuration_of, silent_transformers, tokenizer_of, weights_of
 from hplm.tasks import TASKS
 
 # A head of one layer passes through a function of two: tanh of a small number is the number, to a millionth, and relu and gelu
@@ -51,7 +49,7 @@ def save_checkpoint(
     """Returns the report; with `texts`, it says how many answers of both are the same."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists: name a folder that does not")
-    tenant, family = find_tenant(store, tenant_id), Family(store.model, store.config)
+    tenant, family = store.known_tenant(tenant_id), Family(store.model, store.config)
     layout = tenant.adapter_layout(store.config)
     if layout is not None and layout.kind != "lora":
         raise InvalidInput(
@@ -75,7 +73,7 @@ def save_checkpoint(
     assert not found.unexpected_keys, found.unexpected_keys
     with written_folder(folder) as writing:
         model.save_pretrained(writing)
-        silent_transformers().AutoTokenizer.from_pretrained(store.model, use_fast=True).save_pretrained(writing)
+        tokenizer_of(store.model).save_pretrained(writing)
     report: dict[str, Any] = {"tenant": tenant.id, "version": tenant.version, "folder": str(folder)}
     if tenant.task == SPAN and len(tenant.labels) > len(TASKS[SPAN].fixed_labels):
         report["lost"] = NO_ANSWER
@@ -93,9 +91,7 @@ def _model(store: Store, tenant: TenantFile) -> Any:
         given |= {"id2label": dict(enumerate(tenant.labels)), "label2id": {name: i for i, name in enumerate(tenant.labels)}}
     if ending == SEQUENCE:
         given["problem_type"] = next(problem for problem, task in TASK_OF_PROBLEM.items() if task == tenant.task)
-    return loader.from_pretrained(
-        store.model, dtype=torch.float32, trust_remote_code=False, ignore_mismatched_sizes=True, **given
-    )
+    return weights_of(store.model, loader, ignore_mismatched_sizes=True, **given)[0]
 
 
 def _named(layer: Layer, number: int) -> dict[str, Tensor]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from builder.tables.text_files import digest_of_file
+from builder.store.resumable import digest_of
+from builder.tables.text_files import check_file
 from builder.tasks.examples import Example, key_of, read_unlabelled
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import TrainingTask
+from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
@@ -21,24 +25,31 @@ MOST_TOKENS = 250_000  # to learn from: long documents take as long as many shor
 
 @dataclass(frozen=True)
 class UnlabelledTexts:
-    """A file of texts, which is read once for many checkpoints."""
+    """Files of texts, which are read once for many checkpoints."""
 
-    path: Path
+    paths: Sequence[Path]
+    are_documents: bool = False  # of a corpus: they may be longer than a text
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.paths))
 
     @cached_property
     def digest(self) -> str:
-        return digest_of_file(self.path)
+        for path in self.paths:
+            check_file(path)
+        return digest_of(*self.paths)
 
     @cached_property
     def examples(self) -> list[Example]:
-        """The first texts of the file, each once."""
+        """The first texts, each once."""
         found: dict[tuple[str, ...], Example] = {}
-        for example in read_unlabelled(self.path):
-            found.setdefault(key_of(example), example)
+        for example in chain.from_iterable(map(read_unlabelled, self.paths)):
+            text = replace(example, text=example.text[:LONGEST_TEXT]) if self.are_documents else example
+            found.setdefault(key_of(text), text)
             if len(found) == MOST_READ:
                 break
         if len(found) < FEWEST:
-            raise InvalidInput(f"{self.path} has {len(found)} different texts: to learn from them needs {FEWEST} or more")
+            raise InvalidInput(f"{self} has {len(found)} different texts: to learn from them needs {FEWEST} or more")
         return list(found.values())
 
     def divided(

@@ -5,7 +5,6 @@ Both halves learn for a root. Only the lower half learns for a domain (HMI, obse
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -22,6 +21,7 @@ from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.ridge import fit
 from builder.learning.windows import Lesson, Lessons, Reading, Student, TextPack, in_packs
+from builder.said import say
 from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
@@ -109,7 +109,7 @@ def _report_missed(now: Progress, budget: Budget) -> None:
         )
     else:
         return
-    print(f"adapting: {said}", file=sys.stderr)
+    say(f"adapting: {said}")
 
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -107,12 +107,6 @@ class Epochs:
 Limits = Budget | Epochs
 
 
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
-
-
 def _round_of(steps: int) -> tuple[int, int]:
     """Returns where the round of a step begins, and its length."""
     start, length = 0, FIRST_ROUND

@@ -14,7 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from builder.hardware import half_precision
-from builder.learning.limits import Limits, duration
+from builder.learning.limits import Limits
+from builder.said import duration
 from builder.store.resumable import Savepoint
 from hplm.errors import HplmError
 

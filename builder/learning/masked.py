@@ -21,10 +21,9 @@ from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.windows import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
 from builder.store.resumable import Savepoint
-from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
-from hplm.model.original import silent_transformers
+from hplm.model.original import silent_transformers, weights_of
 from hplm.model.stacks import LowerStack, UpperStack
 
 MASKED = 0.15  # of the words are guessed. Of these,
@@ -60,11 +59,7 @@ class MaskedLesson(Windowed):
 
 def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     """Returns the head of the original checkpoint; None if it was saved without one."""
-    loader = silent_transformers().AutoModelForMaskedLM
-    try:
-        found, report = loader.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot read the head of the original model {model!r}: {error}") from error
+    found, report = weights_of(model, silent_transformers().AutoModelForMaskedLM)
     if any(name.startswith("cls.") for name in report["missing_keys"]):
         return None
     predictions, head = found.cls.predictions, MaskedHead(config)

@@ -56,7 +56,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
     _check_store(manager, store)
     version, served = store.latest(name), manager.current()
     _check_not_older(store, name, version, newest_version(served, name))
-    on_newest = [tenant for tenant in store.tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
+    on_newest = [tenant for tenant in store.readable_tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
     tuned = {tenant.id: tenant for tenant in on_newest}
     missing = list(_missing(manager, store, served, name, version))
 
@@ -97,10 +97,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
 
 def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
     _check_store(manager, store)
-    found = store.tenant(tenant_id)
-    if found is None:
-        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
-        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+    found = store.known_tenant(tenant_id)
     _check_same(manager, store, manager.current().branches, found.domain, found.domain_version)
     return store.knowledge(found)
 

@@ -79,7 +79,7 @@ def _speed(store: Store, other: Precision) -> float:
 @torch.inference_mode()
 def _change(store: Store) -> float:
     """Compares vectors of made-up texts, whose rows are common ones of a domain's tables: a tenant's, if there is one."""
-    branch = next(((tenant.domain, tenant.domain_version) for tenant in store.tenants()), store.domains()[0])
+    branch = next(((tenant.domain, tenant.domain_version) for tenant in store.readable_tenants()), store.domains()[0])
     forest = store.forest(*branch)
     tables, tokens = forest.chain(*branch).links, min(TEXT, store.config.positions)
     generator = torch.Generator().manual_seed(0)

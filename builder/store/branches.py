@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from builder.store.resumable import digest_of, replaced
+from builder.store.resumable import digest_of, read_json, replaced, write_json
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
@@ -17,6 +18,7 @@ from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table, TableMeta, TableSpec
 
 UPPER = "upper.safetensors"
+CORPUS = "corpus.json"
 
 
 class Branches:
@@ -30,6 +32,16 @@ class Branches:
 
     def counts_folder(self, domain: str, version: int) -> Path:
         return self.folder / "counts" / domain / str(version)
+
+    def corpus(self, domain: str, version: int) -> list[Path]:
+        """Returns the files whose n-grams a branch has, but for those that earlier releases have counted."""
+        path = self.counts_folder(domain, version) / CORPUS
+        return [Path(name) for name in read_json(path)["files"]] if path.exists() else []
+
+    def save_corpus(self, domain: str, version: int, files: Sequence[Path]) -> None:
+        """Saves the names of the files. Call it before the branch has its table."""
+        names = [str(file.absolute()) for file in files]
+        write_json(self.counts_folder(domain, version) / CORPUS, {"files": names})
 
     @property
     def space(self) -> KeySpace:
@@ -99,6 +111,10 @@ class Branches:
         """Returns the files of a branch's lower stack, of which some may not exist."""
         suffixes = (".safetensors", ".json", ".png", ".html", ".head.safetensors")
         return [self._below(domain, version, suffix) for suffix in suffixes]
+
+    def page(self, domain: str, version: int) -> Path:
+        """Returns where the page of a branch is, if it has one."""
+        return self._below(domain, version, ".html")
 
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         replace_weights(self._below(domain, version), lower.state_dict())

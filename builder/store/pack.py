@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from builder.store.branches import CORPUS
 from builder.store.resumable import replaced, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
-from builder.store.store import Store, check_name, written_folder
+from builder.store.store import Store, absolute_model, check_name, written_folder
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.room import check_room
@@ -35,7 +36,7 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
     paths = [store.folder / name for name in ("store.json", "backbone.json", "tokenizer.json", "upper.safetensors")]
     paths += [path for path in store.lower_files("root", version) if path.exists()]
     for folder in (store.counts_folder("root", version), store.table_folder("root", version)):  # a decoder may lack counts
-        paths += sorted(folder.glob("*"))
+        paths += sorted(path for path in folder.glob("*") if path.name != CORPUS)  # which names files of this machine
     needed = sum(path.stat().st_size for path in paths)
     check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
     files = {path.relative_to(store.folder).as_posix(): _described(path) for path in paths}
@@ -72,8 +73,7 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
             if name is not None:
                 replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
             if model is not None:
-                given = str(Path(model).absolute()) if Path(model).is_dir() else model
-                write_json(writing / "store.json", {"format": STORE_FORMAT, "model": given})
+                write_json(writing / "store.json", {"format": STORE_FORMAT, "model": absolute_model(model)})
         return _moved_out(unpacked, folder)
     except tarfile.TarError as error:
         raise InvalidInput(f"{file} is not a packed root, or was cut off ({error}): name a file of `hplm root pack`") from None

@@ -5,7 +5,7 @@
     lower/<domain>-<version>.safetensors        the lower stack that made a table, for further builds
     lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
-    counts/<domain>/<version>/                  the count of each n-gram, for the next version
+    counts/<domain>/<version>/                  the count of each n-gram, for the next version; the corpus's files by name
     tenants/<id>/<version>/                     the record, as it is published  report.json  report.html  training.png
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from builder.said import say
 from builder.store.branches import UPPER, Branches, replace_weights
 from builder.store.resumable import begun_plan, read_json, replaced, write_json
 from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
@@ -34,12 +36,26 @@ from hplm.tenants.snapshot import NAME
 
 FORMAT = 3
 READABLE = (2, FORMAT)  # with 2, versions of tenants were several files
+R = TypeVar("R")
 
 
 def check_name(kind: str, name: str) -> str:
     if not NAME.fullmatch(name):
         raise InvalidInput(f"{kind} name {name!r}: use 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign")
     return name
+
+
+def _renewed(stored: dict[str, Any]) -> str:
+    """Says how to get a store that this version reads. `stored`: what `store.json` of another format says."""
+    if isinstance(own := stored.get("format"), int) and own > FORMAT:
+        return "a later version wrote it, so use that one"
+    model = stored.get("model", "MODEL")
+    return f"build it again with `hplm build root --model {model} --corpus FILE --store NEW`, then its domains and tenants"
+
+
+def absolute_model(model: str) -> str:
+    """Returns a model's name or, of a folder or file, its whole path: later commands may run in another folder."""
+    return str(Path(model).absolute()) if Path(model).exists() else model
 
 
 @contextmanager
@@ -69,7 +85,7 @@ class Store(Branches):
         stored = read_json(path)
         self.format = stored.get("format")
         if self.format not in READABLE:
-            raise InvalidInput(f"{path} has format {self.format!r}, this version of hplm reads {FORMAT}: build the store again")
+            raise InvalidInput(f"{path} has format {self.format!r}, this version of hplm reads {FORMAT}: {_renewed(stored)}")
         if "model" not in stored:
             raise Broken(f"{path} does not name the model that the store was made from: copy it again")
         self.model: str = stored["model"]  # the original, by name or folder
@@ -111,10 +127,13 @@ class Store(Branches):
     def tenant_work_folder(self, tenant_id: str) -> Path:
         return self.folder / "building" / "tenants" / tenant_id
 
-    def users(self) -> dict[tuple[str, int], list[str]]:
-        """Returns the users of each branch: newest tenant versions, child domains, and unfinished builds of either."""
+    def users(self, tenants: Iterable[TenantFile] | None = None) -> dict[tuple[str, int], list[str]]:
+        """Returns the users of each branch: newest tenant versions, child domains, and unfinished builds of either.
+
+        `tenants`: default: all, each of which must be readable.
+        """
         users: dict[tuple[str, int], list[str]] = {branch: [] for branch in self.domains()}
-        for tenant in self.tenants():
+        for tenant in self.tenants() if tenants is None else tenants:
             users.setdefault((tenant.domain, tenant.domain_version), []).append(f"tenant {tenant.id}")
         for domain, version in self.domains():
             if (parent := self.meta(domain, version).parent_branch) is not None:
@@ -135,8 +154,15 @@ class Store(Branches):
                     yield (options["parent"], options["parent version"]), folder
 
     def sweep(self) -> list[tuple[str, int]]:
-        """Removes versions without users, except the newest and the one before it, which a rollback needs."""
-        users = self.users()
+        """Removes versions without users, except the newest and the one before it, which a rollback needs.
+
+        Removes none while a tenant cannot be read: any of them may be the version that it stands on.
+        """
+        try:
+            users = self.users()
+        except Broken as error:
+            say(f"old versions of tables are kept until all tenants can be read: {error}")
+            return []
         versions: dict[str, list[int]] = {}
         for domain, version in self.domains():
             versions.setdefault(domain, []).append(version)
@@ -169,8 +195,24 @@ class Store(Branches):
         return sorted({path.parent.name for path in found if path.name.isdecimal()})  # others are unfinished
 
     def tenants(self) -> list[TenantFile]:
-        """Returns the newest version of every tenant, ordered by id."""
+        """Returns the newest version of every tenant, ordered by id. Fails if one cannot be read."""
         return [tenant for name in self.tenant_ids() if (tenant := self.tenant(name)) is not None]
+
+    def readable_tenants(self) -> list[TenantFile]:
+        """Returns the newest versions to list or report them: names those that cannot be read, and goes on."""
+        return [tenant for tenant, _ in self._readable(lambda tenant: None)]
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Returns the reports of the newest versions that can be read, by id, and names the others."""
+        return {tenant.id: report for tenant, report in self._readable(self.report)}
+
+    def _readable(self, read: Callable[[TenantFile], R]) -> Iterator[tuple[TenantFile, R]]:
+        for name in self.tenant_ids():
+            try:
+                if (tenant := self.tenant(name)) is not None:
+                    yield tenant, read(tenant)
+            except Broken as error:
+                say(f"tenant {name} is left out: {error}")
 
     def tenant(self, tenant_id: str) -> TenantFile | None:
         """Returns the tenant's newest version; None if it has none. Reads no other tenant: its file may be broken."""
@@ -183,6 +225,16 @@ class Store(Branches):
             if versions[-1] in self.tenant_versions(tenant_id):
                 raise
             return self.tenant(tenant_id)  # another process has just deleted it
+
+    def known_tenant(self, tenant_id: str) -> TenantFile:
+        """Returns the tenant's newest version, and refuses an id that is not in the store."""
+        if (tenant := self.tenant(tenant_id)) is None:
+            raise self.unknown(tenant_id)
+        return tenant
+
+    def unknown(self, tenant_id: str) -> InvalidInput:
+        known = ", ".join(self.tenant_ids()[:10]) or "none yet"
+        return InvalidInput(f"tenant {tenant_id!r} is not in {self.folder}: known are {known}")
 
     def tenant_versions(self, tenant_id: str) -> list[int]:
         """Returns the versions of a tenant, oldest first."""

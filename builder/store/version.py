@@ -21,7 +21,7 @@ from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import ExitKnowledge, Knowledge, read_calibration
 
 REPORT, PICTURE = "report.json", "training.png"
-WAY_OUT = "build or copy it again"
+WAY_OUT = "build or copy it again, or delete the tenant"
 OLDER = "tenant.json"  # of earlier releases, whose files of weights lie beside it
 NO_LONGER_SERVED = ("ladder.json", "link.json")
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.tenant import find_tenant
 from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
@@ -47,11 +46,11 @@ def build_students(
     `unlabelled`: further texts, of which students learn only what the teacher says.
     """
     with held_tenant(store, tenant_id) as working:
-        tenant = find_tenant(store, tenant_id)
+        tenant = store.known_tenant(tenant_id)
         check(store, tenant_id, tenant.task, options)
         if teacher not in (OWN, DEDICATED):
             raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
-        further = UnlabelledTexts(unlabelled) if unlabelled is not None else None
+        further = UnlabelledTexts([unlabelled]) if unlabelled is not None else None
         if further is not None and not training_task(tenant.task).one_label_a_row:
             raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
         before, report = store.knowledge(tenant), store.report(tenant)
@@ -85,7 +84,7 @@ def _further(files: Files, unlabelled: UnlabelledTexts | None) -> list[Example]:
         return []
     known = {key_of(example) for example in (*files.train, *files.dev)}
     if not (fresh := [example for example in unlabelled.examples if key_of(example) not in known]):
-        raise InvalidInput(f"--unlabelled {unlabelled.path}: the tenant's training or dev data have all of its texts")
+        raise InvalidInput(f"--unlabelled {unlabelled}: the tenant's training or dev data have all of its texts")
     return fresh
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from builder.learning.distil import readable
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, check_name
-from builder.tables.corpus import Corpus, tokenize_corpus
+from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
@@ -105,7 +105,7 @@ class BuildFolder:
 
     def corpus(self, tokenizer: Tokenizer) -> Corpus:
         with self._binding_nobody():
-            return tokenize_corpus(self._paths, tokenizer, self.folder / "corpus")
+            return tokenize_corpus(self._paths, tokenizer, self.folder / FOLDER)
 
     def documents(self, tokenizer: Tokenizer, seed: int) -> list[np.ndarray]:
         """Returns the documents of an adaptation: the whole corpus, or as many documents of a large one as fit in memory."""

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from builder.said import say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished, mapped
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 
+FOLDER = "corpus"  # in the folder of a build
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 20  # the tokenizer's result takes far more memory than the text
 
@@ -74,6 +76,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
     task = {"inputs": [[path.name, size] for path, size in zip(paths, sizes, strict=True)]}
     if is_finished(folder, task):
         return Corpus(folder)
+    _say_costs(paths, sum(sizes), tokenizer, folder.parent)
     bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
     with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
@@ -89,6 +92,20 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
             bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s", refresh=False)
         growing.finish(growing.done | task)
     return Corpus(folder)
+
+
+def _say_costs(paths: Sequence[Path], size: int, tokenizer: Tokenizer, folder: Path) -> None:
+    """Says how long the corpus may take here, and its room, from the first texts."""
+    texts, characters, read = [], 0, list[int]()
+    for text in read_corpus(paths, read.append):
+        texts.append(text)
+        characters += len(text)
+        if characters >= min(BATCH_CHARACTERS, size // 10):
+            break
+    started = time.monotonic()
+    tokens = sum(map(len, tokenizer.encode_documents(texts)))
+    seconds, share = time.monotonic() - started, sum(read) / size
+    say_costs(f"tokenising {size / 1e6:,.1f} MB", seconds / share, f"{4 * tokens / share / 1e9:,.2f}", folder)
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:

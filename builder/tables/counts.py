@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from builder.said import say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
@@ -30,6 +31,7 @@ from hplm.plot.keys import KeySpace
 
 SORTED_CHUNKS = 4  # the chunks that are sorted at once, of all levels together
 MEMORY = 512 << 20  # bytes that counting takes
+TIMED = 200_000  # tokens that are counted to tell how long all take
 
 
 class Counts:
@@ -105,7 +107,8 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
         return Counts(folder)
     with _growing(folder, space, meta, memory) as growing:
         if growing.done["level"] == 0:
-            _say_room(corpus.tokens, space, folder)
+            most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
+            say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space), most, folder)
             _count_pieces(corpus, space, folder, memory, show_progress)
         for level in range(growing.done["level"], len(space.masks)):
             runs = _runs(folder, level, space)
@@ -148,10 +151,16 @@ def most_bytes(tokens: int, space: KeySpace) -> int:
     return (len(space.masks) + 1) * tokens * row_bytes(space.words)
 
 
-def _say_room(tokens: int, space: KeySpace, folder: Path) -> None:
-    most, free = most_bytes(tokens, space), shutil.disk_usage(folder).free
-    said = f"counting {tokens:,} tokens: takes at most {most / 1e9:,.2f} GB on the disk, which has {free / 1e9:,.2f} GB free"
-    print(said, file=sys.stderr, flush=True)
+def _seconds(corpus: Corpus, space: KeySpace) -> float:
+    """Returns how long counting may take here, from a part of the corpus, whose levels are sorted as runs and as merged."""
+    if not corpus.tokens:
+        return 0.0
+    started, (tokens, lengths) = time.monotonic(), next(corpus.pieces(min(TIMED, corpus.tokens // 10)))
+    keys = space.of(tokens, lengths)
+    counts = np.ones(len(keys), dtype=np.uint64)
+    for mask in space.masks:
+        keys, counts = summed(*summed(keys & mask, counts))
+    return (time.monotonic() - started) * corpus.tokens / max(1, len(tokens))
 
 
 def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, show_progress: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.page import branch_page
+from builder.said import say
 from builder.store.store import Store, check_name
 from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
 from builder.tables.counts import Counts, add_counts
@@ -74,11 +74,12 @@ def first_version(
             if not store.has_lower(name, 1):
                 _refuse_little(store, build, name, options)
             counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
+            store.save_corpus(name, 1, corpus)
             keep = chosen_keep(counts, root=False, keep=options.keep)
             spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
             table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
         elif was_just_finished(working, corpus, plan):
-            branch_page(store.folder, table := store.table(name, 1))  # it may be missing
+            branch_page(store, table := store.table(name, 1), working)  # it may be missing
         else:
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
@@ -108,7 +109,7 @@ def _tabulated(
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
     table = build_table(store, spec, counts, store.lower(*branch), keep, device, build.folder, known)
-    branch_page(store.folder, table)
+    branch_page(store, table, build.folder)
     return table
 
 
@@ -134,7 +135,7 @@ def update_domain(
         with held(finished := store.work_folder(name, version - 1), f"domain {name!r}"):
             if was_just_finished(finished, corpus, plan):
                 store.sweep()  # before the plan is removed: if this fails, the same command is recognised
-                branch_page(store.folder, before)  # it may be missing
+                branch_page(store, before, finished)  # it may be missing
                 put_away(finished)
                 return before
         dtype = options.dtype or before.meta.dtype
@@ -149,6 +150,7 @@ def update_domain(
         build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
         new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
         counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
+        store.save_corpus(name, version, [*store.corpus(name, version - 1), *corpus])
         spec = store.table_spec(name, version, parent, dtype, counts.tokens)
         learned = not budget.empty and not store.config.is_decoder
         known = before if not learned and dtype == before.meta.dtype else None
@@ -218,7 +220,7 @@ def _adapt(
     if (head := store.masked_head(*start)) is not None:
         store.save_masked_head(*branch, head)  # until training improves it
     if store.config.is_decoder and not budget.empty:
-        print(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted", file=sys.stderr, flush=True)
+        say(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted")
     elif not budget.empty:
         documents = build.documents(store.tokenizer(), options.seed)
         given = documents, budget, options.seed, device, True, build.folder / "learning.pt"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from builder.store.store import Store, TenantFile
+from builder.tables.corpus import Corpus
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking, check_keep
 from builder.tables.sorted_runs import distinct
@@ -29,6 +30,7 @@ from hplm.plot.table import Table
 from hplm.tenants.listing import branch_row
 
 TEXT_TOKENS = 5_000_000
+SAMPLED = 1_000_000  # tokens of a corpus, on the page of its table
 USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
 CURVE_POINTS = 60
 BATCH_DOCUMENTS = 500
@@ -36,7 +38,7 @@ BATCH_DOCUMENTS = 500
 
 def built_branches(store: Store) -> list[dict[str, Any]]:
     """Returns every branch of a store with its number of tenants."""
-    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.tenants())
+    tenants = Counter((tenant.domain, tenant.domain_version) for tenant in store.readable_tenants())
     return [branch_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
 
 
@@ -49,7 +51,7 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
         raise InvalidInput(f"domain {domain!r} has no version {version}: there are {', '.join(map(str, versions))}")
     table = store.table(domain, version)
     meta, sizes = table.meta, table.meta.sizes()
-    late = behind(store, domain)
+    tenants = store.readable_tenants()
     return {
         "domain": domain,
         "version": version,
@@ -69,16 +71,16 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
             "in_fp16": table_bytes(meta, meta.keys, "fp16"),
             "in_int8": table_bytes(meta, meta.keys, "int8"),
         },
-        "users": store.users()[domain, version],
-        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in late],
+        "users": store.users(tenants)[domain, version],
+        "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in behind(store, domain, tenants)],
         "frequent": frequent(store, table, top),
     }
 
 
-def behind(store: Store, domain: str) -> list[TenantFile]:
-    """Returns the tenants that use an older version than the newest. Building them again moves them to it."""
+def behind(store: Store, domain: str, tenants: Sequence[TenantFile]) -> list[TenantFile]:
+    """Returns those that use an older version than the newest. Building them again moves them to it."""
     newest = store.latest(domain)
-    return [tenant for tenant in store.tenants() if tenant.domain == domain and tenant.domain_version < newest]
+    return [tenant for tenant in tenants if tenant.domain == domain and tenant.domain_version < newest]
 
 
 def frequent(store: Store, table: Table, top: int) -> dict[str, list[dict[str, Any]]]:
@@ -136,17 +138,34 @@ class Coverage:
     kept: list[Kept]
     curve: Curve
 
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """Returns what there is to know of each table of `kept`, as words."""
+        return [
+            {"keep": f"{kept.keep:.3%}", "n-grams": f"{kept.ngrams:,}", "MB fp16": mb(kept.fp16_bytes),
+             "MB int8": mb(kept.int8_bytes), "here": f"{kept.here:.2%}", "above": f"{kept.above:.2%}",
+             **{name: f"{share:.2%}" for name, share in kept.shorter.items()}}
+            for kept in self.kept
+        ]  # fmt: skip
+
+
+def mb(size: int) -> str:
+    megabytes = size / 1e6
+    return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"
+
+
+Pieces = Iterator[tuple[np.ndarray, np.ndarray]]  # tokens and lengths of some documents
+
 
 def cover(
     store: Store,
     domain: str,
     version: int,
-    text: Path,
+    pieces: Pieces,
     keeps: Sequence[float] | None = None,
-    progress: Callable[[int], object] | None = None,
     most_tokens: int = TEXT_TOKENS,
 ) -> Coverage:
-    """Looks a text up. `keeps`: default are those of HMI's Table 5 that this table includes, and its own."""
+    """Looks texts up. `keeps`: default are those of HMI's Table 5 that this table includes, and its own."""
     chain = store.forest(domain, version).chain(domain, version)
     meta, root = chain.links[0][0].meta, chain.links[0][0].meta.parent is None
     ranking = Ranking(Counts(store.counts_folder(domain, version)), root)
@@ -164,7 +183,7 @@ def cover(
     steps = np.unique([0.0, *np.geomspace(own / max(1, meta.keys), own, CURVE_POINTS), *keeps]).tolist()
     steps = [keep for keep in steps if ranking.size(keep) <= meta.keys]
     tokens, cut, looked, windows = 0, False, np.zeros(len(chain.space.masks) * len(chain.links), dtype=np.int64), []
-    for piece, lengths in _read_pieces(store, text, progress):
+    for piece, lengths in pieces:
         if cut := tokens >= most_tokens:
             break
         tokens += len(piece)
@@ -211,9 +230,20 @@ def _found(chain: Chain, root: bool, numbers: np.ndarray, windows: np.ndarray) -
     return here, np.array(within)
 
 
-def _read_pieces(store: Store, text: Path, progress: Callable[[int], object] | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def read_pieces(store: Store, text: Path, progress: Callable[[int], object] | None = None) -> Pieces:
     """Yields a text a few documents at a time, read like a corpus."""
     tokenizer, documents = store.tokenizer(), read_corpus([text], progress)
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
-        encoded = tokenizer.encode_documents(batch)
-        yield np.concatenate(encoded), np.array([len(document) for document in encoded])
+        yield _joined(tokenizer.encode_documents(batch))
+
+
+def sampled(corpus: Corpus, most_tokens: int = SAMPLED) -> Pieces:
+    """Yields documents of a corpus, of a large one some from all its parts."""
+    step = -(-corpus.tokens // most_tokens)
+    chosen = (corpus[i] for i in range(0, len(corpus), step))
+    while batch := list(islice(chosen, BATCH_DOCUMENTS)):
+        yield _joined(batch)
+
+
+def _joined(documents: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate(documents), np.array([len(document) for document in documents])

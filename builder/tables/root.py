@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.page import branch_page
 from builder.pictures import draw_learning
+from builder.said import say
 from builder.store.branches import table_spec
 from builder.store.resumable import write_json
-from builder.store.store import Store, check_name
+from builder.store.store import Store, absolute_model, check_name
 from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
@@ -51,13 +51,12 @@ def build_root(
 
     A decoder without lower layers needs no corpus: its table holds the vectors of its words.
     """
-    if Path(model).exists():
-        model = str(Path(model).absolute())  # later commands may run in another folder
+    model = absolute_model(model)
     working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
     with held(working, f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
             if was_just_finished(working, corpus, plan):
-                branch_page(folder, table := store.table("root", 1))  # it may be missing
+                branch_page(store, table := store.table("root", 1), working)  # it may be missing
                 put_away(working)
                 return store, table
             raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
@@ -65,10 +64,12 @@ def build_root(
         begun = (folder / "store.json").exists()
         store = Store(folder) if begun else _adapted(model, build, folder, options, budget, device)
         counts = build.count(store.space, store.tokenizer(), _counts(folder)) if corpus else None
+        if counts is not None:
+            store.save_corpus("root", 1, corpus)
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         keep = chosen_keep(counts, root=True, keep=options.keep)
         table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
-        branch_page(folder, table)
+        branch_page(store, table, working)
         build.close()
         return store, table
 
@@ -96,7 +97,7 @@ def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions,
     if checkpoint.skipbert or checkpoint.config.is_decoder:
         if checkpoint.config.lower_layers and not budget.empty:
             why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
-            print(f"{model}: {why}; nothing is adapted", file=sys.stderr, flush=True)
+            say(f"{model}: {why}; nothing is adapted")
         return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, lower, upper)
     documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
     seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from builder.learning.limits import check_seed, duration
+from builder.learning.limits import check_seed
+from builder.said import duration, say
 from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts
@@ -131,7 +131,7 @@ def check_table(
         said += f" and about {duration(computed / _rate(spec, counts, lower, device))} to compute here"
     if ngrams < most:
         said += f" (--keep {keep:.2g} of {most:,})"
-    print(said, file=sys.stderr, flush=True)
+    say(said)
     fitting = ranking.keep_for(int(FILLED * ngrams * shutil.disk_usage(store).free / max(1, needed)))
     check_room(store, needed, what, f"give --keep {fitting:.2g}, or --dtype int8, or free some space")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
+from builder.said import say
 from builder.store.store import Store, TenantFile
 from builder.training.finetuning import TrainingOptions, adapter_of
 from hplm.adapters.layout import Layout
@@ -83,10 +83,6 @@ def check_form(start: TenantFile, options: TrainingOptions, config: BackboneConf
             f"version {start.version} of tenant {start.id!r} has {_described(known)}, and the options ask for "
             f"{_described(asked)}: leave those options out to train that version on, or give --fresh"
         )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _in_any_dtype(layout: Layout | None) -> Layout | None:

@@ -13,6 +13,7 @@ import torch
 from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
+from builder.said import say
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant, put_away
@@ -32,7 +33,7 @@ from builder.training.finetuning import (
     logits_of,
 )
 from builder.training.grid import points, train_grid
-from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of, say
+from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of
 from builder.training.teachers import Teacher
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
@@ -137,8 +138,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     check_name("tenant", tenant_id)
     versions = store.tenant_versions(tenant_id)
     if not versions:
-        known = ", ".join(store.tenant_ids()[:10]) or "none yet"
-        raise InvalidInput(f"tenant {tenant_id!r} is not in {store.folder}: known are {known}")
+        raise store.unknown(tenant_id)
     with held_tenant(store, tenant_id) as working:
         if begun_plan(working) is not None:
             raise InvalidInput(

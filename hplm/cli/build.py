@@ -67,7 +67,7 @@ def root(
     options = RootOptions(table.keep, table.seed, table.dtype, name, lower, upper, windows, masked)
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
-    return table_built(built, f"root of backbone {made.config.name}")
+    return table_built(made, built, f"root of backbone {made.config.name}")
 
 
 def domain(
@@ -85,5 +85,6 @@ def domain(
 
     options = DomainOptions(table.keep, table.seed, table.dtype, parent, learn, min_tokens)
     budget = Budget(table.most(DOMAIN_MINUTES), table.steps)
-    built = build_domain(open_store(store), name, [*corpus], options, budget, device_of(table.device))
-    return table_built(built, f"domain {name}")
+    opened = open_store(store)
+    built = build_domain(opened, name, [*corpus], options, budget, device_of(table.device))
+    return table_built(opened, built, f"domain {name}")

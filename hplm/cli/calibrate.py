@@ -21,12 +21,11 @@ def calibrate(
     :param delta: for numbers: the largest error of a right one (default: half the standard deviation)
     """
     from builder.evaluation.calibration import calibrate_tenant
-    from builder.evaluation.tenant import find_tenant
     from builder.publish.precision import served_precision
 
     opened, on = open_store(store), device_of(device)
     check_picture(picture)
-    find_tenant(opened, id)  # refuses an unknown one before the precision is measured
+    opened.known_tenant(id)  # refuses an unknown one before the precision is measured
     calibrated, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta, seen)
     report = calibrated.report
     if picture is not None:

@@ -98,8 +98,8 @@ def _built(folder: Path, name: str, corpus: tuple[Path, ...], of: Building) -> d
 
     store, options = open_store(folder), UpdateOptions(of.keep, of.seed, of.dtype, of.learn)
     table = update_domain(store, name, [*corpus], options, Budget(minutes=of.minutes), device_of(of.device))
-    built = table_built(table, f"domain {name} version {table.meta.version}")
-    left = [tenant.id for tenant in behind(store, name)]
+    built = table_built(store, table, f"domain {name} version {table.meta.version}")
+    left = [tenant.id for tenant in behind(store, name, store.readable_tenants())]
     if left:
         print(f"{len(left):,} tenants stay on the version that they were trained on: `hplm domain inspect` lists them")
     return {**built, "behind": left}

@@ -3,7 +3,6 @@ were fine-tuned in full."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,7 +72,7 @@ class Matching:
 
 @Parameter(name="*", group="For a LoRA that changes lower layers")
 @dataclass(frozen=True)
-class Lower:
+class NewDomain:
     """The options of a new domain."""
 
     as_domain: str | None = None
@@ -87,35 +86,40 @@ class Lower:
 
 
 CHECKPOINTS = Parameter(group="For checkpoints")
-ONE_FOLDER, MATCHING, LOWER = OneFolder(), Matching(), Lower()
+ONE_FOLDER, MATCHING, NO_DOMAIN = OneFolder(), Matching(), NewDomain()
 
 
 def import_(
     *, folders: Annotated[tuple[Path, ...], about(FROM, name="--from")], store: StoreFolder, domain: str = "root",
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
-    at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
-    lower: Lower = LOWER, json: Json = False,
+    at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
+    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING, new: NewDomain = NO_DOMAIN,
+    json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
 
     :param domain: domain of the tenants
     :param repository: then export the store to this folder
     :param texts: texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in
-        a checkpoint's folder is used instead
+        a checkpoint's folder is used instead (default: the corpus of --domain, if its files are still there)
     :param plan: only read and check the folders; print which fit, and their sizes
     :param at_once: so many folders at a time, each with one thread
     :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
+    :param lower: number of layers of that root which tables replace (default: half, as for `hplm build root`)
     """
-    if bool(lower.as_domain) != bool(lower.corpus):
+    if bool(new.as_domain) != bool(new.corpus):
         raise InvalidInput("--as-domain NAME and --corpus FILE... need each other: give both or neither")
-    if not lower.as_domain:
-        refuse_given("works only with --as-domain, which builds a table: leave it out", lower)
+    if not new.as_domain:
+        refuse_given("works only with --as-domain, which builds a table: leave it out", new)
+    if root is None:
+        refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.importing.checkpoint import is_checkpoint
     from builder.importing.folders import Importer, named
-    from builder.importing.lower import NewDomain
+    from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
+    from builder.store.resumable import PLAN
     from builder.tables.domain import DomainOptions
     from hplm.cli.build import Table
     from hplm.cli.build import root as build_root
@@ -126,27 +130,42 @@ def import_(
         refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
     if len(found) > 1:
         reason = f"works for one folder, and {len(found)} are given: leave it out"
-        refuse_given(reason, one, as_domain=lower.as_domain)
+        refuse_given(reason, one, as_domain=new.as_domain)
     if at_once < 1:
         raise InvalidInput(f"--at-once {at_once}: give 1 or more")
     options = MatchingOptions(**asdict(matching))
     if plan:
-        return _plan(store, root, found, options)
-    if not (store / "plot/root/1").exists() and root is not None:
+        return _plan(store, root, lower, found, options)
+    is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
+    if root is not None and not is_built:
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
-        build_root(model=root, corpus=(texts,), store=store, table=Table(seed=matching.seed, device=device))
-    wanted = DomainOptions(lower.keep, dtype=lower.dtype, min_tokens=lower.min_tokens)
-    new = NewDomain(lower.as_domain, [*lower.corpus], wanted) if lower.as_domain else None
+        build_root(model=root, corpus=(texts,), store=store, lower=lower, table=Table(seed=matching.seed, device=device))
+    wanted = DomainOptions(new.keep, dtype=new.dtype, min_tokens=new.min_tokens)
+    made = Domain(new.as_domain, [*new.corpus], wanted) if new.as_domain else None
     labels = [*one.labels] if one.labels is not None else None
-    opened = open_store(store)
-    if root not in (None, opened.model):
-        raise InvalidInput(f"--root {root}: the store {store} was made from {opened.model}: name another --store")
-    importer = Importer(opened, ImportOptions(domain, labels, one.task, new, one.test), options, texts, device_of(device))
+    opened = _opened(store, root, lower)
+    importer = Importer(opened, ImportOptions(domain, labels, one.task, made, one.test), options, texts, device_of(device))
     result = _one(importer, one.id, *found[0]) if len(found) == 1 else _many(opened, importer, found, at_once)
     if repository is not None:
         export(store=store, repository=repository, device=device)
+    elif opened.tenant_ids():
+        print(f"next: hplm export --store {store} && hplm serve")
     return result
+
+
+def _opened(folder: Path, root: str | None, lower: int | None) -> Store:
+    """Returns the store. Refuses one whose root is another than the one that was asked for."""
+    from builder.store.store import absolute_model
+
+    store = open_store(folder)
+    if root is not None and absolute_model(root) != store.model:
+        raise InvalidInput(f"--root {root}: the store {folder} was made from {store.model}: name another --store")
+    if lower not in (None, store.config.lower_layers):
+        raise InvalidInput(
+            f"--lower {lower}: the tables of {folder} replace {store.config.lower_layers} layers: name another --store"
+        )
+    return store
 
 
 def _one(importer: Importer, id: str | None, of_folder: str, folder: Path) -> tuple[dict[str, Any], int]:
@@ -158,24 +177,25 @@ def _one(importer: Importer, id: str | None, of_folder: str, folder: Path) -> tu
 
 
 def _plan(
-    folder: Path, root: str | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
+    folder: Path, root: str | None, lower: int | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
 ) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import planned
+    from builder.said import say
     from hplm.model.checkpoint import load_checkpoint
 
     took: list[float] = []
     if root is not None and not (folder / "store.json").exists():
-        model, config = root, load_checkpoint(root).config
+        model, config = root, load_checkpoint(root, lower=lower).config
     else:
-        store = open_store(folder)
+        store = _opened(folder, root, lower)
         model, config = store.model, store.config
-        took = [report["took"] for report in map(store.report, store.tenants()) if "took" in report]
+        took = [report["took"] for report in store.reports().values() if "took" in report]
     found = []
     for one in planned(model, config, folders, matching):
         found.append(one)
         fits = f"{one.task}, {one.labels} labels, changed by {one.distance:.3f}" if one.task else "an adapter"
-        print(f"{one.id}: {one.refused or fits}", file=sys.stderr, flush=True)
+        say(f"{one.id}: {one.refused or fits}")
     kept = [one for one in found if one.task]
     refused = {one.id: one.refused for one in found if one.refused}
     before, after = (sum(getattr(one, f"bytes_{side}") for one in kept) for side in ("before", "after"))
@@ -194,18 +214,27 @@ def _plan(
 
 def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]], at_once: int) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
+    from tqdm import tqdm
+
     from builder.importing.folders import write_page
+    from builder.importing.reports import shown, totals
+    from builder.said import say
 
     found = []
     try:
-        for number, one in enumerate(importer.all(folders, at_once=at_once), start=1):
-            found.append(one)
-            print(f"{number} of {len(folders)}: {_line(one)}", file=sys.stderr, flush=True)
+        with tqdm(importer.all(folders, at_once), "importing", len(folders), unit="folder") as bar:
+            for one in bar:
+                found.append(one)
+                say(_line(one))
     finally:
         page = write_page(store, found)
     refused = [one for one in found if one.tenant is None]
+    together = totals([one.report for one in found if "after" in one.report])
     print(f"tenants imported: {len(found) - len(refused)}; folders refused: {len(refused)}; {page}")
+    for name, value in shown(together).items() if together["checkpoints"] else ():
+        print(f"  {name}: {value}")
     return {
+        "totals": together,
         "imported": {one.id: {"version": one.tenant.version, "agreement": one.agreement} for one in found if one.tenant},
         "refused": {one.id: {"why": one.refused, "agreement": one.agreement} for one in refused},
         "page": str(page),
@@ -226,7 +255,11 @@ def _print(tenant: TenantFile, report: dict) -> None:
     heads = f"{len(tenant.labels)} labels" if tenant.has_head else tenant.task
     print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {heads}, from {came['library']}")
     if "after" in report:
-        _print_match(report)
+        from builder.importing.reports import facts_of
+
+        for name, value in facts_of(report).items():
+            print(f"  {name}: {value}")
+        print(report["note"])
     else:
         print(
             f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; "
@@ -239,13 +272,3 @@ def _print(tenant: TenantFile, report: dict) -> None:
     for where, scores in report.get("test", {}).items():
         told = (f"{name} {value:.3f}" for name, value in scores.items() if isinstance(value, float))
         print(f"{where}: {', '.join(told)}, over {scores['rows']:,} rows")
-
-
-def _print_match(report: dict) -> None:
-    after, size, texts = report["after"], report["bytes"], report["texts"]
-    sure = f"; {after['where_sure']:.1%} where it is sure" if after.get("where_sure") is not None else ""
-    print(
-        f"{after['agreement']:.1%} of {after['answers']:,} answers are the checkpoint's{sure}. Before it learned from "
-        f"{texts['learned']:,} texts: {report['before']:.1%}"
-    )
-    print(f"{size['tenant'] / 1e6:.2f} MB instead of {size['checkpoint'] / 1e6:,.1f} MB; {report['note']}")

@@ -60,15 +60,17 @@ def inspect(
 def _cover(store: Store, name: str, version: int, text: Path, keep: list[float] | None) -> Coverage:
     from tqdm import tqdm
 
-    from builder.tables.inspection import cover
+    from builder.tables.inspection import cover, read_pieces
     from builder.tables.text_files import check_file
 
     check_file(text)
     with tqdm(total=text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
-        return cover(store, name, version, text, keep, bar.update)
+        return cover(store, name, version, read_pieces(store, text, bar.update), keep)
 
 
 def _print_branch(result: dict[str, Any]) -> None:
+    from builder.tables.inspection import mb
+
     size, window = result["bytes"], result["window"]
     falls_back = f"falls back to {result['parent']} {result['parent_version']}" if result["parent"] else "a root"
     versions = ", ".join(map(str, result["versions"]))
@@ -78,10 +80,10 @@ def _print_branch(result: dict[str, Any]) -> None:
         f"{window['n']}, {result['dtype']} (least cosine {result['least_cosine']})"
     )
     print(
-        f"  {_mb(sum(size[part] for part in ('values', 'index', 'checksums')))} MB: values {_mb(size['values'])}, "
-        f"index {_mb(size['index'])}, checksums {_mb(size['checksums'])}; {size['row']:,} bytes a row"
+        f"  {mb(sum(size[part] for part in ('values', 'index', 'checksums')))} MB: values {mb(size['values'])}, "
+        f"index {mb(size['index'])}, checksums {mb(size['checksums'])}; {size['row']:,} bytes a row"
     )
-    print(f"  as fp16 {_mb(size['in_fp16'])} MB, as int8 {_mb(size['in_int8'])} MB")
+    print(f"  as fp16 {mb(size['in_fp16'])} MB, as int8 {mb(size['in_int8'])} MB")
     print(f"  used by: {', '.join(result['users']) or 'nobody'}")
     if result["behind"]:
         names = ", ".join(f"{late['tenant']} (version {late['version']})" for late in result["behind"])
@@ -97,15 +99,7 @@ def _print_coverage(coverage: Coverage, text: Path) -> None:
     print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}, windows found as")
     for name, share in coverage.levels.items():
         print(f"  {name:<8} {share:7.2%}")
-    shorter = list(coverage.kept[0].shorter) if coverage.kept else []
-    columns = ["keep", "n-grams", "MB fp16", "MB int8", "here", "above", *shorter]
-    print("\n" + "  ".join(f"{column:>12}" for column in columns))
-    for kept in coverage.kept:
-        cells = [f"{kept.keep:.3%}", f"{kept.ngrams:,}", _mb(kept.fp16_bytes), _mb(kept.int8_bytes)]
-        cells += [f"{share:.2%}" for share in (kept.here, kept.above, *kept.shorter.values())]
+    print()
+    rows = coverage.rows
+    for cells in (*(row.keys() for row in rows[:1]), *(row.values() for row in rows)):
         print("  ".join(f"{cell:>12}" for cell in cells))
-
-
-def _mb(size: int) -> str:
-    megabytes = size / 1e6
-    return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"

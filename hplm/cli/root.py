@@ -38,4 +38,4 @@ def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str 
             "with --model",
             file=sys.stderr,
         )
-    return table_built(made.table("root", made.latest("root")), f"root of backbone {made.config.name}")
+    return table_built(made, made.table("root", made.latest("root")), f"root of backbone {made.config.name}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from builder.store.store import Store
     from hplm.plot.table import Table
 
 
-def table_built(table: Table, what: str) -> dict:
+def table_built(store: Store, table: Table, what: str) -> dict:
     meta = table.meta
     print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {meta.megabytes:,.1f} MB")
+    page = store.page(meta.domain, meta.version)
+    if page.exists():  # an older store has none
+        print(f"how it was built: {page}")
     return {
         "domain": meta.domain,
         "version": meta.version,
@@ -19,6 +23,7 @@ def table_built(table: Table, what: str) -> dict:
         "mb": meta.megabytes,
         "dtype": meta.dtype,
         "least_cosine": meta.least_cosine,
+        "page": str(page) if page.exists() else None,
     }
 
 

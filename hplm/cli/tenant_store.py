@@ -29,11 +29,9 @@ def exits(
     :param delta: for numbers: how far an exit's may be from the full stack's (default: a tenth of their standard deviation)
     :param picture: draw loss against work into a .png, .svg or .pdf file
     """
-    from builder.evaluation.tenant import find_tenant
-
     opened = open_store(store)
     check_picture(picture)
-    find_tenant(opened, id)  # refuses an unknown one before the precision is measured
+    opened.known_tenant(id)  # refuses an unknown one before the precision is measured
     options = {"drops": drop, "delta": delta, "seen": seen, "seed": seed}
     report = make_exits(opened, id, texts, device, dtype, **options)
     if picture is not None:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.decoders import load_decoder, load_gguf, split_decoder
-from hplm.model.encoders import ENCODERS, load_encoder
+from hplm.model.encoders import ENCODERS, described, load_encoder
 from hplm.model.families import FAMILIES
 from hplm.model.gguf_files import is_gguf
 from hplm.model.layer import Layer, Layers
-from hplm.model.original import Checkpoint, silent_transformers
+from hplm.model.original import Checkpoint, configuration_of
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
 
@@ -28,19 +28,14 @@ def load_checkpoint(
     """
     if is_gguf(model):
         return load_gguf(model, name, lower, upper, window)
-    library = silent_transformers()
-    try:
-        source = library.AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InvalidInput(f"cannot read a model from {model!r}: {first_line}") from error
+    source = configuration_of(model)
     if source.model_type in FAMILIES:
         return load_decoder(model, name, lower, upper, window, source)
     if source.model_type in ENCODERS:
         return load_encoder(model, name, lower, upper, window, source)
     raise InvalidInput(
-        f"{model!r} is a {source.model_type!r} model, but hPLMs are built from encoders ({', '.join(ENCODERS)}) and from "
-        f"decoders ({', '.join(FAMILIES)})"
+        f"{model!r} is {described(source.model_type)}: hPLMs are built from encoders ({', '.join(ENCODERS)}) and from decoders "
+        f"({', '.join(FAMILIES)})"
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from torch import Tensor
 
@@ -14,18 +13,15 @@ from hplm.errors import InvalidInput
 from hplm.model.config import UNUSED, BackboneConfig
 from hplm.model.families import FAMILIES, form_of
 from hplm.model.gguf_files import SUFFIX, read_gguf
-from hplm.model.original import Checkpoint, halves, silent_transformers
+from hplm.model.original import Checkpoint, halves, silent_transformers, tokenizer_of, weights_of
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import Window
 
 
 def load_decoder(model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any) -> Checkpoint:
-    library, form = silent_transformers(), form_of(model, source)
-    try:
-        loaded, report = library.AutoModelForCausalLM.from_pretrained(model, output_loading_info=True, dtype=torch.float32)
-        tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
+    form = form_of(model, source)
+    loaded, report = weights_of(model, silent_transformers().AutoModelForCausalLM)
+    tokenizer = tokenizer_of(model)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise InvalidInput(f"{model!r} lacks {len(missing)} tensors, such as {missing[0]}: take a complete checkpoint")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.original import Checkpoint, halves, silent_transformers
+from hplm.model.original import Checkpoint, halves, silent_transformers, tokenizer_of, weights_of
 from hplm.model.windows import Window
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -62,6 +62,24 @@ ENCODERS = {
     "xlm-roberta": _ROBERTA,
 }
 
+# Why others are refused, by kind.
+_BY_DISTANCE = (
+    "whose attention needs the distances of tokens in every layer, while vectors of windows get their positions once, before "
+    "the upper layers"
+)
+_BY_PLACE = "whose attention chooses tokens by their places in the whole text, which a window does not know"
+REASONS = {
+    "albert": "whose layers have the same weights, so that the lower ones cannot learn from windows alone",
+    **dict.fromkeys(("big_bird", "longformer"), _BY_PLACE),
+    **dict.fromkeys(("deberta", "deberta-v2", "mpnet", "xlnet"), _BY_DISTANCE),
+    **dict.fromkeys(("eurobert", "modernbert", "nomic_bert", "roformer"), _BY_DISTANCE),  # which they get by rotation
+}
+
+
+def described(kind: object) -> str:
+    """Says what a model is, and why it is refused, if that is known."""
+    return f"a {kind!r} model" + (f", {REASONS[str(kind)]}" if str(kind) in REASONS else "")
+
 
 def load_encoder(model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any) -> Checkpoint:
     from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
@@ -71,13 +89,9 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
     if skipbert:
         lower, upper = own_split(model, source, lower, upper, window)
     library = silent_transformers()
-    loader: Any = SkipBertWeights if skipbert else library.AutoModel  # the type of `from_pretrained` knows no report
     given = {"add_pooling_layer": False} if family.has_pooler else {}
-    try:
-        loaded, report = loader.from_pretrained(model, output_loading_info=True, dtype=torch.float32, **given)
-        tokenizer = library.AutoTokenizer.from_pretrained(model, use_fast=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"cannot load the weights or tokenizer of {model!r}: {error}") from error
+    loaded, report = weights_of(model, SkipBertWeights if skipbert else library.AutoModel, **given)
+    tokenizer = tokenizer_of(model)
     if not skipbert:
         refuse_disguised(model, report["unexpected_keys"])
     if missing := sorted(report["missing_keys"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hplm.errors import InvalidInput
@@ -28,6 +29,30 @@ def silent_transformers() -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     return transformers
+
+
+def configuration_of(model: str) -> Any:
+    return _pretrained(silent_transformers().AutoConfig, model, "configuration")
+
+
+def tokenizer_of(model: str) -> Any:
+    return _pretrained(silent_transformers().AutoTokenizer, model, "tokenizer", use_fast=True)
+
+
+def weights_of(model: str, loader: Any, **given: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns a model of a class of `transformers`, and its report of missing and unexpected tensors."""
+    return _pretrained(loader, model, "weights", output_loading_info=True, dtype=torch.float32, **given)
+
+
+def _pretrained(loader: Any, model: str, what: str, **given: Any) -> Any:
+    """Loads a part of a model. Runs no code that lies beside it, nor lets the library ask at the terminal whether it may."""
+    try:
+        return loader.from_pretrained(model, trust_remote_code=False, **given)
+    except (OSError, ValueError, RuntimeError) as error:
+        said = " ".join(str(error).partition("\n\n")[0].split())
+        if "trust_remote_code" in said:
+            said = "it needs code of its own, which hPLM never runs: save it with a class of transformers"
+        raise InvalidInput(f"cannot load the {what} of {model!r}: {said}") from error
 
 
 def halves(total: int, lower: int | None, upper: int | None, least: int) -> tuple[int, int]:

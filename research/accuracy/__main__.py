@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from transformers import AutoConfig
 
 from bench.run import app_of
 from demo import public
@@ -17,6 +16,7 @@ from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
+from hplm.model.original import configuration_of
 from research.accuracy.report import FEW, Report
 from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS
 from research.accuracy.table import draw, markdown, markdown_of, warning_of
@@ -60,10 +60,7 @@ def accuracy(
     amounts = (PUBLIC if texts == "public" else TIERS)[tier]
     amounts = replace(amounts, seeds=seeds) if seeds else amounts
     source = model or str(minilm())
-    try:
-        layers: int = AutoConfig.from_pretrained(source).num_hidden_layers
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"--model {source} cannot be read: {str(error).strip().splitlines()[0]}") from None
+    layers: int = configuration_of(source).num_hidden_layers
     data, general, few = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}, FEW
     if texts == "public":
         further, few = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}, public.FEW

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.cascade import Judged, Part, Way, described, judged
 from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
-from builder.evaluation.tenant import find_tenant, opened
+from builder.evaluation.tenant import opened
 from builder.exits.answers import LOOK, costs_of
 from builder.exits.build import DROPS
 from builder.exits.thresholds import Estimate, within
@@ -206,7 +206,7 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
 
 def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged) -> list[Way]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
-    tenant, task = find_tenant(store, question.id), training_task(question.task)
+    tenant, task = store.known_tenant(question.id), training_task(question.task)
     weights, device = store.tenant_weights(tenant), resolve_device("auto")
     opening = opened(store, tenant, weights, task.read(question.test), device, precision, False)
     first = float(costs_of(store.config, 1 / own.tokens)[1])  # the work of the first layer

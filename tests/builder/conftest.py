@@ -24,7 +24,8 @@ def light_work() -> Iterator[None]:
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Drawing how a tenant has learned takes longer than tiny trainings do. `training/test_tenant.py` looks at pictures."""
-    monkeypatch.setattr("builder.training.tenant.draw_learning", lambda *given: given[-1].write_bytes(b"a picture"))
+    for drawing in ("training.tenant.draw_learning", "importing.matching.draw_learning", "importing.folders.draw_agreement"):
+        monkeypatch.setattr(f"builder.{drawing}", lambda *given: given[-1].write_bytes(b"a picture"))
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,22 @@ Each case takes seconds, because each kill forks, and each training runs three t
 
 import os
 import shutil
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import BertForSequenceClassification
 
 from builder.evaluation.calibration import calibrate_tenant
+from builder.exits.build import build_exits
+from builder.importing import folders
 from builder.importing.checkpoint import Family
 from builder.importing.lower import NewDomain
 from builder.importing.matching import MatchingOptions, import_checkpoint
+from builder.importing.plain import save_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import PlotBody
@@ -23,7 +29,7 @@ from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain
 from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
-from builder.store.store import Store
+from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.corpus import tokenize_corpus
@@ -36,12 +42,15 @@ from builder.training.finetuning import TrainingOptions
 from builder.training.start import ANEW
 from builder.training.teachers import Teacher
 from builder.training.tenant import delete_tenant
+from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from tests.builder.checkpoints import VOCABULARY, chained, same, save_bert, save_tokenizer, weights
+from testing.random_store import random_tenant
+from tests.builder.checkpoints import SIZES, VOCABULARY, chained, same, save_base, save_bert, save_tokenizer, weights
+from tests.builder.importing import stores as imports
 from tests.builder.importing.stores import FIXTURES, LABELS
 from tests.builder.stores import NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
@@ -132,6 +141,72 @@ def imported(folder, given):
     return lambda target: import_tenant(copied(ready, target), "acme", lower, options, DEVICE, show_progress=False)
 
 
+def exits(folder, given):
+    ready, texts = given("tasks").store, made(folder, "pair", 120, 1)
+    precision = resolve_precision("fp32", DEVICE)
+    return lambda target: build_exits(copied(ready, target), "pair", texts, precision, DEVICE, show_progress=False)
+
+
+def without_times(store):
+    """Empties what says how long something has taken."""
+    timed = ("tenants/*/*/report.*", "lower/root-1.json", "lower/root-1.html", "imports.html")
+    for path in (path for pattern in timed for path in store.glob(pattern)):
+        path.write_text("")
+
+
+def checkpoints(folder, given):
+    """A folder of two, imported at once. They are so in one process: a kill is at a change of the disk by any of them."""
+    ready, options = Store(given("imported")), MatchingOptions(rank=2, epochs=1, least=0)
+    file = imports.texts(folder, 60)
+    for name in ("one", "two"):
+        imports.tuned(folder / "models" / name)
+    given("no_pictures")
+    given("monkeypatch").setattr("builder.importing.folders.worker_processes", in_this_process)
+
+    def work(target):
+        store = copied(ready, target)
+        importer = folders.Importer(store, ImportOptions(), options, file, DEVICE)
+        found = list(importer.all(folders.named([folder / "models"]), at_once=2))
+        assert [one.refused for one in found] == ["", ""]
+        folders.write_page(store, found)
+        without_times(target)
+
+    return work
+
+
+@contextmanager
+def in_this_process(count):
+    def submit(call, *given):
+        done = Future()
+        done.set_result(call(*given))
+        return done
+
+    yield SimpleNamespace(submit=submit)
+
+
+def anew(folder, given):
+    """`hplm import --root`, whose root learns nothing."""
+    save_base(folder / "base")
+    save_tokenizer(folder / "base", SIZES["vocab_size"])
+    given("no_pictures")
+    given("monkeypatch").setattr("hplm.cli.build.ROOT_MINUTES", 0.0)
+    options = f"--root {folder}/base --from {imports.tuned(folder / 'one')} --texts {imports.texts(folder, 60)}"
+    command = f"import {options} --rank 2 --epochs 1 --least 0 --device {DEVICE} --store"
+
+    def work(target):
+        assert main([*command.split(), str(target)]) == 0
+        without_times(target)
+
+    return work
+
+
+def exported(folder, given):
+    """A tenant as a checkpoint."""
+    ready = copied(Store(given("imported")), folder / "ready")
+    random_tenant(ready, TenantFile("acme", 1, "root", 1, "tag", LABELS, 4, "lora"), 0.3, seed=1)
+    return lambda target: save_checkpoint(ready, "acme", target / "acme", None, DEVICE)
+
+
 def deleted(folder, given):
     """A tenant, which a user makes and deletes again after an interruption."""
     ready = rooted(folder / "ready")
@@ -156,8 +231,8 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, students: 6, imported: 20,
-    deleted: 5, unpacked: 5,
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, exits: 2, students: 6, imported: 20,
+    checkpoints: 18, anew: 50, exported: 1, deleted: 5, unpacked: 5,
 }  # fmt: skip
 
 
@@ -216,7 +291,7 @@ def matched(store, file, saved):
         torch.manual_seed(0)
         BertForSequenceClassification.from_pretrained(store.model, num_labels=3).save_pretrained(folder)
         save_tokenizer(folder, VOCABULARY)
-    given = UnlabelledTexts(file), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
+    given = UnlabelledTexts([file]), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
     tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, DEVICE, False)
     adapter, head = store.tenant_weights(tenant)
     return {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}, report

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from builder.importing.folders import write_page
 from builder.store.store import Store
 from hplm.cli.main import main
 from hplm.tenants.directory import Directory
+from tests.builder.checkpoints import SIZES, save_base, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts, tuned
-from tests.builder.stores import corpus, some_lines
+from tests.builder.stores import add_tenant, corpus, some_lines
 from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
 
@@ -31,6 +33,28 @@ def test_domains_are_listed_as_a_tree_and_an_update_names_the_tenants_that_are_b
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 2, 4]
     updated = run(capsys, "domain", "update", "--store", grown.folder, "--name", "bio", "--corpus", corpus(tmp_path, 4))
     assert updated["version"] == 3 and updated["behind"] == ["acme"] and updated["dtype"] == "int8"
+    assert updated["page"] == str(grown.page("bio", 3)) and "Windows of the corpus" in Path(updated["page"]).read_text("utf-8")
+
+
+def test_a_tenant_that_cannot_be_read_is_named_and_stops_only_what_would_lose_it(grown, capsys, tmp_path):
+    """Its table's version is without readable users, and must stay."""
+    add_tenant(grown, "beta", "cells")
+    (path,) = grown.tenant_folder("acme", 1).glob("*.safetensors")
+    path.write_text("{")
+    (grown.tenant_folder("beta", 1) / "report.json").write_text("{")
+    of = ["--store", str(grown.folder)]
+    for command in (
+        ["domain", "list"], ["domain", "inspect", "--name", "bio"],
+        ["domain", "update", "--name", "bio", "--corpus", str(corpus(tmp_path, 4))],
+    ):  # fmt: skip
+        assert main([*command, *of]) == 0
+        assert mentions(capsys.readouterr().err, "tenant acme", path.parent)
+    assert [version for name, version in grown.domains() if name == "bio"] == [1, 2, 3]
+    write_page(grown, [])
+    assert mentions(capsys.readouterr().err, "tenant acme", "tenant beta", "report.json")
+    for command in (["domain", "delete", "--name", "cells"], ["export", "--repository", tmp_path / "served"]):
+        assert mentions(refused(capsys, *command, *of), path.parent, "delete the tenant")
+    assert main(["tenant", "delete", "acme", *of]) == 0 and grown.sweep() == [("bio", 1)]
 
 
 def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
@@ -61,11 +85,13 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     answer = run(capsys, *command, *matching, "--at-once", 2)
     assert answer["imported"].keys() == {"one", "two"} == set(Store(store).tenant_ids()) and not answer["refused"]
     assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
+    assert answer["totals"]["checkpoints"] == 2 and 0 <= answer["totals"]["agreement"] <= 1
+    assert answer["totals"]["bytes"] == {"tenant": plan["bytes"]["after"], "checkpoint": plan["bytes"]["before"]}
     sizes = [Store(store).report(tenant)["bytes"] for tenant in Store(store).tenants()]
     assert plan["bytes"] == {"before": sum(one["checkpoint"] for one in sizes), "after": sum(one["tenant"] for one in sizes)}
     assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
     lines = printed(capsys, *command[:-1], folder / "one", *matching, "--id", "acme").splitlines()
-    assert mentions(lines[0], "acme", 1, "lora", 2, "transformers") and mentions(lines[1], "%", "checkpoint's")
+    assert mentions(lines[0], "acme", 1, "lora", 2, "transformers") and mentions(lines[2], "%", "checkpoint's")
     served = tmp_path / "served"
     run(capsys, *command[:-1], folder / "one", *matching, "--repository", served)
     assert {tenant.id for tenant in next(iter(Directory(served, None).snapshots())).tenants} == {"one", "two", "acme"}
@@ -73,11 +99,34 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert main([str(word) for word in (*command, *matching)]) == 1
     said = capsys.readouterr()
     assert "two refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
+    assert "importing: 100%" in said.err and "looking up" not in said.err, "one bar for all"
+    assert mentions(said.out, "answers that are theirs", "KL", "MB, of the checkpoints")
     assert mentions(refused(capsys, *command[:-1], folder / "one"), "one", "--texts")
     assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
     assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
     assert mentions(refused(capsys, *command, *matching, "--root", "other"), "--root other", "made from")
     assert mentions(refused(capsys, *command, *matching, "--task", "tag"), "--task", "one folder")
+
+
+def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monkeypatch):
+    """The model is a folder beside the current one, and nothing learns below the tenants."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hplm.cli.build.ROOT_MINUTES", 0.0)
+    save_base(tmp_path / "base")
+    save_tokenizer(tmp_path / "base", SIZES["vocab_size"])
+    tuned(tmp_path / "models" / "one")
+    command = ["import", "--store", "store", "--from", "models", "--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
+    command += ["--device", "cpu"]
+    plan = run(capsys, *command, "--root", "base", "--lower", 1, "--plan")
+    said = printed(capsys, *command, "--root", "base", "--lower", 1)
+    store = Store(tmp_path / "store")
+    assert (store.config.lower_layers, store.config.upper_layers, store.tenant_ids()) == (1, 3, ["one"])
+    assert store.report(store.tenant("one"))["bytes"]["tenant"] == plan["bytes"]["after"]
+    assert said.splitlines()[-1] == "next: hplm export --store store && hplm serve"
+    assert mentions(said, "store/lower/root-1.html")
+    assert run(capsys, *command, "--root", "base")["version"] == 1
+    assert mentions(refused(capsys, *command, "--root", "base", "--lower", 2), "--lower 2", 1, "--store")
+    assert mentions(refused(capsys, *command, "--lower", 1), "--lower", "--root")
 
 
 def test_an_adapter_becomes_a_tenant_and_one_on_every_layer_a_domain_as_well(tmp_path, capsys):
@@ -94,5 +143,6 @@ def test_an_adapter_becomes_a_tenant_and_one_on_every_layer_a_domain_as_well(tmp
     lines = printed(capsys, *given, *domain, "--test", test).splitlines()
     assert mentions(lines[0], "beta", 1, "lora", 2, 3, "peft LoRA") and mentions(lines[1], "tiny-bert")
     assert mentions(lines[2], "low", "0, 1", "MB")
-    assert mentions(lines[3], "root", "accuracy") and mentions(lines[4], "low", "accuracy") and len(lines) == 5
+    assert mentions(lines[3], "root", "accuracy") and mentions(lines[4], "low", "accuracy") and len(lines) == 6
+    assert mentions(lines[5], "hplm export", command[2], "hplm serve")
     assert {tenant.id: tenant.domain for tenant in Store(command[2]).tenants()} == {"acme": "root", "beta": "low"}

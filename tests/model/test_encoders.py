@@ -69,10 +69,13 @@ def test_layers_between_the_halves_are_taken_from_below(saved):
         ("bert", {"num_hidden_layers": 2}, {"num_hidden_layers": 3}, {}, ["bert", 16]),  # tensors are missing
         ("bert", {}, {"position_embedding_type": "relative_key"}, {}, ["'relative_key'"]),
         *(("bert", {}, {}, {"lower": lower, "upper": upper}, [3, lower, upper]) for lower, upper in ((0, 2), (3, 1), (2, 2))),
-        ("bert", {}, {"model_type": "deberta"}, {}, ["'deberta'", "roberta", "gpt2"]),
+        ("bert", {}, {"model_type": "deberta"}, {}, ["'deberta'", "distances", "roberta", "gpt2"]),
+        ("bert", {}, {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, {}, ["code of its own", "transformers"]),
     ],
 )
-def test_what_cannot_be_split_or_computed_is_refused(saved, family, saved_with, config, options, named):
+def test_what_cannot_be_split_or_computed_is_refused(saved, monkeypatch, family, saved_with, config, options, named):
+    """Nobody is asked at the terminal whether code may run."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the library asked"))
     folder, _ = saved(family, **saved_with)
     path = Path(folder) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))

@@ -26,7 +26,7 @@ def deaths_survived(work: Callable[[Path], object], folder: Path, twice: bool = 
     spread = {1 + number * (touches - 1) // (DEATHS - 1) for number in range(DEATHS)}
     if twice and touches > DEATHS:
         spread = {touches // 3}
-    for touch in sorted({*spread, touches - 1}):
+    for touch in sorted({*spread, max(1, touches - 1)}):
         target = folder / f"killed-{touch}"
         child = multiprocessing.get_context("fork").Process(target=_work, args=(work, target, touch))
         child.start()

@@ -14,8 +14,10 @@ from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
+from builder.importing.reports import advice, shown, totals
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
+from builder.store.pack import pack_root
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
@@ -25,10 +27,10 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
-from tests.builder.stores import some_lines
+from tests.builder.stores import add_domain, corpus, grow, some_lines
 from tests.support.device import DEVICE
 from tests.support.families import save_family
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,7 @@ def test_a_change_that_fits_is_kept_whole(store, tmp_path):
 
 
 def imported(store: Store, folder: Path, file: Path, test: Path | None = None, **matching: object):
-    given = UnlabelledTexts(file), ImportOptions(test=test), MatchingOptions(**matching)
+    given = UnlabelledTexts([file]), ImportOptions(test=test), MatchingOptions(**matching)
     return import_checkpoint(store, "acme", folder, family_of(store), *given, DEVICE, False)
 
 
@@ -69,7 +71,7 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
     assert report["after"]["answers"] == 50 and report["after"]["agreement"] == report["exams"][-1]["score"]
     assert report["bytes"]["tenant"] < report["bytes"]["checkpoint"]
     page = store.tenant_folder("acme", 1) / "report.html"
-    assert "answers that are the checkpoint" in page.read_text("utf-8")
+    assert mentions(page.read_text("utf-8"), "answers that are the checkpoint", "KL", f"{report['after']['divergence']:.3f}")
     assert imported(store, folder, file, **matching) == (tenant, report)
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
@@ -189,12 +191,14 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
+OWN_CODE = {f"Auto{part}": f"own.{part}" for part in ("Config", "Model", f"Model{SEQUENCE}", "Tokenizer")}
 # Folders that cannot be imported: what differs from a good one, and what the refusal names.
 CONFIGS = {
-    "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "roberta"]),
+    "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "distances", "roberta"]),
     "class": ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM", SEQUENCE]),
     "own-class": ({"architectures": ["MyBertForSequenceClassification"]}, ["MyBert", "own"]),
-    "code": ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, ["'own'"]),
+    "code": ({"model_type": "own", "auto_map": OWN_CODE}, ["'own'"]),
+    "code-and-class": ({"architectures": ["OwnForSequenceClassification"], "auto_map": OWN_CODE}, ["Own", "own"]),
     "decoder": ({"is_decoder": True}, ["decoder"]),
     "labels": ({"id2label": {"0": "a", "1": "a", "2": "b"}, "label2id": {"a": 1, "b": 2}}, ["--labels"]),
     "typed": ({"hidden_size": "large"}, ["typed"]),
@@ -205,14 +209,15 @@ FILES = {
     "cut-tokenizer": ("tokenizer.json", b'{"model": 3}', ["cut-tokenizer", "again"]),
 }
 OTHERS = {
-    "weightless": ["no weights"], "pickled": ["pickled"], "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "root"],
-    "headless": ["BertModel"], "words": ["tokenizer"], "other-family": ["root"], "smaller": ["root"],
+    "weightless": ["no weights"], "pickled": ["pickled"], "pickled-adapter": ["adapter_model.bin"],
+    "far": ["differ", "--root MODEL"], "headless": ["BertModel"], "words": ["tokenizer"],
+    "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
     "empty": ["adapter_config"],
 }  # fmt: skip
 
 
 def make_odd(folder: Path, good: Path, harm: Path) -> None:
-    """Makes these folders. Two pickles and a model of own code would make the file `harm`."""
+    """Makes these twenty folders. Two pickles and two models of own code would make the file `harm`."""
     for name in (*CONFIGS, *FILES, "weightless", "pickled"):
         shutil.copytree(good, folder / name)
     for name, (fields, _) in CONFIGS.items():
@@ -224,11 +229,14 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     shutil.copytree(FIXTURES / "peft-tag-patterns", folder / "pickled-adapter")
     for file in ("pickled/pytorch_model.bin", "pickled-adapter/adapter_model.bin"):
         (folder / file).write_bytes(pickle.dumps(Harmful(harm), protocol=2))
-    (folder / "code" / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
+    for name in ("code", "code-and-class"):
+        (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
+    put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
     transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder / "headless")
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
     save_family(folder / "other-family", "roberta", SEQUENCE)
+    put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
     save_family(folder / "smaller", "bert", SEQUENCE)
     for name in ("empty", ".git"):
         (folder / name).mkdir()
@@ -241,7 +249,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     wanted = {name: row[-1] for name, row in (CONFIGS | FILES).items()} | OTHERS
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
-    found = list(importer.all(named([folder]), show_progress=False))
+    found = list(importer.all(named([folder])))
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:
@@ -250,8 +258,10 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     assert not harm.exists()
     page = write_page(store, found).read_text("utf-8")
     assert "good-one" in page and "BertForMaskedLM" in page
+    report = store.report(store.tenant("good-one"))
+    assert f"<td>{report['after']['divergence']:.3f}</td>" in page and "KL" in page and advice(report)[:30] in page
     shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")
-    (other,) = importer.all(named([tmp_path / "elsewhere"]), show_progress=False)
+    (other,) = importer.all(named([tmp_path / "elsewhere"]))
     assert other.tenant is None and "--id" in other.refused, "another folder of the same name must not replace the tenant"
 
 
@@ -263,6 +273,41 @@ def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
     lines = [{"text": line} for line in texts(tmp_path, 60).read_text("utf-8").splitlines()]
     (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
+
+
+def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store, tmp_path, monkeypatch):
+    """Of its next version too. Documents may be longer than texts."""
+    monkeypatch.setattr("builder.importing.texts.LONGEST_TEXT", 50)
+    monkeypatch.setattr("hplm.engine.lookup.LONGEST_TEXT", 50)
+    importer = Importer(store, ImportOptions("bio"), MatchingOptions(rank=2, least=0), None, DEVICE)
+    folder, files = tuned(tmp_path / "tuned"), [corpus(tmp_path, seed, lines=30) for seed in (1, 2)]
+    add_domain(store, "bio", 1)
+    grow(store, "bio", 2)
+    assert store.corpus("bio", 2) == files
+    assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
+    pack_root(store, tmp_path / "root.tar")
+    files[0].rename(tmp_path / "elsewhere")
+    (gone,) = Importer(store, ImportOptions("bio"), MatchingOptions(), None, DEVICE).all([("acme", folder)])
+    assert mentions(gone.refused, "'bio'", "--texts")
+
+
+def test_what_may_help_depends_on_how_a_tenant_has_learned():
+    """By hand. The totals are means, but for bytes."""
+    exams = [{"score": 0.5}, {"score": 0.8}, {"score": 0.7}]
+    texts = {"learned": 85, "judged": 15}
+    report = {"asked": {"most_texts": 100, "rank": 4}, "texts": texts, "change_held": 1.0, "exams": exams}
+    assert mentions(advice(report), "--most-texts", "tables", "dedicated") and not mentions(advice(report), "--rank")
+    report |= {"asked": {"most_texts": 3000, "rank": 4}, "change_held": 0.5, "exams": exams[:2]}
+    assert mentions(advice(report), "--texts", "--rank", 4, "50%", "--epochs")
+    of = [
+        {"after": {"agreement": share, "divergence": share}, "bytes": {"tenant": 1, "checkpoint": 20}, "took": 2.0}
+        for share in (0.8, 0.9)
+    ]
+    score = {side: {"metric": "accuracy", "accuracy": share} for side, share in (("tenant", 0.7), ("checkpoint", 0.75))}
+    found = totals([of[0], {**of[1], "test": score}])
+    assert (found["checkpoints"], found["agreement"], found["where_sure"], found["score_lost"]) == (2, 0.85, None, 0.05)
+    assert (found["divergence"], found["bytes"], found["took"]) == (0.85, {"tenant": 2, "checkpoint": 40}, 4.0)
+    assert shown(found)["answers that are theirs, mean"] == "85.0%" and shown(found)["where they are sure"] == "-"
 
 
 def test_folders_that_would_be_one_tenant_are_refused(tmp_path):

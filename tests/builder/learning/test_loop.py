@@ -10,8 +10,10 @@ from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
 from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
+from tests.builder.training.small_tenants import made
+from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 
 def training_of(module, score, loss_of=None, **options):
@@ -51,6 +53,15 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path):
         train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path), False)
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+@pytest.mark.slow
+def test_a_tenant_that_diverges_gets_no_version_and_a_smaller_rate_gives_it_one(store, tmp_path, capsys):
+    command = ["build", "tenant", "--store", store.folder, "--id", "acme", "--task", "classify", "--epochs", 1]
+    command += ["--train", made(tmp_path, "classify", 40, 1), "--device", DEVICE]
+    said = refused(capsys, *command, "--learning-rate", 1e30)
+    assert mentions(said, "diverged", "nan", "--learning-rate") and not store.tenant_ids()
+    assert run(capsys, *command)["version"] == 1
 
 
 def test_a_goal_ends_the_learning_as_soon_as_it_is_reached():

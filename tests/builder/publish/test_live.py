@@ -24,7 +24,7 @@ from testing.toy import CONFIG
 from tests.builder.stores import give_other_values, rows
 from tests.places import answer, exported_answer, make_place
 from tests.places import learn as learn_one
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,15 @@ def test_a_canary_moves_first_and_the_other_tenants_later(place):
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8)]
     with pytest.raises(InvalidInput, match=mentioning("'bio'", 2, "tenant-8", "tenant-9", "hplm build tenant")):
         update_domain(live, store, "bio")
+
+
+def test_a_tenant_that_cannot_be_read_stays_behind_and_is_named(place, capsys):
+    store, repository, state = place
+    (path,) = store.tenant_folder("tenant-3", 2).glob("*.safetensors")
+    path.write_text("{")
+    moved = update_domain(Manager.open(repository, state), store, "bio")
+    assert len(moved.moved) == 7 and moved.behind == ["tenant-3", "tenant-8", "tenant-9"]
+    assert mentions(capsys.readouterr().err, "tenant-3", path.parent)
 
 
 def test_tables_that_no_tenant_needs_are_removed_and_addresses_are_never_used_twice(place):

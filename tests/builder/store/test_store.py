@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builder.evaluation.tenant import find_tenant
 from builder.publish.live import update_tenant
 from builder.store.pack import MANIFEST, pack_root, unpack_root
-from builder.store.store import Store, TenantFile
+from builder.store.store import FORMAT, Store, TenantFile
 from builder.store.verification import store_parts
 from hplm.adapters.record import has_content
 from hplm.cli.main import main
@@ -101,12 +100,19 @@ def test_a_version_has_the_same_bytes_in_the_store_an_export_and_a_registry(tmp_
     assert has_content(path.name, path.read_bytes())
 
 
+@pytest.mark.parametrize(("number", "named"), [(1, "hplm build root --model /nowhere/bert"), (FORMAT + 1, "later version")])
+def test_a_store_of_another_format_says_how_to_get_one_that_is_read(store, number, named):
+    (store.folder / "store.json").write_text(json.dumps({"format": number, "model": "/nowhere/bert"}))
+    with pytest.raises(InvalidInput, match=mentioning("store.json", number, FORMAT, named)):
+        Store(store.folder)
+
+
 def test_a_broken_tenant_stops_no_command_for_another(store):
     (path,) = (store.folder / "tenants" / "bare" / "1").glob("*.safetensors")
     path.write_text("{")
     assert store.tenant("acme") == store.tenant_version("acme", 1) and store.tenant("*") is None
     with pytest.raises(InvalidInput, match=mentioning("'none'", "acme, bare")):
-        find_tenant(store, "none")
+        store.known_tenant("none")
     with pytest.raises(Broken, match=mentioning(path)):
         store.tenant("bare")
     random_tenant(store, TenantFile("acme", 10, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)

@@ -2,22 +2,24 @@
 
 import gzip
 import json
+import time
 import tracemalloc
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zstandard
 
 from builder.tables.corpus import Corpus, tokenize_corpus
-from builder.tables.text_files import LONGEST_LINE
+from builder.tables.text_files import LONGEST_LINE, READ_AT_ONCE
 from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG
 from tests.builder.stores import some_lines
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 
 @pytest.mark.parametrize("pattern", [b"a", b"word " * 4095 + b"word\n"], ids=["one line", "many lines"])
@@ -43,6 +45,18 @@ def test_a_text_that_repeats_itself_is_read_and_a_line_that_no_document_needs_is
     path.write_bytes(b"short\n" + b"word " * (LONGEST_LINE // 5 + 1))
     with pytest.raises(InvalidInput, match=mentioning(path, 2)):
         list(read_corpus([path]))
+
+
+def test_the_time_and_the_space_are_said_before(tmp_path, capsys, monkeypatch):
+    """From the first part, of which a block is read."""
+    path, tokenizer = tmp_path / "corpus.txt", Tokenizer(tokenizer_json(CONFIG.vocabulary), positions=64)
+    path.write_text("\n".join(some_lines(2000, 1)), "utf-8")
+    clock = SimpleNamespace(monotonic=iter([0, 4]).__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr("builder.tables.corpus.time", clock)
+    tokenize_corpus([path], tokenizer, tmp_path / "corpus", show_progress=False)
+    size = path.stat().st_size
+    assert size > 2 * READ_AT_ONCE
+    assert mentions(capsys.readouterr().err, f"{size / 1e6:.1f} MB", f"{4 * size / READ_AT_ONCE:.0f} s", "GB")
 
 
 def test_the_corpus_contains_every_document_of_files_of_any_format(tmp_path):

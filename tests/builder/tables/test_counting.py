@@ -5,6 +5,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,11 +92,12 @@ def some_documents(number=12, vocabulary=200):
     return [(generator.zipf(1.5, size=generator.integers(1, 15)) % vocabulary).tolist() for _ in range(number)]
 
 
-def test_the_most_space_is_said_before(tmp_path, capsys):
+def test_the_time_and_the_most_space_are_said_before(tmp_path, capsys, monkeypatch):
     space, documents = KeySpace(250_000, Window(3)), [list(range(start, start + 12)) for start in range(40)]
     corpus = corpus_of(tmp_path / "corpus", documents)
+    monkeypatch.setattr("builder.tables.counts.time", SimpleNamespace(monotonic=iter([0, 2]).__next__))  # of a tenth of them
     counts = count_ngrams(corpus, space, tmp_path / "counts", MANY_RUNS, show_progress=False)
-    assert mentions(capsys.readouterr().err, f"{corpus.tokens:,}", "GB")
+    assert mentions(capsys.readouterr().err, f"{corpus.tokens:,}", "20 s", "GB")
     assert 2 * bytes_in(counts.folder) <= most_bytes(corpus.tokens, space)  # beside it were runs of hardly more n-grams
 
 

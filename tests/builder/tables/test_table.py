@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.tables.inspection import cover
+from builder.tables.inspection import cover, read_pieces
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
@@ -43,7 +43,7 @@ def test_predicted_coverage_equals_that_of_tables_built_with_this_keep(tmp_path,
         add_domain(store, "parent", 1, keep=0.3)
         add_domain(store, "bio", 2, parent="parent")
         text.write_text("\n".join([*some_lines(10, 2), *some_lines(10, 1), *some_lines(30, 9)]), "utf-8")
-    coverage = cover(store, name, 1, text, KEEPS)
+    coverage = cover(store, name, 1, read_pieces(store, text), KEEPS)
     for number, (keep, kept) in enumerate(zip(KEEPS, coverage.kept, strict=True)):
         own = f"kept-{number}"
         if name == "bio":
@@ -62,16 +62,29 @@ def test_predicted_coverage_equals_that_of_tables_built_with_this_keep(tmp_path,
 def test_a_cut_table_predicts_its_own_coverage_and_that_of_smaller_ones(tmp_path, keep):
     store = rooted(tmp_path, keep=keep)
     text = corpus(tmp_path, 7)
-    coverage = cover(store, "root", 1, text, [keep])
+    coverage = cover(store, "root", 1, read_pieces(store, text), [keep])
     assert coverage.kept[0].ngrams == store.meta("root", 1).keys
     chain = store.forest("root", 1).chain("root", 1)
     hits = looked_up(store, chain, text)
     names = count_levels(chain, ends(chain, hits))
     assert coverage.levels == pytest.approx({name: count / coverage.tokens for name, count in names.items()})
     assert coverage.kept[0].here == pytest.approx(coverage.levels["root"])
-    assert all(kept.keep <= max(0.004, keep + 0.02) for kept in cover(store, "root", 1, text).kept)
+    assert all(kept.keep <= max(0.004, keep + 0.02) for kept in cover(store, "root", 1, read_pieces(store, text)).kept)
     with pytest.raises(InvalidInput, match=mentioning(0.9, "'root'", "--keep")):
-        cover(store, "root", 1, text, [0.9])
+        cover(store, "root", 1, read_pieces(store, text), [0.9])
+
+
+def test_the_page_of_a_branch_says_how_much_of_its_corpus_the_table_and_smaller_ones_cover(tmp_path):
+    store = rooted(tmp_path)
+    add_domain(store, "bio", 1, keep=0.3)
+    chain = store.forest("bio", 1).chain("bio", 1)
+    hits = looked_up(store, chain, corpus(tmp_path, 1))
+    page, levels = store.page("bio", 1).read_text("utf-8"), count_levels(chain, ends(chain, hits))
+    assert list(levels) == ["domain", "root", "2-gram", "1-gram"] and 0.2 < levels["domain"] / len(hits.levels) < 1
+    assert all(f"<td>{name}</td><td>{count / len(hits.levels):.2%}</td>" in page for name, count in levels.items())
+    _, smaller, *_ = cover(store, "bio", 1, read_pieces(store, corpus(tmp_path, 1))).kept
+    assert "<td>0.400%</td>" in page and f"<td>{smaller.here:.2%}</td>" in page
+    assert f"<td>{len(hits.levels):,}</td>" in page
 
 
 @pytest.mark.parametrize(
