@@ -29,9 +29,9 @@ FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
 
 
-def trained_first(body, data, options, **given):
-    """Trains with the first seed alone. That each scheme learns, and what: `tests/research/schemes`."""
-    return (untrained if options.seed else finetune)(body, data, options, **given)
+def trained_once(body, data, options, **given):
+    """Trains an hPLM with the first seed alone. That each scheme learns, and what: `tests/research/schemes`."""
+    return (finetune if body.reads_tables and options.rank and not options.seed else untrained)(body, data, options, **given)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def made_once(tmp_path_factory):
     (folder / "model").mkdir()
     model = str(save_bert(folder / "model", with_head=True))
     work, results = folder / "work", ResultFile(folder / "none")
-    return Report("toy", model, LAYERS, data, TINY, work, results, DEVICE, FEW, trainer=trained_first)
+    return Report("toy", model, LAYERS, data, TINY, work, results, DEVICE, FEW, trainer=trained_once)
 
 
 @pytest.fixture
