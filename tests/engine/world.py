@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, OutOfCapacity, QueueFull
+from hplm.scheduling.scheduler import Scheduler
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
 from tests.engine.stepped import FAULTS, SILENT, Failing, Line
@@ -53,10 +55,12 @@ class World:
         self._shown = os.memfd_create("batches")
         parameters = {**PARAMETERS, "queue_texts": str(limit), "batch_tokens": "64", **changes}
         settings = replace(Settings.read(parameters), stages=stages)
-        self.service = Service([(folder, settings)], device_failed=self._device_failed, shown=self._shown, now_ns=self.clock)
+        with patch("hplm.engine.service.Scheduler", self._made):
+            self.service = Service(
+                [(folder, settings)], device_failed=self._device_failed, shown=self._shown, now_ns=self.clock
+            )
         (self._served,) = self.service.served
         self._encoder = self.service.encoder
-        self._line = self._encoder._scheduler = Line(self._encoder._scheduler, self)
         self.names = ["prepare", *(f"compute {stage + 1}" for stage in range(len(self.waiting))), "expire"]
         served = self._served
         served.engine, served.stager = Failing(served.engine, self), Failing(served.stager, self)
@@ -64,6 +68,10 @@ class World:
         self._backbone = Backbone(folder)
         self._lookup = Lookup(self._backbone)
         self._computing = None
+
+    def _made(self, *given) -> Line:
+        self._line = Line(Scheduler(*given), self)
+        return self._line
 
     # Faults.
 

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -10,6 +11,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.process import Process
 from hplm.errors import Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
+from hplm.generation.decoder import Decoder
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
 from hplm.generation.settings import Promise, Settings
@@ -97,14 +99,11 @@ def place(tmp_path_factory):
 
 
 @contextmanager
-def held(service):
-    """Holds the service's steps."""
-    decoder, hold = service.loop._decoder, Hold()
-    run = decoder.run
-    decoder.run = lambda step: (hold.pass_through(), run(step))[1]
-    with hold:
+def held():
+    """Holds the steps of services."""
+    run, hold = Decoder.run, Hold()
+    with patch.object(Decoder, "run", lambda decoder, step: (hold.pass_through(), run(decoder, step))[1]), hold:
         yield
-    decoder.run = run
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
                 place.refused(None, "lora", messages="no JSON")
             with pytest.raises(Draining):
                 place.refused("a", "lora", service=ended)
-        with held(place.service):
+        with held():
             first = place.ask("a", "lora")
             with pytest.raises(Quota):  # before its prompt is read, which takes time
                 place.ask(None, "lora", messages="no JSON")
@@ -164,7 +163,7 @@ def adapters(service):
 def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
     service = place.started(max_sequences=1)
     assert adapters(service) == ("", "")
-    with held(service):
+    with held():
         asked = [place.ask("a", "lora", service=service)]
         eventually(lambda: len(service.loop.running))
         asked += [place.ask("a", tenant, service=service) for tenant in ("wide", "plain", "plain")]

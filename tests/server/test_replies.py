@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from hplm.engine.lookup_service import LookupService
 from hplm.engine.memory import LARGE
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
@@ -213,8 +214,8 @@ def test_a_ticket_that_upper_does_not_take_is_counted_by_the_reason_and_no_probe
 def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, monkeypatch):
     """Refusals to others wait (`tests/engine/test_lookup_service.py`): a client that asks again at once gains nothing."""
     taken, mark = [], Mark(os.getppid())
+    monkeypatch.setattr(LookupService, "submit", lambda service, requests: taken.extend(requests))
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
-        model._service.submit = taken.extend
         for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged} for forged in ("", "0" * 64, True))):
             model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
