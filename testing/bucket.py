@@ -12,9 +12,6 @@ from io import BytesIO
 from typing import Any
 from unittest import mock
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-from werkzeug.serving import make_server
-
 RIGHTS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02  # until a server sees that it is to stop
@@ -34,11 +31,13 @@ def one_at_a_time(application: Callable[..., Any]) -> Callable[..., list[bytes]]
 
 
 class S3:
-    """Objects stay while it is stopped."""
+    """Objects stay while it is stopped. Imports moto, which takes seconds, only when it is made."""
 
     _denied = ""
 
     def __init__(self, port: int = 0) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
         self._application = one_at_a_time(DomainDispatcherApplication(create_backend_app))
         self.host, self.port = HOST, port
         self.go_on()
@@ -80,6 +79,9 @@ class S3:
             self.go_on()
 
     def go_on(self) -> None:
+        from moto.moto_server.werkzeug_app import MotoRequestHandler
+        from werkzeug.serving import make_server
+
         self._server = make_server(self.host, self.port, self._answer, threaded=True, request_handler=MotoRequestHandler)
         self.port = self._server.port
         threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True).start()

@@ -27,6 +27,7 @@ from unittest import mock
 
 from hplm.errors import HplmError, InvalidInput
 from hplm.tenants.manager import Manager
+from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
 from loadtest.server import ServedCopy, command, quick
@@ -88,8 +89,6 @@ def _with_bucket(
     args: argparse.Namespace, folder: Path, mirror: Path, stack: ExitStack
 ) -> tuple[ServedCopy, list[Fault], list[Question]]:
     """Returns a server whose registry is in a bucket, its faults, and a question to a tenant with a key."""
-    from loadtest.chaos import bucket  # needs moto
-
     link = stack.enter_context(bucket.bucket(folder))
     stack.enter_context(mock.patch.dict(os.environ, {"HPLM_MIRROR": str(mirror)}))
     manager = Manager.open(args.repository, bucket.STATE, args.backbone)

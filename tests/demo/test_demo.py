@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from demo.building import fingerprint, packages_read
 from demo.data import DemoTenant
 from demo.serving import add_live, draw, evaluate, first_answer, is_ours, live_server
 from hplm.errors import InvalidInput
+from hplm.server.repository import model_names
+from hplm.tenants.manager import Manager
 from testing.random_repository import write
 from testing.random_store import TOY, random_store, random_table, random_tenant, random_tenants
+from tests.support.lent import loading
 from tests.support.message import mentioning
+from tests.support.servers import Lease
 
 
 def test_only_packages_that_the_demo_reads_count() -> None:
@@ -34,19 +39,28 @@ def test_a_demo_of_another_size_replaces_its_own_export_only(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_tenant_is_added_with_its_domain_while_another_is_served(tmp_path: Path) -> None:
+@pytest.mark.server("bare")
+def test_a_tenant_is_added_with_its_domain_while_another_is_served(tmp_path: Path, server: Lease) -> None:
+    """The server that the demo would start is made, and a lent one takes its place."""
     store = random_store(tmp_path / "store", TOY, random_tenants(1, 4, 2))
     test = tmp_path / "test.jsonl"
     test.write_text("".join(json.dumps({"text": f"wb {text}", "label": f"label-{i}"}) + "\n" for i, text in enumerate("abcd")))
     labels = ("label-0", "label-1")
     homes = {"tenant-0": "root", "tenant-1": "late"}
     tenants = [DemoTenant(id, home, "classify", "which?", labels, test, test, test, 0.5) for id, home in homes.items()]
-    with live_server(store, tmp_path / "live") as server:
+    live = tmp_path / "live"
+    (live / "repository" / "interrupted").mkdir(parents=True)
+    own = live_server(store, live)
+    assert own.models == model_names(live / "repository") and "interrupted" not in own.models
+    assert own.pid is None and Manager.open(live / "repository", live / "state").current().generation == 0
+    shutil.rmtree(live / "state")
+    (live / "state").symlink_to(server.state)
+    with loading(server, live / "repository"):
         assert "-> label-" in first_answer(tenants[0], server.http_url)
         random_table(store, "late", 1, ("root", 1), 500, seed=3)
         random_tenant(store, TenantFile("tenant-1", 1, "late", 1, "classify", list(labels), 4), 0.3, seed=5)
         for _ in range(2):  # what is served already stays as it is
-            add_live(store, tmp_path / "live", tenants[1])
+            add_live(store, live, tenants[1])
         scores = evaluate(tenants, server.http_url, server.grpc_url)
     assert [score.tenant.id for score in scores] == [*homes]
     assert all(0 <= score.accuracy <= 1 and score.http_ms > 0 and score.grpc_ms > 0 for score in scores)

@@ -166,6 +166,7 @@ class Decoders:
                 return True
 
 
+@pytest.mark.slow
 def test_every_request_gets_its_answer_and_one_end():
     """Its many short runs take some ten seconds: each fault must hit somebody, for which a rare one may need more of them."""
     happened, wanted = Counter(), [*FAULTS, "put back", "shared"]

@@ -41,7 +41,7 @@ def _puts(results: ResultFile, task: str) -> None:
 
 def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     results = ResultFile(tmp_path / "numbers.jsonl")
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(3, get_context("fork")) as pool:
         list(pool.map(_puts, [results] * 3, "abc"))
     found = {(run["task"], run["seed"]): result["accuracy"] for run, result in results}
     assert found == {(task, seed): seed / 10 for task in "abc" for seed in range(10)}

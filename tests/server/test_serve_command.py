@@ -17,6 +17,8 @@ import openai
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.cli.main import main
 from hplm.cli.serve import open_tenants
@@ -135,14 +137,17 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         assert not process_group.lives(gateway)
 
 
-def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(tmp_path):
-    """Flags after two dashes have gone to tritonserver. Takes a start of Triton with a decoder."""
+def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(toy, tmp_path):
+    """Without a state the exports answer. Flags after two dashes have gone to tritonserver. Takes a start of Triton."""
     chat = make_chat(tmp_path / "chat", [TenantFile("plain", 1, "root", 1, "generate", [], 0)])
+    export(toy.store, chat.repository, ServingOptions(dtype="fp32"))
     command = [*HPLM, "serve", "--repository", str(chat.repository), *ANY_PORTS, "--openai-port", "0", "--", "--log-verbose=1"]
     with running(command, tmp_path) as (process, said):
         url = re.search(r"^OpenAI +(\S+)$", said, re.MULTILINE)[1]
         group, gateway = children_of(process)
         assert "--log-verbose=1" in process_group.arguments(group) and "no decoder" not in said
+        stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
+        assert stock.ask(["a"], "acme", outputs=("LABEL",))
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
             few = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}  # a slow, busy machine makes as many while it drains
             chunks = client.completions.create(model="plain", prompt="a", stream=True, temperature=0, **few)

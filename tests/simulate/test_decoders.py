@@ -59,6 +59,7 @@ def overloaded(times, promise, given=1.0, **settings):
     return 1 - refused / COUNT, sum(answer.on_time for answer in admitted) / len(admitted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("promise", "more", "least"),
     [
@@ -74,6 +75,7 @@ def test_what_is_admitted_under_overload_is_in_time(promise, more, least):
     assert in_time >= 0.9 and admitted >= least
 
 
+@pytest.mark.slow
 def test_only_admission_refuses_and_only_under_overload():
     admitted, in_time = overloaded(0.6, Promise(8000 * MS, 2000 * MS))
     assert admitted >= 0.97 and in_time >= 0.97

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from builder.publish.model_configs import ALIAS
 from hplm.server import TritonServer
 from hplm.server.repository import model_names
 from hplm.server.stubs import stubs
+from hplm.tenants.registry import registries_of
 from loadtest.server import ServedCopy
 from tests.support.servers import Lease, serving
 from tests.support.wait import PATIENCE, eventually
@@ -20,7 +22,8 @@ from tests.support.wait import PATIENCE, eventually
 def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
     """Takes the place of `TritonServer(repository)`: the server `bare` loads the models, and unloads them at the end.
 
-    If it has models with these names already, the repository gets a server of its own. All repositories have the alias.
+    Its state gets a registry for each backbone. If it has models with these names already, the repository gets a server of its
+    own. All repositories have the alias.
     """
     known = {path.name for path in lease.repository.iterdir()}
     models = [model for model in model_names(repository) if model != ALIAS or model not in known]
@@ -30,6 +33,8 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
         return
     client, (name, secret) = lease.stock("grpc").client, lease.server.admin_header
     headers = {f"triton-grpc-protocol-{name}": secret}
+    for registry in registries_of(repository, lease.state).values():
+        registry.begin()
     for model in models:
         (lease.repository / model).symlink_to(repository.resolve() / model)
     try:
@@ -42,17 +47,22 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
         eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)), PATIENCE)
         for model in models:
             (lease.repository / model).unlink()
+            shutil.rmtree(lease.state / model, ignore_errors=True)
 
 
 class LentCopy(ServedCopy):
-    """The server `toy` in the place of a copy that is served for a load test. `chaos` starts real ones."""
+    """The server `toy` in the place of a copy that is served for a load test. What harms a server needs a real one."""
 
     pid_of_command = os.getpid()  # this process has started the server
+    models = ("toy",)  # `hplm` cannot tell its backbone from `tasks` by a tenant that both have
 
     def __init__(self, lease: Lease) -> None:
         self.repository, self.state, self.log = lease.repository, lease.state, lease.folder / "triton.log"
         self.folder, self.backbone = lease.model_folder(), "toy"
         self.address, self.grpc, self.metrics = lease.http_url, lease.grpc_url, lease.metrics_url
+
+    def said(self) -> str:
+        return ""  # it is no command
 
     def __exit__(self, *exception: object) -> None:
         """The server goes on."""

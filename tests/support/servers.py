@@ -80,9 +80,8 @@ class Lease:
             self.repository = self.built.repository
             for registry in registries_of(self.repository, self.state).values():
                 registry.begin()
-            state = self.state if self.built.stores else None
             log = self.folder / "triton.log"
-            self.server = _Keyed(self.repository, state=state, extra_args=self.built.options, log_file=log)
+            self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options, log_file=log)
             self._open.enter_context(self.server)
         except BaseException:
             self._open.close()

@@ -39,6 +39,7 @@ def test_tcbs_order_of_packings_and_policies() -> None:
         assert all(by_policy["DAS"]["utility"] > by_policy["FCFS"]["utility"] for by_policy in found[axis].values())
 
 
+@pytest.mark.slow
 def test_alpaserves_table_2_and_fig_2_are_nearly_those_of_the_paper() -> None:
     table, equal, skewed = (next(iter(figure.curves(9).values())) for figure in figures_of(100.0)[:3])
     paper = stated()["replication, the paper's"]
