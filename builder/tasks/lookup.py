@@ -61,7 +61,6 @@ class Texts:
 class Pack:
     """Some texts packed end to end, on the device."""
 
-    texts: list[Text]
     sums: Tensor | None  # from the tables; None for models that compute the lower layers
     tokens: Tensor
     positions: Tensor
@@ -113,7 +112,6 @@ class Reader:
             return sent(numbers.astype(np.int64), device)
 
         return Pack(
-            texts=members,
             sums=sent(self._sums(members, lengths), device) if with_sums else None,
             tokens=index(np.concatenate([text.tokens for text in members])),
             positions=index(positions_of(lengths)),

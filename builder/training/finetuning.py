@@ -111,14 +111,14 @@ def finetune(
     options: TrainingOptions,
     saved: Path | None = None,
     show_progress: bool = True,
-    further: Callable[[Pack, Tensor], Tensor] | None = None,
+    further: Callable[[np.ndarray, Tensor], Tensor] | None = None,
 ) -> Trained:
     """Trains adapter and head, and the body if it has a learning rate.
 
     If the adapter is to hold the body's change, the body is cut after each epoch to what the adapter holds, and learns on.
     Of the epochs that the dev set cannot tell from the best, the last is kept: its steps were the smallest.
     The same call after an interruption continues from `saved`, and ends with the same numbers.
-    `further` returns a loss beside that of the labels, from a batch and its logits.
+    `further` returns a loss beside that of the labels, from the numbers of a batch's texts and their logits.
     """
     learner = _Learner(body.to(data.device).eval().requires_grad_(False), data, options)
     rng = np.random.default_rng(options.seed)
@@ -129,7 +129,7 @@ def finetune(
         logits = learner.model(body, pack)
         loss, learned = data.task.loss(logits, pack.targets, pack.rows_of, learner.model.spread)
         loss = loss / max(1, learned)
-        return loss + further(pack, logits) if further is not None else loss, len(chosen)
+        return loss + further(chosen, logits) if further is not None else loss, len(chosen)
 
     def examined() -> Exam:
         scores, loss = evaluate(body, learner.model, data, data.dev)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from builder.importing.checkpoint import CONFIG, Family, Finetuned, is_checkpoin
 from builder.learning.bodies import Body, WholeBody
 from builder.store.resumable import digest_of
 from builder.store.store import Store
-from builder.tasks.lookup import Pack
 from builder.training.data import Data
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, Trained, TrainingOptions, evaluate, finetune, logits_of
 from builder.training.model import TenantModel
@@ -73,12 +73,11 @@ class Teacher:
         """Trains by the labels and by the teacher's answers. The same call after an interruption goes on."""
         whole, model, told = self._made(data, options, saved, show_progress)
         logits, _ = logits_of(whole, model, data, data.train)
-        answers = {id(text): torch.from_numpy(rows) for text, rows in zip(data.train.texts, logits, strict=True)}
         _, spread = data.task.scale(data.train.examples)
 
-        def apart(pack: Pack, own: Tensor) -> Tensor:
+        def apart(chosen: np.ndarray, own: Tensor) -> Tensor:
             """Returns how far the tenant's answers are from the teacher's."""
-            wanted = torch.cat([answers[id(text)] for text in pack.texts]).to(own.device)
+            wanted = torch.from_numpy(np.concatenate([logits[i] for i in chosen])).to(own.device)
             return data.task.apart(own, wanted, spread)
 
         trained = finetune(body, data, options, saved, show_progress, apart)

@@ -54,7 +54,7 @@ def _pretrain(
         seen, guessed = masked(words, config, chance)
         positions, wanted = index_of(positions_of(lengths), device), index_of(words[guessed], device)
         pack = Pack(
-            texts=[], sums=None, tokens=index_of(seen, device), positions=positions, segments=torch.zeros_like(positions),
+            sums=None, tokens=index_of(seen, device), positions=positions, segments=torch.zeros_like(positions),
             lengths=lengths.tolist(), reading=index_of(guessed, device), rows_of=[len(guessed)], targets=wanted,
         )  # fmt: skip
         return F.cross_entropy(head(body(pack, None), body.words.weight).float(), wanted), len(words)

@@ -17,9 +17,8 @@ from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
-from builder.tasks.lookup import Pack
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune
+from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune, logits_of
 from research.schemes.pretrained import evenly
 
 
@@ -37,11 +36,12 @@ def distilled(
     if states:
         learn_states(student, teacher.body, data, options, show_progress)
 
-    def apart(pack: Pack, logits: Tensor) -> Tensor:
+    taught, _ = logits_of(teacher.body, teacher.model, data, data.train)
+
+    def apart(chosen: np.ndarray, logits: Tensor) -> Tensor:
         """Returns the mean squared distance from the teacher's logits. It is the same loss for every task."""
-        with torch.no_grad():
-            wanted = teacher.model(teacher.body, pack)
-        return F.mse_loss(logits.float(), wanted.float())
+        wanted = torch.from_numpy(np.concatenate([taught[i] for i in chosen])).to(logits.device)
+        return F.mse_loss(logits.float(), wanted)
 
     return finetune(student, data, options, show_progress=show_progress, further=apart)
 
