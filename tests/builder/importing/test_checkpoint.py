@@ -4,12 +4,14 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from builder.importing import taught
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
@@ -17,12 +19,13 @@ from builder.importing.matching import MatchingOptions, Model, Unlike, import_ch
 from builder.importing.reports import advice, shown, totals
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
+from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
-from builder.training.tenant import build_tenant
+from builder.training.tenant import build_tenant, delete_tenant
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
@@ -82,6 +85,23 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
     assert (again.version, again.rank, again.labels) == (2, 4, LABELS), "clients know logits by the order of labels"
     head, own = (store.tenant_weights(one)[1]["weight"].float() for one in (tenant, again))
     assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
+
+
+@pytest.mark.parametrize("full", ["most bytes", "disk"])
+def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_path, monkeypatch, full):
+    """Otherwise the tenant learns the same, but for the rounding to 16 bits."""
+    folder, file, states, packs = tuned(tmp_path / "tuned"), texts(tmp_path), WholeBody.states, []
+    monkeypatch.setattr(WholeBody, "states", lambda body, pack, *more: packs.append(pack) or states(body, pack, *more))
+    _, expected = imported(store, folder, file, rank=8, least=0)
+    asked = len(packs)
+    if full == "disk":
+        monkeypatch.setattr(taught.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    else:
+        monkeypatch.setattr(taught, "MOST_BYTES", 1000)
+    delete_tenant(store, "acme")
+    _, report = imported(store, folder, file, rank=8, least=0)
+    assert (asked, len(packs) - asked) == (2, 1 + report["steps"])
+    assert [loss for _, loss in report["curve"]] == pytest.approx([loss for _, loss in expected["curve"]], rel=1e-3)
 
 
 def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, tmp_path):
