@@ -30,8 +30,15 @@ STUCK_SECONDS = 60.0
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
 STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the outage
-# oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
-CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+# What the libraries of an engine read, unless the operator has set it.
+OF_LIBRARIES = {
+    # oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+    # How often a thread of GNU's OpenMP looks for the next product before it sleeps. These looks take some tenths of a
+    # millisecond, longer than the pauses between the products of a batch. By default it looks for many milliseconds: at each
+    # batch's end, and whenever the other threads have no core, it would take theirs from the server's processes.
+    "GOMP_SPINCOUNT": "10000",
+}
 
 RESTARTING = "the engine is being started again: send the request again"
 GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
@@ -141,7 +148,7 @@ class Workers:
 
     def _start(self) -> Worker:
         begin = self._begin()
-        environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**OF_LIBRARIES, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with ExitStack() as failed:
             batches = os.memfd_create("hplm-batches")
             failed.callback(os.close, batches)
