@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -65,6 +65,9 @@ def markdown_of(runs: Runs) -> str:
     def row(*begun: str, cells: Mapping[str, str]) -> list[str]:
         return [*begun, *[""] * (5 - len(begun)), *(cells.get(case, "") for case in cases)]
 
+    def beside(gap: float, error: float) -> str:
+        return f"{gap:+.2f}" if isnan(error) else f"{gap:+.2f} ± {error:.2f}"
+
     def formed(points: Mapping[str, float], form: str) -> dict[str, str]:
         return {case: form.format(value) for case, value in points.items()}
 
@@ -72,8 +75,7 @@ def markdown_of(runs: Runs) -> str:
     rows.append(row("**average**", cells=formed(averages, "**{:.2f}**")))
     whole = [case for case in cases if case in averages]
     for place, other in enumerate(whole[:-1], 1):
-        gaps = {case: gap_of(runs, case, other) for case in whole[place:]}
-        rows.append(row(f"against {other}", cells={case: "{:+.2f} ± {:.2f}".format(*gap) for case, gap in gaps.items()}))
+        rows.append(row(f"against {other}", cells={case: beside(*gap_of(runs, case, other)) for case in whole[place:]}))
     return markdown(("task", "kind", "metric", "texts", "seeds", *cases), rows)
 
 
