@@ -29,7 +29,7 @@ app = app_of("python -m research.accuracy", __doc__)
 @app.default
 def accuracy(
     *,
-    tier: Literal[1, 2, 3] = 1,
+    tier: Literal[0, 1, 2, 3] = 1,
     studies: tuple[str, ...] = ("schemes",),
     list_studies: Annotated[bool, Parameter("--list")] = False,
     finished: bool = False,
@@ -41,6 +41,7 @@ def accuracy(
     model: str = "",
     pictures: Path | None = None,
     device: str = "auto",
+    at_a_time: int | None = None,
 ) -> None:
     """Computes the missing numbers, and prints all.
 
@@ -56,6 +57,7 @@ def accuracy(
     :param model: Hugging Face name or folder of another BERT than MiniLM
     :param pictures: folder into which each study is drawn
     :param device: auto, cpu, cuda or cuda:N
+    :param at_a_time: trainings side by side; by default as many as cores and memory hold, and one on a GPU
     """
     amounts = (PUBLIC if texts == "public" else TIERS)[tier]
     amounts = replace(amounts, seeds=seeds) if seeds else amounts
@@ -78,7 +80,7 @@ def accuracy(
         raise InvalidInput(f"unknown study {unknown[0]!r}: choose from {', '.join(report.studies)}, all")
     chosen = [report.studies[one] for one in names]
     if not finished:
-        report.run(chosen)
+        report.run(chosen, at_a_time)
     for study in chosen:
         if not (runs := report.finished(study)):
             continue

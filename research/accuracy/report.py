@@ -26,6 +26,7 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Train, TrainingOptions, evaluate, finetune
+from builder.training.teachers import Teacher
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
@@ -125,6 +126,8 @@ class Report:
             told |= {"corpora": digest_of(*(self._corpora[name] for name in read))}
         if recipe is not None and recipe.lacks_ngrams:
             told |= {"ranked": RANKING}
+        if case.teacher:
+            told |= {"teacher": case.teacher}
         return told | ({"sample": run.sample} if run.sample else {})
 
     @cached_property
@@ -154,7 +157,12 @@ class Report:
         return build_store(self.home / "stores", recipe.plain, domain, self.model, roots, self._corpora[domain], self.device)
 
     def _training(self, run: Run) -> TrainingOptions:
-        return self.tier.training(run.case.scheme, self.layers, self._recipe(run.case).upper, run.seed)
+        case = run.case
+        options = self.tier.training(case.scheme, self.layers, self._recipe(case).upper, run.seed)
+        if case.longer == 1:
+            return options
+        epochs = round(case.longer * options.epochs)
+        return replace(options, epochs=epochs, patience=epochs)
 
     @cached_property
     def _bare(self) -> Recipe:
@@ -193,11 +201,14 @@ class Report:
         if run.sample:
             data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
-        trained = train_scheme(store, data, case.scheme, self._training(run), False, body, trainer=self.trainer)
+        trainer = Teacher.named(case.teacher) if case.teacher else self.trainer
+        trained = train_scheme(store, data, case.scheme, self._training(run), False, body, trainer=trainer)
         scores, _ = evaluate(trained.body, trained.model, data, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
         told |= {"products": str(products_of(self.device)).removeprefix("torch."), "device": self.device.type}
+        if case.teacher:
+            told |= {"teacher": trained.report["teacher"]}
         if trained.body.reads_tables:
             told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.found}
         return {**scores.described(), **told}

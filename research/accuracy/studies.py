@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builder.training.finetuning import TrainingOptions
+from builder.training.teachers import DEDICATED
 from research.accuracy.recipes import Recipe
 from research.schemes.trained import HEAD_RATE, SCHEMES
 
@@ -54,6 +55,8 @@ class Tier:
 
 TENANTS = (10, 100, 1000, 10_000)  # as in HMI's Fig. 14
 TIERS = {
+    # Minutes of one GPU: few texts to learn from, a root that reads 16 times the tokens in a step, and no domain's table.
+    0: Tier(1000, 300, 2000, (0, 1, 2), 1, 1, 0, 1, whole_minutes=1, tenants=TENANTS[:1], root_keep=0.03, domain_keep=0),
     1: Tier(3000, 300, 1000, (0,), 1, 30, 0, 4, whole_minutes=4, tenants=TENANTS[:1]),
     2: Tier(3000, 500, 1000, (0, 1, 2), 2, 60, 15, 15, whole_minutes=15, tenants=TENANTS[:2]),
     3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, 30, whole_minutes=30, tenants=TENANTS),
@@ -61,8 +64,9 @@ TIERS = {
 
 # Public texts are longer and their corpora larger. Tier 1 is a first look, in some 20 minutes of one core: few and short texts,
 # and a root that has learned little.
-PUBLIC_WORDS = {1: 64, 2: 100, 3: 100}
+PUBLIC_WORDS = {0: 64, 1: 64, 2: 100, 3: 100}
 PUBLIC = {
+    0: TIERS[0],
     1: replace(TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03),
     2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),  # with a root of an hour
     3: replace(TIERS[3], train=12000, test=8000),
@@ -79,6 +83,8 @@ class StudyCase:
     scheme: str
     recipe: Recipe | None = None  # None: the original BERT
     pretrained: str = ""  # the BERT's layers that are further pretrained on the domain's corpus: lower, upper, all
+    teacher: str = ""  # as `hplm build tenant --teacher` takes it
+    longer: float = 1  # factor of the passes, which dev scores then do not end early
 
 
 @dataclass(frozen=True)
@@ -120,9 +126,13 @@ def studies_of(tier: Tier, layers: int) -> dict[str, Study]:
     compressed = (StudyCase(name, name) for name in ("distil", "tiny-half", "tiny-third"))
     pretrained = (StudyCase(part, "dedicated", pretrained=part) for part in ("lower", "upper", "all"))
     tuned = (StudyCase(part, f"dedicated-{part}") for part in ("lower", "upper"))
+    # A teacher passes over the texts as often as its pupil, and each of its passes costs as all layers do.
+    budget = replace(hplm, label="hplm, equal budget", longer=(layers + recipe.upper) / recipe.upper)
+    taught = replace(hplm, label="hplm, taught", teacher=DEDICATED)
     studies = [
         Study("schemes", "ways of making a model for a task", (dedicated, plot, hplm, *others), few_tasks=False),
         Study("compressed", "fewer layers, taught by the task's dedicated BERT", (dedicated, hplm, *compressed)),
+        Study("teachers", "a dedicated BERT as the tenant's teacher", (dedicated, hplm, budget, taught), few_tasks=False),
         Study("root", "minutes that the root is adapted", tuple(over_minutes), few_tasks=False),
         Study(
             "domains", "what a domain adds to the root",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -42,20 +43,39 @@ def averages_of(runs: Runs) -> dict[str, float]:
     }
 
 
+def gap_of(runs: Runs, case: str, other: str) -> tuple[float, float]:
+    """Returns how many points a case is better than another on average, and the standard error.
+
+    Scores are compared where task and seed are the same. Seeds of one task share its texts, so only tasks count as
+    independent: with one task, the error is not known (NaN).
+    """
+    points = {(run["task"], run["seed"], run["case"]): 100 * run[run["metric"]] for run in runs}
+    gaps = [[points[task, seed, case] - points[task, seed, other] for seed in seeds] for task, seeds in seeds_of(runs).items()]
+    gap = mean(one for own in gaps for one in own)
+    apart = sum(sum(one - gap for one in own) ** 2 for own in gaps)
+    return gap, sqrt(len(gaps) / (len(gaps) - 1) * apart) / sum(map(len, gaps)) if len(gaps) > 1 else nan
+
+
 def markdown_of(runs: Runs) -> str:
-    """Returns the table. Scores of unfinished runs are left empty."""
+    """Returns the table, each average with its gaps to those of earlier cases. Scores of unfinished runs are left empty."""
     table, seeds, averages = scores_of(runs), seeds_of(runs), averages_of(runs)
     cases = list(dict.fromkeys(run["case"] for run in runs))
     about = {run["task"]: (run["kind"], run["metric"], f"{run['trained_on']:,}") for run in runs}
 
-    def row(*begun: str, points: dict[str, float], form: str) -> list[str]:
-        return [*begun, *[""] * (5 - len(begun)), *(form.format(points[case]) if case in points else "" for case in cases)]
+    def row(*begun: str, cells: Mapping[str, str]) -> list[str]:
+        return [*begun, *[""] * (5 - len(begun)), *(cells.get(case, "") for case in cases)]
 
-    rows = [row(task, *about[task], str(len(seeds[task])), points=own, form="{:.1f}") for task, own in table.items()]
-    rows.append(row("**average**", points=averages, form="**{:.2f}**"))
-    if (first := cases[0]) in averages:
-        gaps = {case: average - averages[first] for case, average in averages.items()}
-        rows.append(row(f"against {first}", points=gaps, form="{:+.2f}"))
+    def beside(gap: float, error: float) -> str:
+        return f"{gap:+.2f}" if isnan(error) else f"{gap:+.2f} ± {error:.2f}"
+
+    def formed(points: Mapping[str, float], form: str) -> dict[str, str]:
+        return {case: form.format(value) for case, value in points.items()}
+
+    rows = [row(task, *about[task], str(len(seeds[task])), cells=formed(own, "{:.1f}")) for task, own in table.items()]
+    rows.append(row("**average**", cells=formed(averages, "**{:.2f}**")))
+    whole = [case for case in cases if case in averages]
+    for place, other in enumerate(whole[:-1], 1):
+        rows.append(row(f"against {other}", cells={case: beside(*gap_of(runs, case, other)) for case in whole[place:]}))
     return markdown(("task", "kind", "metric", "texts", "seeds", *cases), rows)
 
 

@@ -85,6 +85,23 @@ def test_every_number_is_computed_once(report, tmp_path):
     assert replace(report, data=other).home != report.home  # and stores of the old corpus are not continued
 
 
+def test_a_taught_tenant_is_compared_with_one_of_equal_budget(report):
+    report = replace(report, tier=replace(TINY, seeds=(1,)), trainer=untrained)
+    study = report.studies["teachers"]
+    report.run([study], at_a_time=1)
+    runs = {(run["task"], run["case"]): run for run in report.finished(study)}
+    assert set(runs) == set(product(FEW, ("dedicated", "hplm", "hplm, equal budget", "hplm, taught")))
+    told = {
+        (one.run["task"], one.run.get("teacher"), one.run["scheme"], one.run["training"]["epochs"]) for one in report.results
+    }
+    passes = {name: TINY.training(name, LAYERS, 3, 1).epochs for name in ("dedicated", "hplm")}
+    longer = round(passes["hplm"] * (LAYERS + 3) / 3)  # one of the four layers is a lower one
+    cases = [(None, "dedicated", passes["dedicated"]), *((None, "hplm", n) for n in (passes["hplm"], longer))]
+    assert told == {(task, *case) for task in FEW for case in (*cases, ("dedicated", "hplm", passes["hplm"]))}
+    assert all(("teacher" in run) == (case == "hplm, taught") for (_, case), run in runs.items())
+    assert all(0 <= runs[task, "hplm, taught"]["teacher"]["dev"] <= 1 for task in FEW)
+
+
 @pytest.mark.parametrize("name", ["keep", "o1", "tenants-3"])
 def test_studies_cut_tables_pretrain_and_resample(report, name):
     """Each case of these studies has another recipe, scheme or sample, so no two of its results are stored under one run."""
@@ -110,7 +127,7 @@ def test_averages_are_over_the_seeds_of_all_cases_then_over_tasks(tmp_path):
         for seed, score in enumerate(scores)
     ]
     first, *_, gaps = markdown_of(runs).splitlines()[2:]
-    assert first == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and gaps.endswith("| +0.00 | -2.50 |")
+    assert first == "| a | classify | accuracy | 30 | 2 | 85.0 | 80.0 |" and gaps.endswith("|  | -2.50 ± 2.50 |")
     draw([runs[0], runs[3]], "no seed in common", tmp_path / "report.png")
     draw(runs, "schemes", tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
