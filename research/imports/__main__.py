@@ -17,7 +17,8 @@ from bench.run import app_of
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.building import BACKBONE, minilm, named
 from demo.data import MANIFEST, DemoData, data_of, stored_demo_data
-from demo.public import stored_public_data
+from demo.public import TASKS as PUBLIC
+from demo.public import TWEETS, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.imports.cases import CASES, FIRST, QUICK, Amounts, Call, Imports, tried
@@ -86,9 +87,9 @@ def _data(folder: Path, files: Sequence[Path], amounts: Amounts) -> DemoData:
     """Returns the tasks and their corpora. What an earlier run has written stays, on another machine too."""
     sizes, parts = {"train": amounts.train, "dev": amounts.dev, "test": amounts.test}, list[DemoData]()
     if not (folder / "docstrings" / MANIFEST).exists():
-        stored_demo_data(folder / "docstrings", sizes)
+        stored_demo_data(folder / "docstrings", sizes, further=True)
     if files and not (folder / "public" / MANIFEST).exists():
-        stored_public_data(folder / "public", files, sizes, WORDS, {})
+        stored_public_data(folder / "public", files, sizes, WORDS, {}, (*PUBLIC, TWEETS))
     parts = [data_of(part) for part in (folder / "docstrings", folder / "public") if (part / MANIFEST).exists()]
     domains, tenants = ([one for data in parts for one in getattr(data, name)] for name in ("domains", "tenants"))
     return DemoData(tuple(domains), tuple(tenants))

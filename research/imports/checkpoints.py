@@ -89,7 +89,9 @@ def mix(source: str, checkpoints: Sequence[tuple[str, Path]], number: int, folde
     others = [_encoder(str(checkpoints[place][1])) for place in chosen]
     names = [name for name in base if not name.startswith("pooler.") and base[name].is_floating_point()]
     changes = {
-        name: torch.stack([share * (other[name] - base[name]) for share, other in zip(shares, others, strict=True)]).sum(0)
+        name: torch.stack([float(share) * (other[name] - base[name]) for share, other in zip(shares, others, strict=True)]).sum(
+            0
+        )
         for name in names
     }
     before, after = (_norm(part) for part in ([own[name] - base[name] for name in names], changes.values()))
