@@ -55,7 +55,7 @@ class Amounts:
     asked: int = 300  # texts that `transformers` answers after an export
 
 
-QUICK = Amounts(train=60, dev=20, test=30, passes=1, minutes=0.01, texts=60, epochs=1, asked=5)
+QUICK = Amounts(train=60, dev=20, test=30, passes=1, minutes=0.01, keep=0.01, texts=60, epochs=1, asked=5)
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,10 @@ class Imports:
         lower = {CASES[case].lower for own in missing.values() for case in own} | {CASES[FIRST].lower for _ in some}
         calls: list[Call] = [(f"root-{layers}", partial(self.store, layers)) for layers in sorted(lower)]
         calls += [(task.id, partial(self.checkpoint, task)) for task in self.data.tenants if missing[task.id] or some]
-        parts = [(task, case) for case in cases for task in self.data.tenants if case in missing[task.id]]
-        calls += [(f"{task.id}, {case}", partial(self.put, task, case)) for task, case in parts]
+        trials = [case for case in cases if case != FIRST and CASES[case].labelled is None]
+        parts = [(task, case) for case in cases if case not in trials for task in self.data.tenants]
+        parts += [(task, case) for task in self.data.tenants for case in trials]  # all trials of some tasks, if the time ends
+        calls += [(f"{task.id}, {case}", partial(self.put, task, case)) for task, case in parts if case in missing[task.id]]
         return calls + [(f"{MIXED} {number}", partial(self.put_mixed, number)) for number in some]
 
     def told(self, task: DemoTenant, case: str) -> dict[str, Any]:
