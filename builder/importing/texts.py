@@ -20,7 +20,7 @@ from hplm.errors import InvalidInput
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
-MOST_TOKENS = 250_000  # to learn from: long documents take as long as many short ones
+MOST_TOKENS = 250_000  # to learn from, of one import: long documents take as long as many short ones
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class UnlabelledTexts:
 
     paths: Sequence[Path]
     are_documents: bool = False  # of a corpus: they may be longer than a text
+    most_tokens: int = MOST_TOKENS
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.paths))
@@ -59,15 +60,15 @@ class UnlabelledTexts:
         order = np.random.default_rng(seed).permutation(len(self.examples))[:most].tolist()
         held_out = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(order))), len(order) // 2)
         learned, judged = (
-            _first(reader.read([self.examples[i] for i in part], task, labels, show), share)
+            _first(reader.read([self.examples[i] for i in part], task, labels, show), share * self.most_tokens)
             for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
         )
         return learned, judged
 
 
-def _first(texts: Texts, share: float) -> Texts:
-    """Returns the first texts, up to a share of the tokens that one import reads."""
-    count = max(1, int(np.searchsorted(np.cumsum(texts.lengths), share * MOST_TOKENS, side="right")))
+def _first(texts: Texts, tokens: float) -> Texts:
+    """Returns the first texts with at most so many tokens."""
+    count = max(1, int(np.searchsorted(np.cumsum(texts.lengths), tokens, side="right")))
     while count < len(texts.texts) and texts.texts[count].window:  # the windows of a text stay together
         count += 1
     return replace(texts, texts=texts.texts[:count], lengths=texts.lengths[:count])
