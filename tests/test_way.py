@@ -5,6 +5,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import encoder_client, process, worker
+from hplm.engine import encoder_client, process
 from hplm.engine.channel import Channel
 from hplm.engine.child import Child
 from testing.toy import WORDS
@@ -70,7 +71,7 @@ def engine_in_a_thread(monkeypatch):
         thread.start()
         return SimpleNamespace(pid=os.getpid(), kill=lambda: None, wait=lambda *given: thread.join() or 0, poll=lambda: None)
 
-    monkeypatch.setattr(worker.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(process, "HELP_SECONDS", 600.0)
     monkeypatch.setattr(encoder_client, "SOON_SECONDS", 60.0)
 

@@ -156,9 +156,9 @@ def test_a_gateway_that_ends_is_started_again_by_a_thread_of_its_own(tmp_path):
     assert "no url" in (tmp_path / "log").read_text()
 
 
-def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(make):
+def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(make, tmp_path):
     process = make([sys.executable, "-c", HANGING])
     process.start()
     process.wait_until(lambda: "Ready" in process.said(), PATIENCE)
-    assert mentions(stacks.of_group(process.pid, process.log_file), "in wait_for_a_dead_disk", "in <module>")
+    assert mentions(stacks.of_group(process.pid, tmp_path / "logs" / "it.log"), "in wait_for_a_dead_disk", "in <module>")
     assert len(process_group.members(process.pid)) == 2
