@@ -14,6 +14,7 @@ from functools import partial
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
 from hplm.engine.outbox import Outbox
 from hplm.engine.process import Process
+from hplm.engine.threads import Beats
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 
@@ -34,7 +35,7 @@ class Host(ABC):
         self._channel = channel
         self._outbox = Outbox(channel)
         self._shown = shown
-        self._lasted: dict[float, int] = {}  # beats that each piece of work has lasted, by its begin
+        self._beats = Beats()
         self._device_failed = partial(os._exit, DEVICE_FAILED)
 
     @abstractmethod
@@ -64,11 +65,6 @@ class Host(ABC):
     def _begun(self) -> list[float]:
         """Returns when the pieces of work began that threads are at now."""
         return self._process.begun()
-
-    def _busy_s(self) -> float:
-        """Returns the longest time that a thread has been at one piece of work. A clock would count pauses of the machine."""
-        self._lasted = {since: self._lasted.get(since, -1) + 1 for since in self._begun()}
-        return BEAT_SECONDS * max(self._lasted.values(), default=0)
 
     def run(self) -> None:
         begin = self._channel.receive()
@@ -102,7 +98,7 @@ class Host(ABC):
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
-        busy_s, beaten = self._busy_s(), [self._counted(*own) for own in self._meters()]
+        busy_s, beaten = BEAT_SECONDS * self._beats.count(self._begun()), [self._counted(*own) for own in self._meters()]
         try:
             self._channel.send(Beat(beaten, busy_s))
         except OSError:
