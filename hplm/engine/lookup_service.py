@@ -12,20 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from hplm.clock import Clock
-from hplm.engine.lookup import Lookup, Reading
+from hplm.engine.lookup import Lookup, LookupRequest
 from hplm.engine.refused import Refused
 from hplm.engine.threads import Beats, repeat
-from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
-A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that a call of `submit` reads at a time: a tenth of a millisecond, or one if its words are new
 AT_ONCE_SECONDS = 0.003  # after which a call of `submit` reads no more
@@ -34,38 +31,9 @@ STUCK_SECONDS = 5  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
-IN_LINE = 0.5  # share of the time that a request has left which it may wait here
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
-
-
-class LookupRequest(Reading):
-    """A request of a tenant that was admitted, and whose client waits. Times are nanoseconds of the monotonic clock."""
-
-    def __init__(
-        self,
-        view: View,
-        tenant: Tenant,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None,
-        truncate: bool,
-        respond: Callable[[bytearray | Exception], None],
-        defer: Callable[[], None],
-        refuse_at_once: bool,
-        **asked: int,
-    ) -> None:
-        """`defer` is called before another thread may answer. `refuse_at_once`: even if its tenant is refused often."""
-        super().__init__(view, tenant, texts, pairs, truncate, **asked)
-        self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
-        self.owner = tenant.uid
-        head = self.head
-        # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
-        self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
-
-    @property
-    def left(self) -> int:
-        return self.characters_left + A_TEXT * self.texts_left
 
 
 Answered = tuple[LookupRequest, bytearray | Exception]

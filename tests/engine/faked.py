@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
-from hplm.engine.encoder_client import EncoderClient, PendingTexts
+from hplm.engine.client import Pending
+from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.worker import STUCK_SECONDS
 from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
-from hplm.request.form import Head, write
+from hplm.request.form import Head, read_head, write
 from hplm.server import process
 from hplm.tenants.quarantine import Quarantine
 from tests.support.wait import PATIENCE, eventually
@@ -142,7 +143,7 @@ class Asked:
         )
         respond = partial(self._answered)
         self.kept = weakref.ref(respond)
-        pending = PendingTexts(form, name, 1, respond, partial(self.events.append, "deferred"))
+        pending = Pending(form, respond, partial(self.events.append, "deferred"), name, 1, head=read_head(form))
         self._own = threading.Thread(target=world.client.submit, args=([pending],), daemon=True)
         self._own.start()
 

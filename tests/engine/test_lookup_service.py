@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from hplm.engine.lookup import A_TEXT, LookupRequest
 from hplm.engine.lookup_service import (
-    A_TEXT,
     AT_ONCE,
     AT_ONCE_SECONDS,
     LEAST_PAUSE,
@@ -24,7 +24,6 @@ from hplm.engine.lookup_service import (
     MOST_AHEAD,
     PIECE,
     STUCK_SECONDS,
-    LookupRequest,
     LookupService,
 )
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, Quota, word_of

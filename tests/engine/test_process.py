@@ -18,7 +18,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.child import Child
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
+from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
@@ -170,7 +170,7 @@ class Modelled:
         """Sends requests together. The forms of some are cut. `more`: what their heads say."""
         view, parts = self._backbone.view, []
         for number in numbers:
-            own = Reading(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns())
+            own = LookupRequest(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns())
             own.head = own.head._replace(**more)
             (form,) = Lookup(self._backbone).read([own], MOST_CHARACTERS)
             parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
