@@ -28,10 +28,10 @@ from hplm.engine.served import Served
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, HplmError
 from hplm.model import faults
-from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.selection import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,8 @@ from hplm.engine.client import EngineClient, Failure, Pending, defer
 from hplm.engine.in_flight import number_of
 from hplm.engine.worker import Worker
 from hplm.errors import HplmError, Internal, error_in
-from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.metrics.outcomes import Outcome, Outcomes
+from hplm.metrics.outcomes import Outcome, Outcomes, outcome_of
 from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 
@@ -113,7 +112,7 @@ class EncoderClient(EngineClient[Pending]):
             head, (requests, allowed) = one.head, counted[one.backbone]
             if error is None and isinstance(answer, tuple):
                 error = error_in(answer[1]) or Internal
-            outcome = error.word if error is not None else names.outcome(head.deadline_ns, now_ns)
+            outcome = error.word if error is not None else outcome_of(head.deadline_ns, now_ns)
             requests.append((head.domain, head.tenant, outcome))
             if head.deadline_ns:
                 allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from hplm.engine.request import Request
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import InvalidInput
-from hplm.metrics import names
+from hplm.metrics.outcomes import outcome_of
 
 log = logging.getLogger(__name__)
 LOG = "log"  # write to the server's log instead of a file
@@ -38,7 +38,7 @@ class Journal:
         if self._file is None:
             return
         head = request.head
-        outcome = refused or names.outcome(head.deadline_ns, now_ns)
+        outcome = refused or outcome_of(head.deadline_ns, now_ns)
         self._write(
             request=request.id,
             tenant=request.tenant.id,

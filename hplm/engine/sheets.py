@@ -24,7 +24,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.model.tensors import sent
 from hplm.plot.forest import Forest
-from hplm.scheduling.batch import Batch
+from hplm.scheduling.selection import Batch
 
 NOBODY = np.empty(0, dtype=np.int64)
 HEAD, ADAPTER, EXITS = range(3)  # a tenant's records
