@@ -16,7 +16,8 @@ import pytest
 
 from hplm.engine import encoder_client, process
 from hplm.engine.channel import Channel
-from hplm.engine.child import Child
+from hplm.engine.child import open_service
+from hplm.engine.host import Host
 from testing.toy import WORDS
 from tests.support.fake_triton import Request, model_of
 from tests.support.wait import eventually
@@ -64,7 +65,7 @@ def engine_in_a_thread(monkeypatch):
 
         def run():
             channel = Channel(descriptor)
-            Child(channel, shown).run()
+            Host(channel, shown, open_service).run()
             channel.shut()
 
         thread = threading.Thread(target=run, name="engine", daemon=True)
