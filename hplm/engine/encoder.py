@@ -19,14 +19,13 @@ from functools import partial
 import torch
 
 from hplm.engine.engine import Computed
-from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
 from hplm.engine.instruments import Levels
 from hplm.engine.request import Text
-from hplm.engine.results import read_answers
+from hplm.engine.results import failure, read_answers
 from hplm.engine.served import Served
 from hplm.engine.sheets import StagedBatch
-from hplm.errors import DeadlineMissed, HplmError
+from hplm.errors import DeadlineMissed, Draining, HplmError, OutOfCapacity, QueueFull
 from hplm.model import faults
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
@@ -75,7 +74,7 @@ class Encoder:
         """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
         with self._lock:
             displaced = self._scheduler.offer(texts, self._now_ns())
-        self._refuse(displaced, full)
+        self._refuse(displaced, _full)
 
     def separate(self, tenants: frozenset[int]) -> None:
         """Sets the tenants that run alone (`Scheduler.alone`)."""
@@ -186,7 +185,7 @@ class Encoder:
             self._scheduler.close()
             left = self._scheduler.abandon()
         with self._together():
-            self._refuse(left, drained)
+            self._refuse(left, _drained)
 
     def _choose(self) -> Batch[Text] | None:
         with self._lock:
@@ -277,7 +276,7 @@ class Encoder:
             if is_halved:
                 log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
                 return
-            error = no_memory(texts)
+            error = _no_memory(texts)
         self._drop(batch)
         self._fail(texts, failure(what, error))
 
@@ -297,3 +296,21 @@ def _sending(send: Callable[..., None], *args: object) -> None:
         send(*args)
     except Exception:
         log.exception("cannot send an answer")
+
+
+def _full(text: Text) -> QueueFull:
+    return QueueFull(
+        f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or send "
+        "fewer texts in a request"
+    )
+
+
+def _drained(text: Text) -> Draining:
+    return Draining("the server is shutting down: send the request again")
+
+
+def _no_memory(texts: Sequence[Text]) -> OutOfCapacity:
+    return OutOfCapacity(
+        f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
+        "give it fewer with the parameter batch_tokens, or fewer slots"
+    )

@@ -62,7 +62,7 @@ class LookupService:
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
         self._beats, self._stuck_s = Beats(), 0  # at the turn that is under way
-        self._refused: Refused[LookupRequest] = Refused(refused, self._tell, clock.monotonic_ns)
+        self._refused = Refused(refused, self._tell, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False

@@ -18,9 +18,8 @@ from hplm.registry.store import Place
 from hplm.server import inherited, log, process_group, reply_sockets, stacks
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
-from hplm.server.draining import wait_until_idle
 from hplm.server.flags import SECRET_HEADER, contract_flags
-from hplm.server.held import holders
+from hplm.server.held import holders, wait_until_idle
 from hplm.server.ports import Ports, in_use, reachable, resolve
 from hplm.server.process import Process, Tie
 from hplm.server.repository import model_names
