@@ -12,7 +12,7 @@ from hplm.engine.request import Request, Text
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.levels.calibration import Calibration
 from hplm.model import faults
-from hplm.tasks import Answers, LabelEach, ReadEach, TextAnswer
+from hplm.tasks import Answers, ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,12 @@ def read_answers(
             names += [text.request.tenant.labels] * count
             calibrations += [_calibration(text, exit)] * count
             levels += [_level(text, exit)] * count
-        columns = read_each(own, together([text.spans for text in some]), names, calibrations)._replace(levels=levels)
+        answers = read_each(own, together([text.spans for text in some]), names, calibrations)
+        answers.levels = levels
         start = 0
         for numbers in parts:
             stop = start + len(numbers)
-            yield some[start:stop], LabelEach(columns, start, stop)
+            yield some[start:stop], answers.part(start, stop)
             start = stop
 
 
