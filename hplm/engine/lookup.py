@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
+from typing import Any
 
 import numpy as np
 
@@ -195,7 +196,7 @@ class Lookup:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
-        **asked: int,
+        **asked: Any,
     ) -> Form:
         (found,) = self.read([LookupRequest(view, tenant, texts, pairs, truncate, **asked)], MOST_CHARACTERS)
         assert found is not None
