@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,8 +43,9 @@ class TextAnswer:
         return len(self.labels) == len(self.logits) == 1
 
 
-class Columns(NamedTuple):
-    """The answers to texts with one label each. They are made once for a batch, and not once for each text."""
+@dataclass(slots=True)
+class LabelEach:
+    """Answers to texts with one label each, in columns that are made once for a batch: those from `start` to before `stop`."""
 
     labels: list[str]
     scores: Array  # texts, fp32
@@ -52,28 +53,6 @@ class Columns(NamedTuple):
     spans: Array  # texts x 2, int32
     confidences: list[float]
     levels: list[int]
-
-    def part(self, own: slice) -> Columns:
-        """Returns the answers to these texts."""
-        return self if own == slice(0, len(self.labels)) else Columns._make([column[own] for column in self])
-
-    @classmethod
-    def together(cls, parts: Sequence[Columns]) -> Columns:
-        return cls(
-            [label for part in parts for label in part.labels],
-            together([part.scores for part in parts]),
-            together([part.logits for part in parts]),
-            together([part.spans for part in parts]),
-            [confidence for part in parts for confidence in part.confidences],
-            [level for part in parts for level in part.levels],
-        )
-
-
-@dataclass(slots=True)
-class LabelEach:
-    """Answers to texts that are neighbours in columns: from `start` to before `stop`."""
-
-    columns: Columns
     start: int
     stop: int
 
@@ -82,8 +61,40 @@ class LabelEach:
         """Returns these answers in columns of their own, or None if one of them has not exactly one label."""
         if not all([text.is_one_label for text in texts]):
             return None
-        rows = [Columns(own.labels, own.scores, own.logits, own.spans, [own.confidence], [own.level]) for own in texts]
-        return cls(Columns.together(rows), 0, len(texts))
+        return cls(
+            [text.labels[0] for text in texts],
+            together([text.scores for text in texts]),
+            together([text.logits for text in texts]),
+            together([text.spans for text in texts]),
+            [text.confidence for text in texts],
+            [text.level for text in texts],
+            *(0, len(texts)),
+        )
+
+    @classmethod
+    def together(cls, parts: Sequence[LabelEach]) -> LabelEach:
+        """Returns all these answers. Mostly they are neighbours in the same columns, and then nothing is copied."""
+        first, last = parts[0], parts[-1]
+        if all([one.scores is first.scores and one.start == before.stop for before, one in pairwise(parts)]):
+            return first.part(first.start, last.stop)
+        return cls(
+            [label for one in parts for label in one.labels[one.own]],
+            together([one.scores[one.own] for one in parts]),
+            together([one.logits[one.own] for one in parts]),
+            together([one.spans[one.own] for one in parts]),
+            [confidence for one in parts for confidence in one.confidences[one.own]],
+            [level for one in parts for level in one.levels[one.own]],
+            *(0, sum(map(len, parts))),
+        )
+
+    def part(self, start: int, stop: int) -> LabelEach:
+        """Returns the answers at these places of the columns."""
+        return LabelEach(self.labels, self.scores, self.logits, self.spans, self.confidences, self.levels, start, stop)
+
+    @property
+    def own(self) -> slice:
+        """Where its answers are in the columns."""
+        return slice(self.start, self.stop)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -92,22 +103,16 @@ class LabelEach:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, text: int) -> TextAnswer:
-        own = slice(self.start + text, self.start + text + 1)
-        labels, scores, logits, spans, (confidence,), (level,) = self.columns.part(own)
-        return TextAnswer(labels, scores, logits, spans, confidence, level)
-
-
-def columns_of(answers: Sequence[LabelEach]) -> Columns:
-    """Returns columns of all these answers. Mostly they are neighbours in the same columns, and then nothing is copied."""
-    first, last = answers[0], answers[-1]
-    if all([one.columns is first.columns and one.start == before.stop for before, one in pairwise(answers)]):
-        return first.columns.part(slice(first.start, last.stop))
-    return Columns.together([one.columns.part(slice(one.start, one.stop)) for one in answers])
+        at = self.start + text
+        own = slice(at, at + 1)
+        return TextAnswer(
+            self.labels[own], self.scores[own], self.logits[own], self.spans[own], self.confidences[at], self.levels[at]
+        )
 
 
 Answers = list[TextAnswer] | LabelEach  # to texts
 # Takes logits and spans of texts with one row each, the labels of each, and the calibration of each, if its confidence counts.
-ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], Columns]
+ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], LabelEach]
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,7 @@ def best_label(logits: Array, spans: Array, labels: Sequence[str], passage: str)
 
 def best_label_of_each(
     logits: Array, spans: Array, labels: Sequence[Sequence[str]], calibrations: Sequence[Calibration | None]
-) -> Columns:
+) -> LabelEach:
     """Returns what `best_label` does for each of many texts that have one row each, with labels of their own.
 
     `calibrations` make their confidences; None: not asked for, or not known.
@@ -251,7 +256,7 @@ def best_label_of_each(
     chosen: list[int] = best.tolist()
     sure = confidences(calibrations, logits) if any(calibrations) else [UNKNOWN] * len(chosen)
     names = [own[index] for own, index in zip(labels, chosen, strict=True)]
-    return Columns(names, scores, logits, spans[:, 1:], sure, [1] * len(chosen))
+    return LabelEach(names, scores, logits, spans[:, 1:], sure, [1] * len(chosen), 0, len(chosen))
 
 
 def _best(logits: Array) -> tuple[Array, Array]:

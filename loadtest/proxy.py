@@ -56,7 +56,7 @@ def reverse_proxy(
         process.start()
         try:
             process.wait_until(lambda: listens(port), PATIENCE_S)
-            yield Proxy(port, certificate, process.log_file)
+            yield Proxy(port, certificate, folder / "log")
         finally:
             process.stop(PATIENCE_S)
 

@@ -13,8 +13,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.lookup import Lookup
-from hplm.engine.lookup_service import LookupRequest, LookupService
+from hplm.engine.lookup import Lookup, LookupRequest
+from hplm.engine.lookup_service import LookupService
 from hplm.engine.views import Views, Watch
 from hplm.errors import DeadlineMissed, word_of
 from hplm.metrics import names

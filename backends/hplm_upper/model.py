@@ -12,13 +12,14 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.encoder_client import EncoderClient, PendingTexts
+from hplm.engine.client import Pending
+from hplm.engine.encoder_client import EncoderClient
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.request.answers import bits_of
-from hplm.request.form import PROBE, check
+from hplm.request.form import PROBE, check, read_head
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import restarts
@@ -47,7 +48,7 @@ class TritonPythonModel:
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
         """Returns the answers that come within milliseconds. The others are sent later, once, through the requests' senders."""
         call = replies.Call(requests, self._held)
-        pending: list[PendingTexts] = []
+        pending: list[Pending] = []
         for request, sender in zip(requests, call.senders, strict=True):
             try:
                 # A copy, before it is checked: Triton frees the memory later, and a client may share it.
@@ -60,7 +61,7 @@ class TritonPythonModel:
                     replies.send_outputs(sender, replies.answer_to_probe(wanted))
                 else:
                     backbone, id = check(form, self._secrets), replies.request_id(request)
-                    pending.append(PendingTexts(form, id, bits_of(wanted), sender.answer, sender.defer, backbone))
+                    pending.append(Pending(form, sender.answer, sender.defer, id, bits_of(wanted), backbone, read_head(form)))
             except Exception as error:
                 if not sender.is_probe:  # its domain is not known, and a ticket that nobody has signed has no backbone
                     self._client.outcomes[0].meter.add(names.REQUESTS, 1, "", word_of(error))

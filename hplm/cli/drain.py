@@ -17,8 +17,7 @@ def drain(*, seconds: float = 25.0, at_least: float = 5.0) -> None:
     :param at_least: seconds for which new requests are refused at least, so that a router notices
     """
     from hplm.server import inherited
-    from hplm.server.draining import wait_until_idle
-    from hplm.server.held import holders
+    from hplm.server.held import holders, wait_until_idle
 
     server = inherited.server_id()
     if not server:

@@ -31,14 +31,12 @@ class LocalReplica(Process):
         super().__init__(plan.name, serve, logs / f"{plan.name}.log", plan.cores)
         self.http, self.grpc, self.metrics = (f"{LOOPBACK}:{port}" for _, port in ports.items())
 
-    def wait(self, meanwhile: Callable[[], None]) -> None:
+    def until_ready(self, meanwhile: Callable[[], None]) -> None:
         """Returns when the server, which was started, is ready."""
         self.wait_until(lambda: self.pid is not None and _READY.search(self.said()), START_SECONDS, meanwhile)
 
     def replace(self, meanwhile: Callable[[], None]) -> None:
         """Stops the server, and starts it again."""
-        self.ask_to_end()
-        self.wait_for_end(SERVER_SECONDS, meanwhile)
-        self.stop(0)
+        self.stop(SERVER_SECONDS, meanwhile=meanwhile)
         self.start()
-        self.wait(meanwhile)
+        self.until_ready(meanwhile)

@@ -138,7 +138,7 @@ class Cluster:
             cores = f"cores {','.join(map(str, replica.plan.cores))}, " if replica.plan.cores else ""
             self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.log_file}: loading")
         for replica in self._replicas:
-            replica.wait(self._look)
+            replica.until_ready(self._look)
         self._start_router()
 
     def _start_router(self) -> None:
@@ -207,9 +207,7 @@ class Cluster:
     def _stop(self) -> None:
         """Ends the router first, which answers the requests that it has; then the servers, and then what they followed."""
         if self._router is not None:
-            self._router.ask_to_end(signal.SIGUSR1)  # no new connections
-            self._router.wait_for_end(DRAIN_SECONDS)
-            self._router.stop(0)
+            self._router.stop(DRAIN_SECONDS, signal.SIGUSR1)  # no new connections
         for replica in self._replicas:
             replica.ask_to_end()
         for replica in self._replicas:

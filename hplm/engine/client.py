@@ -26,6 +26,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.registry.store import Place
 from hplm.request.answers import Reply, replies_in
+from hplm.request.form import NO_HEAD, Head
 from hplm.tenants.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
@@ -42,23 +43,27 @@ Failure = tuple[str, str]  # the status, and the message for the wire
 class Pending:
     """A request without an end."""
 
-    __slots__ = ("_defer", "backbone", "form", "id", "is_deferred", "is_lost", "number", "passed_on", "respond", "wanted")
+    __slots__ = (
+        *("_defer", "backbone", "form", "head", "id", "is_deferred", "is_lost", "number", "passed_on", "respond"),
+        "wanted",
+    )
 
     def __init__(
         self,
         form: bytes,
-        id: str,
-        wanted: int,
         respond: Callable[[Any], HplmError | None],
         defer: Callable[[], None],
+        id: str = "",
+        wanted: int = 0,
         backbone: int = 0,
+        head: Head = NO_HEAD,
     ) -> None:
         """`form` is checked. `id`: the client's name for it. `wanted`: outputs as bits. `backbone`: whose lookup has signed it.
 
         `respond` sends an answer, or the status and message of a failure. It returns the error that was sent instead.
         `defer` is called before another thread than that of `submit` may answer.
         """
-        self.form, self.id, self.wanted, self.backbone = form, id, wanted, backbone
+        self.form, self.id, self.wanted, self.backbone, self.head = form, id, wanted, backbone, head
         self.respond, self._defer = respond, defer
         self.is_deferred = False
         self.number = -1  # by which the engine knows it

@@ -15,33 +15,26 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from hplm.engine.engine import Computed
-from hplm.engine.failures import drained, failure, full, no_memory
 from hplm.engine.in_flight import InFlight
 from hplm.engine.instruments import Levels
 from hplm.engine.request import Text
-from hplm.engine.results import read_answers
+from hplm.engine.results import failure, read_answers
 from hplm.engine.served import Served
 from hplm.engine.sheets import StagedBatch
-from hplm.errors import DeadlineMissed, HplmError
+from hplm.errors import DeadlineMissed, Draining, HplmError, OutOfCapacity, QueueFull
 from hplm.model import faults
-from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.selection import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
 Together = Callable[[], AbstractContextManager[None]]
-
-
-class Prepared(NamedTuple):
-    batch: Batch[Text]
-    staged: StagedBatch
 
 
 class Encoder:
@@ -81,7 +74,7 @@ class Encoder:
         """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
         with self._lock:
             displaced = self._scheduler.offer(texts, self._now_ns())
-        self._refuse(displaced, full)
+        self._refuse(displaced, _full)
 
     def separate(self, tenants: frozenset[int]) -> None:
         """Sets the tenants that run alone (`Scheduler.alone`)."""
@@ -108,7 +101,7 @@ class Encoder:
             with self._together():
                 self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
 
-    def prepare(self) -> Prepared | None:
+    def prepare(self) -> StagedBatch | None:
         """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
         while self._may_choose and (batch := self._choose()) is not None:
             staged = None
@@ -120,29 +113,29 @@ class Encoder:
                     self._open.discard(batch)
                     self._may_choose = True
             if staged is not None:
-                return Prepared(batch, staged)
+                return staged
         return None
 
-    def compute(self, prepared: Prepared, stage: int = 0) -> bool:
+    def compute(self, staged: StagedBatch, stage: int = 0) -> bool:
         """Computes a batch in a stage. Returns whether it goes on to the next one. If not, its texts are answered."""
-        batch, staged = prepared
+        batch = staged.batch
         own, is_last, goes_on = self._served[batch.backbone], stage == self._stages[-1], False
         end, name = Computed([], []), f"compute_{stage + 1}" if stage else "compute"
         try:
             if stage == 0:
-                self.begin(prepared)
+                self.begin(staged)
             start = self._now_ns()
             with torch.inference_mode():
                 for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
                     if computed.is_end:
                         end = computed
                     else:
-                        self._leave(batch, staged, computed)
+                        self._leave(staged, computed)
             ended_ns = self._now_ns()
             staged.stages[name] = start, ended_ns
             staged.computing_ns.append(max(1, ended_ns - start))
             if is_last:
-                self.end(prepared, end, ended_ns)
+                self.end(staged, end, ended_ns)
             goes_on = not is_last
         except Exception as error:
             self._give_up(batch, staged.left, error, staged)
@@ -153,26 +146,26 @@ class Encoder:
                 self._open.discard(batch)
         return goes_on
 
-    def begin(self, prepared: Prepared) -> None:
+    def begin(self, staged: StagedBatch) -> None:
         """Notes that a batch starts to compute. From now on the next one may be chosen and staged."""
-        batch, staged = prepared
+        batch = staged.batch
         with self._lock:
             self._scheduler.started(batch, self._now_ns())
         self._note(self._served[batch.backbone].instruments.started, staged)
         self._may_choose = True
 
-    def end(self, prepared: Prepared, computed: Computed, ended_ns: int) -> None:
+    def end(self, staged: StagedBatch, computed: Computed, ended_ns: int) -> None:
         """Answers the texts that have passed all layers, and lets the scheduler learn from the batch."""
-        batch, staged = prepared
+        batch = staged.batch
         instruments = self._served[batch.backbone].instruments
         self._note(instruments.reached, staged.left)
         self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
-        self._answer(batch, staged, computed)  # first: clients wait for it, and for nothing of what follows
-        self._hand_back(batch, staged)  # before the scheduler hears of it, and lets a batch be staged in their place
+        self._answer(staged, computed)  # first: clients wait for it, and for nothing of what follows
+        self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
         with self._lock:
             learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
             self._scheduler.finished(batch, ended_ns, *learned)
-        self._note(instruments.computed, batch, staged)
+        self._note(instruments.computed, staged)
         self._open.discard(batch)
 
     def close(self) -> None:
@@ -192,7 +185,7 @@ class Encoder:
             self._scheduler.close()
             left = self._scheduler.abandon()
         with self._together():
-            self._refuse(left, drained)
+            self._refuse(left, _drained)
 
     def _choose(self) -> Batch[Text] | None:
         with self._lock:
@@ -216,15 +209,17 @@ class Encoder:
             return None
         if staged is None:
             self._drop(batch)
+        else:
+            staged.batch = batch
         return staged
 
-    def _leave(self, batch: Batch[Text], staged: StagedBatch, leaving: Computed) -> None:
+    def _leave(self, staged: StagedBatch, leaving: Computed) -> None:
         """Answers texts that leave before the last layer, while others of their batch compute."""
         texts = [staged.texts[index] for index in leaving.indexes]
         with self._lock:
-            self._scheduler.left(batch, texts, self._now_ns())
-        self._note(self._served[batch.backbone].instruments.reached, texts)
-        self._answer(batch, staged, leaving)
+            self._scheduler.left(staged.batch, texts, self._now_ns())
+        self._note(self._served[staged.batch.backbone].instruments.reached, texts)
+        self._answer(staged, leaving)
 
     @staticmethod
     def _note(instrument: Callable[..., None], *args: object) -> None:
@@ -234,14 +229,14 @@ class Encoder:
         except Exception:
             log.exception("cannot count a batch")
 
-    def _hand_back(self, batch: Batch[Text], staged: StagedBatch) -> None:
+    def _hand_back(self, staged: StagedBatch) -> None:
         """Lets `prepare` have the slots of a computed batch again. May be called twice."""
-        self._in_flight.leave(batch)
-        self._computed.append(partial(self._served[batch.backbone].stager.release, staged.held))
+        self._in_flight.leave(staged.batch)
+        self._computed.append(partial(self._served[staged.batch.backbone].stager.release, staged.held))
 
-    def _answer(self, batch: Batch[Text], staged: StagedBatch, computed: Computed) -> None:
+    def _answer(self, staged: StagedBatch, computed: Computed) -> None:
         staged.gone.update(computed.indexes)
-        texts, served = [staged.texts[index] for index in computed.indexes], self._served[batch.backbone]
+        texts, served = [staged.texts[index] for index in computed.indexes], self._served[staged.batch.backbone]
         try:
             with self._together():
                 for own, found in read_answers(texts, computed.logits, computed.exit):
@@ -274,14 +269,14 @@ class Encoder:
             log.critical("%s a batch failed, and the device with it", what, exc_info=error)
             self._device_failed()  # while the batch is still shown: its tenants are the suspects
         if staged is not None:
-            self._hand_back(batch, staged)  # before a half may be staged in its place
+            self._hand_back(staged)  # before a half may be staged in its place
         if faults.is_out_of_memory(error):
             with self._lock:
                 is_halved = self._scheduler.halve(batch, texts, self._now_ns())
             if is_halved:
                 log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
                 return
-            error = no_memory(texts)
+            error = _no_memory(texts)
         self._drop(batch)
         self._fail(texts, failure(what, error))
 
@@ -301,3 +296,21 @@ def _sending(send: Callable[..., None], *args: object) -> None:
         send(*args)
     except Exception:
         log.exception("cannot send an answer")
+
+
+def _full(text: Text) -> QueueFull:
+    return QueueFull(
+        f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or send "
+        "fewer texts in a request"
+    )
+
+
+def _drained(text: Text) -> Draining:
+    return Draining("the server is shutting down: send the request again")
+
+
+def _no_memory(texts: Sequence[Text]) -> OutOfCapacity:
+    return OutOfCapacity(
+        f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
+        "give it fewer with the parameter batch_tokens, or fewer slots"
+    )

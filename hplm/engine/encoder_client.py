@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hplm.engine.channel import Beat
@@ -13,12 +13,10 @@ from hplm.engine.client import EngineClient, Failure, Pending, defer
 from hplm.engine.in_flight import number_of
 from hplm.engine.worker import Worker
 from hplm.errors import HplmError, Internal, error_in
-from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.metrics.outcomes import Outcome, Outcomes
+from hplm.metrics.outcomes import Outcome, Outcomes, outcome_of
 from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
-from hplm.request.form import read_head
 
 log = logging.getLogger(__name__)
 ANSWERING_THREADS = 4
@@ -28,25 +26,7 @@ LEARNING = 0.1  # rate of the running mean of that
 Answer = Outputs | Failure
 
 
-class PendingTexts(Pending):
-    """A request with a ticket."""
-
-    __slots__ = ("head",)
-
-    def __init__(
-        self,
-        form: bytes,
-        id: str,
-        wanted: int,
-        respond: Callable[[Answer], HplmError | None],
-        defer: Callable[[], None],
-        backbone: int = 0,
-    ) -> None:
-        super().__init__(form, id, wanted, respond, defer, backbone)
-        self.head = read_head(form)
-
-
-class EncoderClient(EngineClient[PendingTexts]):
+class EncoderClient(EngineClient[Pending]):
     def __init__(
         self, folders: Sequence[Path], parameters: Mapping[str, str], state: Place | None, meters: Sequence[Meter]
     ) -> None:
@@ -54,7 +34,7 @@ class EncoderClient(EngineClient[PendingTexts]):
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
         super().__init__("hplm.engine.child", folders, parameters, state, meters, ANSWERING_THREADS)
 
-    def submit(self, requests: Sequence[PendingTexts]) -> None:
+    def submit(self, requests: Sequence[Pending]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.
 
         It waits for answers that come soon. Nobody else receives meanwhile, so no thread must be woken for them.
@@ -70,7 +50,7 @@ class EncoderClient(EngineClient[PendingTexts]):
             if waits:
                 self._receiving.release()
 
-    def _wait(self, worker: Worker, requests: Sequence[PendingTexts]) -> None:
+    def _wait(self, worker: Worker, requests: Sequence[Pending]) -> None:
         """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
         now, now_ns = time.monotonic(), time.monotonic_ns()
         left_ns = min((deadline for one in requests if (deadline := one.head.deadline_ns)), default=sys.maxsize) - now_ns
@@ -95,8 +75,8 @@ class EncoderClient(EngineClient[PendingTexts]):
     def _answer_all(self, reply: Reply, alone: bool) -> None:
         requests, outputs, failure = reply[:3]
         held, are_apart, now = self._held, self._separation.apart.alone, time.monotonic()
-        here: list[tuple[PendingTexts, Answer]] = []
-        later: list[tuple[PendingTexts, Answer]] = []
+        here: list[tuple[Pending, Answer]] = []
+        later: list[tuple[Pending, Answer]] = []
         start = 0
         try:
             for number, texts in requests:
@@ -116,7 +96,7 @@ class EncoderClient(EngineClient[PendingTexts]):
                 self._share(later)
             self._answer(here)
 
-    def _answer(self, unsent: Sequence[tuple[PendingTexts, Answer]]) -> None:
+    def _answer(self, unsent: Sequence[tuple[Pending, Answer]]) -> None:
         """Sends answers, and counts what their clients got, and when."""
         sent = [(one, answer, one.send(answer), time.monotonic_ns()) for one, answer in unsent]
         try:
@@ -124,7 +104,7 @@ class EncoderClient(EngineClient[PendingTexts]):
         except Exception:
             log.exception("cannot count answers")
 
-    def _count_answers(self, sent: Sequence[tuple[PendingTexts, Answer, HplmError | None, int]]) -> None:
+    def _count_answers(self, sent: Sequence[tuple[Pending, Answer, HplmError | None, int]]) -> None:
         counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self.outcomes]
         for one, answer, error, now_ns in sent:
             if one.is_lost:
@@ -132,7 +112,7 @@ class EncoderClient(EngineClient[PendingTexts]):
             head, (requests, allowed) = one.head, counted[one.backbone]
             if error is None and isinstance(answer, tuple):
                 error = error_in(answer[1]) or Internal
-            outcome = error.word if error is not None else names.outcome(head.deadline_ns, now_ns)
+            outcome = error.word if error is not None else outcome_of(head.deadline_ns, now_ns)
             requests.append((head.domain, head.tenant, outcome))
             if head.deadline_ns:
                 allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)

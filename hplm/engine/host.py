@@ -7,13 +7,14 @@ import logging
 import os
 import signal
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
 from hplm.engine.outbox import Outbox
 from hplm.engine.process import Process
+from hplm.engine.threads import Beats
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 
@@ -21,61 +22,45 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 
 
-class Host(ABC):
-    """The main thread sends heartbeats. The process's other threads take in messages and answer them.
+class Serving(Protocol):
+    """What an engine's process serves: backbones of encoders (`hplm.engine.service`), or a decoder."""
 
-    `_outbox` takes answers. `_device_failed` ends the process: the model process answers for it, and starts another one.
-    """
+    def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Process: ...  # starts its threads
+    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray, /) -> None: ...  # it does not raise
+    def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
+    def separate(self, apart: Apart, /) -> None: ...
+    def begun(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
+    def meters(self) -> list[tuple[Meter, Callable[[], None]]]: ...  # of each backbone, and what updates it
+    def close(self) -> None: ...  # its requests are answered before
 
+
+class Host:
+    """The main thread sends heartbeats. The process's other threads take in messages and answer them."""
+
+    _service: Serving
     _process: Process
 
-    def __init__(self, channel: Channel, shown: int) -> None:
-        """`shown`: the descriptor of memory that shows what is in batches (`hplm.engine.in_flight`)."""
+    def __init__(self, channel: Channel, shown: int, open: Callable[[Begin, Host], Serving]) -> None:
+        """`shown`: the descriptor of memory that shows what is in batches (`hplm.engine.in_flight`).
+
+        `open` makes what is served, or raises.
+        """
         self._channel = channel
-        self._outbox = Outbox(channel)
-        self._shown = shown
-        self._lasted: dict[float, int] = {}  # beats that each piece of work has lasted, by its begin
-        self._device_failed = partial(os._exit, DEVICE_FAILED)
-
-    @abstractmethod
-    def _open(self, begin: Begin) -> None:
-        """Makes the engine, separates tenants, and starts the threads; or raises."""
-
-    @abstractmethod
-    def _take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
-        """Takes a request, and answers it through the outbox. It does not raise."""
-
-    @abstractmethod
-    def _separate(self, apart: Apart) -> None:
-        """Sets which tenants run alone, and which are refused."""
-
-    @abstractmethod
-    def _meters(self) -> list[tuple[Meter, Callable[[], None]]]:
-        """Returns the meter of each backbone, and what updates it."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Ends the engine. Its requests are answered before."""
-
-    def _cancel(self, number: int) -> None:
-        """Ends a request whose answer nobody reads."""
-        raise NotImplementedError  # only decoders are told
-
-    def _begun(self) -> list[float]:
-        """Returns when the pieces of work began that threads are at now."""
-        return self._process.begun()
-
-    def _busy_s(self) -> float:
-        """Returns the longest time that a thread has been at one piece of work. A clock would count pauses of the machine."""
-        self._lasted = {since: self._lasted.get(since, -1) + 1 for since in self._begun()}
-        return BEAT_SECONDS * max(self._lasted.values(), default=0)
+        self._open = open
+        self._beats = Beats()
+        self.shown = shown
+        self.outbox = Outbox(channel)
+        # Ends the process: the model process answers for it, and starts another one.
+        self.device_failed: Callable[[], None] = partial(os._exit, DEVICE_FAILED)
 
     def run(self) -> None:
         begin = self._channel.receive()
         if not isinstance(begin, Begin):
             return  # the model process has ended already
         try:
-            self._open(begin)
+            self._service = self._open(begin, self)
+            self._service.separate(begin.apart)
+            self._process = self._service.driven(self._channel, self._take_in)
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")
@@ -84,25 +69,26 @@ class Host(ABC):
         self._channel.send(Ready())
         while not self._process.ended.wait(BEAT_SECONDS):
             self._beat()
-        self._close()
+        self._service.close()
         self._beat()
 
     def _take_in(self, message: object) -> None:
         if isinstance(message, bytearray):
-            with self._outbox.together():  # what is refused
+            with self.outbox.together():  # what is refused
                 for request in requests_in(message):
-                    self._take(*request)
+                    self._service.take(*request)
         elif isinstance(message, Apart):
-            self._separate(message)
+            self._service.separate(message)
         elif isinstance(message, Cancel):
-            self._cancel(message.number)
+            self._service.cancel(message.number)
         elif isinstance(message, End):
             self._process.close()
         else:
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
-        busy_s, beaten = self._busy_s(), [self._counted(*own) for own in self._meters()]
+        busy_s = BEAT_SECONDS * self._beats.count([*self._process.begun(), *self._service.begun()])
+        beaten = [self._counted(*own) for own in self._service.meters()]
         try:
             self._channel.send(Beat(beaten, busy_s))
         except OSError:
@@ -122,9 +108,9 @@ class Host(ABC):
             return Beaten({}, {})
 
 
-def run(host: type[Host]) -> None:
+def run(open: Callable[[Begin, Host], Serving]) -> None:
     """Runs the process. Its arguments are the descriptors of a socket, and of memory that shows what is in batches."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the model process says when to end
     faulthandler.register(signal.SIGUSR1)  # it writes where its threads stand, when `hplm.server.stacks` asks
-    host(Channel(int(sys.argv[1])), int(sys.argv[2])).run()
+    Host(Channel(int(sys.argv[1])), int(sys.argv[2]), open).run()

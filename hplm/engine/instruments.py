@@ -15,7 +15,6 @@ from hplm.engine.staging import Stager
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
-from hplm.scheduling.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,11 @@ class Instruments:
 
     def started(self, staged: StagedBatch) -> None:
         """Notes when a batch starts to compute."""
-        staged.started_ns = now = time.monotonic_ns()
         self._batches += 1
-        staged.number = self._batches
+        staged.number, started = self._batches, staged.batch.started_ns or 0
         for text in staged.texts:
             request = text.request
-            request.started_ns = request.started_ns or now
+            request.started_ns = request.started_ns or started
             request.batch = staged.number
 
     def reached(self, texts: Iterable[Text]) -> None:
@@ -55,11 +53,11 @@ class Instruments:
         for text in texts:
             text.request.computed_ns = now
 
-    def computed(self, batch: Batch[Text], staged: StagedBatch) -> None:
+    def computed(self, staged: StagedBatch) -> None:
         """Counts a computed batch. Its requests are answered."""
-        started, tokens = staged.started_ns, staged.tokens
-        self.meter.observe(names.WAIT_SECONDS, [(started - text.arrival_ns) / 1e9 for text in batch.texts])
-        if slack := [(text.deadline_ns - started) / 1e9 for text in batch.texts if text.deadline_ns]:
+        texts, started, tokens = staged.batch.texts, staged.batch.started_ns or 0, staged.tokens
+        self.meter.observe(names.WAIT_SECONDS, [(started - text.arrival_ns) / 1e9 for text in texts])
+        if slack := [(text.deadline_ns - started) / 1e9 for text in texts if text.deadline_ns]:
             self.meter.observe(names.SLACK_SECONDS, slack)
         counts: dict[Series, float] = {
             (names.BATCHES, ()): 1,

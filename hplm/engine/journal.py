@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from hplm.engine.request import Request
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import InvalidInput
-from hplm.metrics import names
+from hplm.metrics.outcomes import outcome_of
 
 log = logging.getLogger(__name__)
 LOG = "log"  # write to the server's log instead of a file
@@ -37,7 +37,8 @@ class Journal:
         """`refused`: the word of the error that is its answer."""
         if self._file is None:
             return
-        outcome = refused or names.outcome(request.deadline_ns, now_ns)
+        head = request.head
+        outcome = refused or outcome_of(head.deadline_ns, now_ns)
         self._write(
             request=request.id,
             tenant=request.tenant.id,
@@ -45,14 +46,14 @@ class Journal:
             outcome=outcome,
             texts=request.texts,
             tokens=request.tokens,
-            wall=(time.time_ns() - (now_ns - request.arrival_ns)) / 1e9,
-            arrived=request.arrival_ns / 1e9,
-            received=request.received_ns / 1e9,
+            wall=(time.time_ns() - (now_ns - head.arrival_ns)) / 1e9,
+            arrived=head.arrival_ns / 1e9,
+            received=head.received_ns / 1e9,
             taken=request.taken_ns / 1e9,
             started=request.started_ns and request.started_ns / 1e9,  # 0: not started
             computed=request.computed_ns and request.computed_ns / 1e9,
             answered=now_ns / 1e9,
-            deadline=request.deadline_ns and request.deadline_ns / 1e9,
+            deadline=head.deadline_ns and head.deadline_ns / 1e9,
             batch=request.batch,
             rung=request.rung + 1,
         )

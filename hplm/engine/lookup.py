@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +25,13 @@ LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_TOKENS = 1 << 19  # of a request: 1,024 texts of 512 tokens
 ROW = 12  # bytes of an answer row's span
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
+A_TEXT = 256  # a text costs as much as so many characters more than it has
+IN_LINE = 0.5  # share of the time that a request has left which it may wait for its look-up
 Found = bytes | Encoded | InvalidInput  # what tokenising a text gives; bytes: its tokens, as int64
 
 
-class Reading:
-    """The texts of a request while they are tokenised, piece by piece."""
+class LookupRequest:
+    """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
 
     def __init__(
         self,
@@ -37,9 +40,15 @@ class Reading:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
+        respond: Callable[[bytearray | Exception], None] = lambda found: None,
+        defer: Callable[[], None] = lambda: None,
+        refuse_at_once: bool = False,
         **asked: int,
     ) -> None:
-        """`asked`: what else the head of its form says (`arrival_ns`, `deadline_ns`, ...)."""
+        """`respond` sends its form, or an error. `defer` is called before another thread may do so.
+
+        `refuse_at_once`: even if its tenant is refused often. `asked`: what else the head of its form says (`arrival_ns`, ...).
+        """
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
         characters = [*map(len, texts), *map(len, pairs or ())]
@@ -48,9 +57,13 @@ class Reading:
                 check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
         self.view = view
         self.tenant = tenant
+        self.owner = tenant.uid  # in the line
+        self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
         snapshot = view.snapshot
         of_tenant = tenant.uid, tenant.version, tenant.domain, tenant.id
-        self.head = Head(snapshot.export_number, snapshot.generation, *of_tenant, **asked)
+        self.head = head = Head(snapshot.export_number, snapshot.generation, *of_tenant, **asked)
+        # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
+        self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
         self.texts = texts
         self.pairs = pairs
         self.truncate = truncate
@@ -68,6 +81,11 @@ class Reading:
                 f"the request has {self.characters_left:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send "
                 "several requests"
             )
+
+    @property
+    def left(self) -> int:
+        """The work that is left, for the line."""
+        return self.characters_left + A_TEXT * self.texts_left
 
     @property
     def texts_left(self) -> int:
@@ -178,52 +196,52 @@ class Lookup:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
-        **asked: int,
+        **asked: Any,
     ) -> Form:
-        (found,) = self.read([Reading(view, tenant, texts, pairs, truncate, **asked)], MOST_CHARACTERS)
+        (found,) = self.read([LookupRequest(view, tenant, texts, pairs, truncate, **asked)], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):
             raise found
         return Form(found)
 
-    def read(self, readings: Sequence[Reading], characters: int) -> list[bytearray | Exception | None]:
+    def read(self, requests: Sequence[LookupRequest], characters: int) -> list[bytearray | Exception | None]:
         """Reads the next texts of requests, of each as many as have these characters but at least one.
 
         Returns for each request its form after its last text, or what is wrong with it, or None if more texts are left. All
         are read together, because a call costs more than a text.
         """
-        results: list[bytearray | Exception | None] = [None] * len(readings)
+        results: list[bytearray | Exception | None] = [None] * len(requests)
         try:
-            tokenised = self._tokenised(readings, characters)
+            tokenised = self._tokenised(requests, characters)
         except Exception as error:
-            if len(readings) == 1:
+            if len(requests) == 1:
                 return [error]
-            return [self.read([reading], characters)[0] for reading in readings]  # only those at fault fail
+            return [self.read([request], characters)[0] for request in requests]  # only those at fault fail
         by_chain: dict[Chain, list[int]] = {}
-        for number, (reading, found) in enumerate(zip(readings, tokenised, strict=True)):
+        for number, (request, found) in enumerate(zip(requests, tokenised, strict=True)):
             try:
-                reading.take(found)
-                if not reading.texts_left:
-                    by_chain.setdefault(reading.chain, []).append(number)
+                request.take(found)
+                if not request.texts_left:
+                    by_chain.setdefault(request.chain, []).append(number)
             except Exception as error:
                 results[number] = error
         for chain, numbers in by_chain.items():
-            for number, form in zip(numbers, self._find(chain, [readings[number] for number in numbers]), strict=True):
+            for number, form in zip(numbers, self._find(chain, [requests[number] for number in numbers]), strict=True):
                 results[number] = form
         return results
 
-    def _tokenised(self, readings: Sequence[Reading], characters: int) -> list[list[Found]]:
+    def _tokenised(self, requests: Sequence[LookupRequest], characters: int) -> list[list[Found]]:
         """Returns for each request its next texts. All that are read by words are read by one call."""
-        numbers = [reading.next_texts(characters) for reading in readings]
-        both = list(zip(readings, numbers, strict=True))
-        texts = [text for reading, own in both if reading.by_words for text in reading.texts[own.start : own.stop]]
+        numbers = [request.next_texts(characters) for request in requests]
+        both = list(zip(requests, numbers, strict=True))
+        texts = [text for request, own in both if request.by_words for text in request.texts[own.start : own.stop]]
         read = iter(self._tokenizer.by_words(texts))
         tokenised: list[list[Found]] = []
         others: list[tuple[list[Found], int, Given]] = []  # that cannot be read by words, and their places
-        for reading, own in both:
-            found: list[Found] = [*islice(read, len(own))] if reading.by_words else [b""] * len(own)
+        for request, own in both:
+            found: list[Found] = [*islice(read, len(own))] if request.by_words else [b""] * len(own)
             if not all(found):
-                others += [(found, at, reading.given(own[at])) for at, one in enumerate(found) if not one]
+                others += [(found, at, request.given(own[at])) for at, one in enumerate(found) if not one]
             tokenised.append(found)
         if others:
             encoded = self._tokenizer.encode_all([given for _, _, given in others])
@@ -231,25 +249,25 @@ class Lookup:
                 found[at] = one
         return tokenised
 
-    def _find(self, chain: Chain, readings: Sequence[Reading]) -> Sequence[bytearray | Exception]:
+    def _find(self, chain: Chain, requests: Sequence[LookupRequest]) -> Sequence[bytearray | Exception]:
         """Returns the forms of requests of one chain. If they fail together, only those at fault fail."""
         try:
-            return self._find_all(chain, readings)
+            return self._find_all(chain, requests)
         except Exception as error:
-            if len(readings) == 1:
+            if len(requests) == 1:
                 return [error]
-            return [self._find(chain, [reading])[0] for reading in readings]
+            return [self._find(chain, [request])[0] for request in requests]
 
-    def _find_all(self, chain: Chain, readings: Sequence[Reading]) -> list[bytearray]:
-        ids = b"".join([own for reading in readings for own in reading.ids])
-        windows = np.array([length for reading in readings for length in reading.windows], dtype=np.int64)
+    def _find_all(self, chain: Chain, requests: Sequence[LookupRequest]) -> list[bytearray]:
+        ids = b"".join([own for request in requests for own in request.ids])
+        windows = np.array([length for request in requests for length in request.windows], dtype=np.int64)
         hits = chain.lookup(np.frombuffer(ids, dtype=np.int64), windows)
-        ends = accumulate(reading.tokens for reading in readings)
+        ends = accumulate(request.tokens for request in requests)
         found = [
-            reading.form(self._secret, hits.addresses[end - reading.tokens : end])
-            for reading, end in zip(readings, ends, strict=True)
+            request.form(self._secret, hits.addresses[end - request.tokens : end])
+            for request, end in zip(requests, ends, strict=True)
         ]
-        self.tally.add(readings[0].tenant.domain, chain, hits)
+        self.tally.add(requests[0].tenant.domain, chain, hits)
         return found
 
 

@@ -12,60 +12,28 @@ import time
 from collections.abc import Callable, Sequence
 
 from hplm.clock import Clock
-from hplm.engine.lookup import Lookup, Reading
+from hplm.engine.lookup import Lookup, LookupRequest
 from hplm.engine.refused import Refused
-from hplm.engine.threads import repeat
-from hplm.engine.views import View
+from hplm.engine.threads import Beats, repeat
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tenants.quotas import Quotas
-from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
-A_TEXT = 256  # a text costs as much as so many characters more than it has
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds
 AT_ONCE = 8192  # that a call of `submit` reads at a time: a tenth of a millisecond, or one if its words are new
 AT_ONCE_SECONDS = 0.003  # after which a call of `submit` reads no more
 SOON_SECONDS = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
-STUCK_SECONDS = 5.0  # a turn takes milliseconds
+STUCK_SECONDS = 5  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
 LEARNING = 0.05  # rate of the running mean of the pace
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
-IN_LINE = 0.5  # share of the time that a request has left which it may wait here
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
-
-
-class LookupRequest(Reading):
-    """A request of a tenant that was admitted, and whose client waits. Times are nanoseconds of the monotonic clock."""
-
-    def __init__(
-        self,
-        view: View,
-        tenant: Tenant,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None,
-        truncate: bool,
-        respond: Callable[[bytearray | Exception], None],
-        defer: Callable[[], None],
-        refuse_at_once: bool,
-        **asked: int,
-    ) -> None:
-        """`defer` is called before another thread may answer. `refuse_at_once`: even if its tenant is refused often."""
-        super().__init__(view, tenant, texts, pairs, truncate, **asked)
-        self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
-        self.owner = tenant.uid
-        head = self.head
-        # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
-        self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
-
-    @property
-    def left(self) -> int:
-        return self.characters_left + A_TEXT * self.texts_left
 
 
 Answered = tuple[LookupRequest, bytearray | Exception]
@@ -93,7 +61,8 @@ class LookupService:
         self._line: Turns[LookupRequest] = Turns(waiting, PIECE, clock.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
-        self._refused: Refused[LookupRequest] = Refused(refused, self._tell, clock.monotonic_ns)
+        self._beats, self._stuck_s = Beats(), 0  # at the turn that is under way
+        self._refused = Refused(refused, self._tell, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False
@@ -191,14 +160,15 @@ class LookupService:
         self.meter.add(names.LOOKUPS, requests, outcome)
 
     def look(self) -> None:
-        """Updates the meter's levels."""
+        """Updates the meter's levels, and sees whether the thread that looks up moves. Call it once a second."""
         self.meter.set(names.WAITING_LOOKUPS, len(self._line))
+        since = self._working_since
+        self._stuck_s = self._beats.count([since] if since is not None else [])
 
     def check(self) -> None:
         """Raises if the thread that looks up does not move."""
-        since = self._working_since
-        if since is not None and self._time.perf_counter() - since > STUCK_SECONDS:
-            raise Internal(f"lookup has worked at its turn for more than {STUCK_SECONDS:g} s: read the server's log")
+        if self._working_since is not None and self._stuck_s > STUCK_SECONDS:
+            raise Internal(f"lookup has worked at its turn for more than {STUCK_SECONDS} s: read the server's log")
 
     def close(self) -> None:
         """Refuses new requests, and returns when the thread has answered the waiting ones."""

@@ -12,7 +12,7 @@ from hplm.engine.channel import Channel
 from hplm.engine.request import Answer
 from hplm.errors import HplmError, for_client, kind_of
 from hplm.request.answers import Reply, names_of, outputs_of, packed
-from hplm.tasks import LabelEach, columns_of
+from hplm.tasks import LabelEach
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Answered(NamedTuple):
         if isinstance(answer, Reply):
             return id(self)  # the next part of the same answer may be here too
         if isinstance(answer, LabelEach):
-            return self.wanted, answer.columns.logits.shape[1]
+            return self.wanted, answer.logits.shape[1]
         return self.number
 
 
@@ -104,8 +104,8 @@ def _reply(answers: list[Answered]) -> Reply:
         return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
     parts = [(one.number, one.version, one.answer) for one in answers if isinstance(one.answer, LabelEach)]
     versions = [version for _, version, part in parts for _ in range(len(part))]
-    columns = columns_of([part for _, _, part in parts])
-    return Reply([(number, len(part)) for number, _, part in parts], outputs_of(columns, names_of(wanted), versions))
+    together = LabelEach.together([part for _, _, part in parts])
+    return Reply([(number, len(part)) for number, _, part in parts], outputs_of(together, names_of(wanted), versions))
 
 
 def _failed(number: int, error: Exception) -> Reply:

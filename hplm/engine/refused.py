@@ -9,38 +9,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Generic, Protocol, TypeVar
 
+from hplm.engine.lookup import LookupRequest
 from hplm.scheduling.limits import Limits
 
 
-class Request(Protocol):
-    @property
-    def left(self) -> int: ...  # the work that it asks for, which stands for the memory that it takes
-
-
-T = TypeVar("T", bound=Request)
-
-
-class Refused(Generic[T]):
+class Refused:
     """Keeps refused requests. Threads may share it."""
 
-    def __init__(self, limits: Limits, tell: Callable[[T], None], now_ns: Callable[[], int]) -> None:
+    def __init__(self, limits: Limits, tell: Callable[[LookupRequest], None], now_ns: Callable[[], int]) -> None:
         """`tell` answers a request. The limits say how many are kept; the others are told at once."""
         self._limits = limits
         self._tell = tell
         self._now_ns = now_ns
         self._lock = threading.Lock()
-        self._kept: list[tuple[int, int, T]] = []  # heap of (when it is told at the latest, order of arrival, request)
+        # Heap of (when it is told at the latest, order of arrival, request).
+        self._kept: list[tuple[int, int, LookupRequest]] = []
         self._arrivals = 0
         self._work = 0
 
-    def keep(self, request: T, until_ns: int) -> None:
+    def keep(self, request: LookupRequest, until_ns: int) -> None:
         with self._lock:
             self._arrivals += 1
             self._work += request.left
             heappush(self._kept, (until_ns, self._arrivals, request))
-            told: list[T] = []
+            told: list[LookupRequest] = []
             while len(self._kept) > self._limits.items or self._work > self._limits.work:
                 told.append(self._take())
         self._tell_all(told)
@@ -48,7 +41,7 @@ class Refused(Generic[T]):
     def send_due(self, served: int) -> None:
         """Refuses those whose time has come, and one for each request that was served."""
         with self._lock:
-            now, told = self._now_ns(), list[T]()
+            now, told = self._now_ns(), list[LookupRequest]()
             while self._kept and (self._kept[0][0] <= now or len(told) < served):
                 told.append(self._take())
         self._tell_all(told)
@@ -57,11 +50,11 @@ class Refused(Generic[T]):
         """Refuses all that it keeps."""
         self.send_due(self._limits.items)
 
-    def _take(self) -> T:
+    def _take(self) -> LookupRequest:
         request = heappop(self._kept)[2]
         self._work -= request.left
         return request
 
-    def _tell_all(self, told: list[T]) -> None:
+    def _tell_all(self, told: list[LookupRequest]) -> None:
         for request in told:
             self._tell(request)

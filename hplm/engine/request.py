@@ -41,7 +41,7 @@ class Request:
         number: int = 0,
     ) -> None:
         """`backbone`: its number in the engine. `number`: the request's own, in the model process."""
-        head, texts = form.head, form.texts
+        self.head = head = form.head
         self.id = id  # the client's name for it
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
@@ -51,15 +51,11 @@ class Request:
         self.top_k = min(head.top_k, len(tenant.labels))
         self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
         self.rung = 0  # of the plans of its exits, for its texts; 0: the dearest
-        self.priority = head.priority
-        self.arrival_ns = head.arrival_ns
-        self.received_ns = head.received_ns
-        self.deadline_ns = head.deadline_ns  # 0: no deadline
         self.taken_ns = taken_ns
         self.started_ns = 0  # when its first batch started
         self.computed_ns = 0  # when its last batch was computed
         self.batch = 0  # the number of its last batch
-        self.texts = texts
+        self.texts = texts = form.texts
         self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
@@ -206,9 +202,8 @@ class Text:
         self.bytes = TOKEN_BYTES * len(addresses) + ROW_BYTES * len(spans)
         if passage:
             self.bytes += sys.getsizeof(passage) // windows
-        self.arrival_ns = request.arrival_ns
-        self.deadline_ns = request.deadline_ns
-        self.priority = request.priority
+        head = request.head
+        self.arrival_ns, self.deadline_ns, self.priority = head.arrival_ns, head.deadline_ns, head.priority
         self.tenant: int = request.tenant_number
         self.backbone = request.backbone
         self.slot_key, exits = request.tenant.weights, request.tenant.exits

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hplm.arrays import Array, together
-from hplm.engine.failures import failure
 from hplm.engine.request import Request, Text
-from hplm.errors import Broken, HplmError
+from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.levels.calibration import Calibration
-from hplm.tasks import Answers, LabelEach, ReadEach, TextAnswer
+from hplm.model import faults
+from hplm.tasks import Answers, ReadEach, TextAnswer
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,12 @@ def read_answers(
             names += [text.request.tenant.labels] * count
             calibrations += [_calibration(text, exit)] * count
             levels += [_level(text, exit)] * count
-        columns = read_each(own, together([text.spans for text in some]), names, calibrations)._replace(levels=levels)
+        answers = read_each(own, together([text.spans for text in some]), names, calibrations)
+        answers.levels = levels
         start = 0
         for numbers in parts:
             stop = start + len(numbers)
-            yield some[start:stop], LabelEach(columns, start, stop)
+            yield some[start:stop], answers.part(start, stop)
             start = stop
 
 
@@ -114,3 +115,10 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         return error
     except Exception as error:
         return failure("answering", error)
+
+
+def failure(what: str, error: Exception) -> HplmError:
+    """Logs why a batch, or a text of it, failed. Returns the error that clients get."""
+    log.error("%s a batch failed", what, exc_info=error)
+    said = for_client(error, f"{what} the batch")
+    return OutOfCapacity(str(said)) if faults.is_out_of_memory(error) else said  # torch's own are no MemoryError

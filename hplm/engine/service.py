@@ -8,19 +8,24 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 
 from hplm.engine.channel import Apart, Channel
-from hplm.engine.encoder import Encoder, Together
+from hplm.engine.encoder import Encoder
 from hplm.engine.in_flight import InFlight
+from hplm.engine.outbox import Outbox
 from hplm.engine.process import Process
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings
+from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
+from hplm.metrics.meter import Meter
 from hplm.model.openmp import compute_with
 from hplm.registry.store import Place
+from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
@@ -40,14 +45,14 @@ class Service:
         self,
         places: Sequence[tuple[Path, Settings]],
         state: Place | None = None,
-        together: Together = nullcontext[None],
+        outbox: Outbox | None = None,
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`places`: the folders of the backbones that share the line, with settings that differ in their stages alone.
-        `together` surrounds the answers to a batch, so that they may leave as one message. `device_failed` is called after a
-        fault of the device that stays, before anybody is told. `shown`: the descriptor of memory that shows what is in batches.
+        `outbox`: takes the answers to what `take` is given. `device_failed` is called after a fault of the device that stays,
+        before anybody is told. `shown`: the descriptor of memory that shows what is in batches.
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
@@ -73,6 +78,12 @@ class Service:
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         self.served = [Served(folder, own, state) for folder, own in places]
         self._now_ns = now_ns
+        self._outbox = outbox
+        # What submits requests whose generation is not open yet, and what answers them.
+        self._unopened: SimpleQueue[tuple[Callable[[], None], Callable[[Answer], None]]] = SimpleQueue()
+        self._opening: list[float] = []  # when it began to submit one
+        self._wake: Callable[[], None] = lambda: None
+        together = outbox.together if outbox is not None else nullcontext[None]
         batches = InFlight(in_flight, capacity.texts, shown)
         self.encoder = Encoder(scheduler, capacity, self.served, together, device_failed, batches, now_ns)
 
@@ -82,7 +93,41 @@ class Service:
         on_cpu = stages[0].device.type == "cpu"
         threads = (self.threads, 1) if on_cpu else (1, self.threads)
         pins = [stage.pin for stage in stages]
-        return Process(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
+        if self._outbox is not None:
+            repeat(self._open_next, "open")
+        process = Process(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
+        self._wake = process.wake
+        return process
+
+    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
+        """Takes the form of a request, and answers it through the outbox. It does not raise."""
+        assert self._outbox is not None
+        try:
+            form = Form(given)
+            respond = partial(self._outbox.put, number, wanted, form.head.version)
+            submit = partial(self.submit, form, respond, id, CONFIDENCE in names_of(wanted), backbone, number)
+            if self.served[backbone].backbone.is_open(form.head.generation):
+                submit()
+            else:
+                self._unopened.put((submit, respond))  # to read a snapshot may take long, and others do not wait for it
+        except Exception as error:
+            self._outbox.put(number, wanted, 0, error)
+
+    def _open_next(self) -> bool:
+        submit, respond = self._unopened.get()
+        self._opening = [time.monotonic()]
+        try:
+            submit()
+        except Exception as error:
+            respond(error)
+        finally:
+            self._opening = []
+        self._wake()
+        return True
+
+    def begun(self) -> list[float]:
+        """Returns when it began to read a snapshot that a request names, if it reads one."""
+        return self._opening
 
     def submit(
         self,
@@ -125,10 +170,6 @@ class Service:
             served.instruments.left(request, error)
             raise
 
-    def has_open(self, form: Form, backbone: int) -> bool:
-        """Whether `submit` has to read no snapshot for this form, which may take long."""
-        return self.served[backbone].backbone.is_open(form.head.generation)
-
     def _rung(self, request: Request, asked: int, tokens: int) -> int:
         """Returns the tier that a request asks for, the cheapest if there are fewer, or else the one that the load allows."""
         costs = request.tenant.costs
@@ -157,8 +198,14 @@ class Service:
         for served, refused in zip(self.served, apart.quarantined, strict=True):
             served.quarantined = refused
 
-    def look(self, backbone: int) -> None:
-        """Updates the instruments of a backbone."""
+    def cancel(self, number: int) -> None:
+        """Does nothing: only requests of decoders are cancelled."""
+
+    def meters(self) -> list[tuple[Meter, Callable[[], None]]]:
+        """Returns the meter of each backbone, and what updates it."""
+        return [(served.instruments.meter, partial(self._look, number)) for number, served in enumerate(self.served)]
+
+    def _look(self, backbone: int) -> None:
         served = self.served[backbone]
         served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.watch)
 

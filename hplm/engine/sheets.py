@@ -24,6 +24,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.model.tensors import sent
 from hplm.plot.forest import Forest
+from hplm.scheduling.selection import Batch
 
 NOBODY = np.empty(0, dtype=np.int64)
 HEAD, ADAPTER, EXITS = range(3)  # a tenant's records
@@ -179,8 +180,8 @@ class StagedBatch:
     held: list[tuple[Slots, int]]
     brought: int = 0  # adapters and heads that had to be copied
     ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
+    batch: Batch[Text] = field(init=False)  # that was chosen: these are its texts that have no answer yet
     number: int = 0  # of the batch, once it has started
-    started_ns: int = 0
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
     gone: set[int] = field(default_factory=set[int])  # the indexes of texts that are answered, or soon will be
     computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it

@@ -5,10 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05  # seconds after an exception, so that a step that always fails does not fill the log at once
+
+
+class Beats:
+    """Counts how many beats pieces of work have lasted. A clock would count the time in which all processes are paused."""
+
+    def __init__(self) -> None:
+        self._lasted: dict[float, int] = {}  # by the begin of a piece
+
+    def count(self, begun: Iterable[float]) -> int:
+        """Counts a beat, in which these pieces are under way. Returns the beats of the one that has lasted longest."""
+        self._lasted = {since: self._lasted.get(since, -1) + 1 for since in begun}
+        return max(self._lasted.values(), default=0)
 
 
 def repeat(step: Callable[[], bool], name: str, first: Callable[[], None] = lambda: None) -> threading.Thread:

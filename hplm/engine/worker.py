@@ -6,9 +6,7 @@ import logging
 import os
 import select
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,15 +17,15 @@ from dataclasses import dataclass, replace
 from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, Internal
+from hplm.server.process import Process, Tie, longer
+from hplm.server.process_group import KILL_SECONDS, reason
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended
 CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
-KILL_SECONDS = 10.0  # that an engine which did not start may take to end, before the next one is started
 # An engine that says nothing, or is at one batch, snapshot or prompt for so long, is ended. It is counted in looks and beats,
 # without pauses of the machine. A minute, because a machine without memory or processors lets a process stand for many seconds.
 STUCK_SECONDS = 60.0
-LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
 STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the outage
 # What the libraries of an engine read, unless the operator has set it.
@@ -72,19 +70,39 @@ class Outage:
         return self.works_since is not None and now - self.works_since > STEADY_SECONDS
 
 
-@dataclass(eq=False)
-class Worker:
-    """One process of the engine."""
+class Worker(Process):
+    """One process of the engine. It ends when its end of the channel does."""
 
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    batches: int  # descriptor of memory that shows what is in them
-    told: Apart  # which tenants are apart, as it was told last
-    silent_s: float = 0.0  # without a heartbeat
+    def __init__(self, module: str, told: Apart) -> None:
+        """`module`: what it runs. `told`: which tenants are apart, as it was told last."""
+        with ExitStack() as opened:
+            self.batches = os.memfd_create("hplm-batches")  # memory that shows what is in them
+            opened.callback(os.close, self.batches)
+            ours, self._its = socket.socketpair()
+            opened.enter_context(self._its)
+            self.channel = Channel(ours.detach())
+            opened.callback(self.channel.close)
+            self.bell = opened.enter_context(select.epoll())
+            self.bell.register(self.channel, select.EPOLLIN)
+            self._opened = opened.pop_all()
+        self.told = told
+        self.silent_s = 0.0  # without a heartbeat
+        passed = self._its.fileno(), self.batches
+        environment = {**OF_LIBRARIES, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [_python(), "-m", module, *map(str, passed)]
+        super().__init__("the engine", command, None, descriptors=passed, environment=environment, tie=Tie.GROUP)
 
-    def __post_init__(self) -> None:
-        self.bell = select.epoll()
-        self.bell.register(self.channel, select.EPOLLIN)
+    def start(self) -> None:
+        super().start()
+        self._its.close()
+
+    def begin(self, begin: Begin) -> Ready | None:
+        """Tells it what to serve. Returns its answer; None: it has ended, or is silent for too long."""
+        said = None
+        with suppress(OSError):  # it has ended
+            self.channel.send(begin)
+            said = self.channel.receive(START_SECONDS)
+        return said if isinstance(said, Ready) else None
 
     def ring(self, rings: bool) -> None:
         """Says whether what comes wakes the thread that waits for it at the bell. The end of the process always does."""
@@ -92,8 +110,19 @@ class Worker:
 
     def end(self) -> None:
         """Ends it for us, even if the system cannot end the process yet: a driver or a disk may delay that."""
-        self.process.kill()
+        self.kill()
         self.channel.shut()
+
+    def forget(self) -> None:
+        """Closes what is ours of it."""
+        self._opened.close()
+
+    def how_ended(self) -> str:
+        """Returns how a killed one has ended, for the log. Waits for that, but for no driver and no disk."""
+        code = self.wait(KILL_SECONDS)
+        if code is None:
+            return "cannot be ended yet"
+        return f"ended with {reason(code)}{', a fault of its device' if code == DEVICE_FAILED else ''}"
 
 
 class Workers:
@@ -116,7 +145,7 @@ class Workers:
         self._begin, self._receive, self._ended, self._each_second = begin, receive, ended, each_second
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._newest: subprocess.Popen[bytes]
+        self._newest: Worker
         began = time.monotonic()
         self.current: Worker | None = self._start()
         self._outage = Outage.of_first(began, time.monotonic())
@@ -143,38 +172,26 @@ class Workers:
             except OSError:
                 log.info("the engine has ended already")
             self._thread.join(CLOSE_SECONDS)
-        self._newest.kill()  # also one that has not started yet
+        self._newest.end()  # also one that has not started yet
         self._thread.join()
 
     def _start(self) -> Worker:
         begin = self._begin()
-        environment = {**OF_LIBRARIES, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        worker = Worker(self._module, begin.apart)
         with ExitStack() as failed:
-            batches = os.memfd_create("hplm-batches")
-            failed.callback(os.close, batches)
-            ours, its = socket.socketpair()
-            failed.callback((channel := Channel(ours.detach())).close)
-            with its:
-                passed = its.fileno(), batches
-                command = [_python(), "-m", self._module, *map(str, passed)]
-                process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
+            failed.callback(worker.forget)
+            worker.start()
             with self._lock:
-                self._newest = process
+                self._newest = worker
                 if self._closing.is_set():
-                    process.kill()
-            said = None
-            with suppress(OSError):  # it has ended
-                channel.send(begin)
-                said = channel.receive(START_SECONDS)
-            if isinstance(said, Ready) and not said.failure:
-                worker = Worker(process, channel, batches, begin.apart)
+                    worker.end()
+            said = worker.begin(begin)
+            if said is not None and not said.failure:
                 failed.pop_all()
                 return worker
-            process.kill()
-            how = "cannot be ended yet"  # it waits for a driver or a disk
-            with suppress(subprocess.TimeoutExpired):
-                how = f"ended with {_reason(process.wait(KILL_SECONDS))}"
-            why = said.failure if isinstance(said, Ready) else f"it {how}, or was not ready: read the log"
+            worker.end()
+            how = worker.how_ended()
+            why = said.failure if said is not None else f"it {how}, or was not ready: read the log"
             raise Broken(f"the engine of {', '.join(map(str, begin.folders))} does not start: {why}")
 
     def _keep(self, worker: Worker | None) -> None:
@@ -192,20 +209,19 @@ class Workers:
         self._outage = self._outage.ended(time.monotonic())
         worker.end()
         self._ended(worker, self._closing.is_set())  # before the process has ended: a driver or a disk may delay that
-        worker.channel.close()
-        worker.bell.close()
-        os.close(worker.batches)
-        how = _reason(worker.process.wait())
+        worker.forget()
+        how = worker.how_ended()
         if not self._closing.is_set():
-            log.error("the engine ended with %s", how)
+            log.error("the engine %s", how)
 
     def _start_again(self) -> Worker | None:
         """Returns a new worker, or None if the model is closed before there is one."""
-        pause = 1.0
-        while not self._closing.is_set():
+        pause = 0.0
+        while not self._closing.wait(pause):
             try:
                 worker = self._start()
             except Exception as error:  # such as no memory, no process or no thread
+                pause = longer(pause)
                 log.error("%s; another attempt follows in %g s", error, pause, exc_info=not isinstance(error, HplmError))
             else:
                 self._outage = self._outage.started(time.monotonic())
@@ -214,8 +230,6 @@ class Workers:
                     if self._closing.is_set():
                         worker.end()
                 return worker
-            self._closing.wait(pause)
-            pause = min(LONGEST_PAUSE, 2 * pause)
         return None
 
     def _watch(self) -> bool:
@@ -233,12 +247,6 @@ class Workers:
             if worker.silent_s > STUCK_SECONDS:
                 log.error("the engine has not moved for %g s: it is ended", STUCK_SECONDS)
                 worker.end()
-
-
-def _reason(code: int) -> str:
-    if code == DEVICE_FAILED:
-        return f"code {code}, a fault of its device"
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 
 def _python() -> str:

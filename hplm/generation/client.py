@@ -21,7 +21,7 @@ class PendingPrompt(Pending):
     __slots__ = ("grows", "is_cancelled")
 
     def __init__(self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None]) -> None:
-        super().__init__(form, "", 0, respond, defer)
+        super().__init__(form, respond, defer)
         self.grows = self.is_cancelled = False
 
 

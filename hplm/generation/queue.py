@@ -15,8 +15,7 @@ from hplm.generation.request import Sequence
 from hplm.generation.running import Running
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.queue import Queue
-from hplm.scheduling.queues import Queues
+from hplm.scheduling.queue import Queue, Queues
 
 
 class SequenceQueue(Queues[Sequence]):

@@ -7,8 +7,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from sys import getsizeof
 
 import numpy as np
@@ -16,9 +17,11 @@ import torch
 
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Apart
+from hplm.engine.channel import Apart, Channel
 from hplm.engine.in_flight import InFlight, Mark, number_of
-from hplm.engine.views import View
+from hplm.engine.outbox import Outbox
+from hplm.engine.process import Process
+from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import NAMES, Asked
 from hplm.generation.cache import Cache
@@ -58,11 +61,12 @@ class Service:
         backbone: Backbone,
         prompts: Prompts,
         settings: Settings,
-        together: Callable[[], AbstractContextManager[None]] = nullcontext[None],
+        outbox: Outbox | None = None,
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,
     ) -> None:
-        """`together`, `device_failed`: those of the loop. `shown`: the descriptor of memory that shows what is in a step.
+        """`outbox`: takes replies. `device_failed`: that of the loop. `shown`: the descriptor of memory that shows what is in a
+        step.
 
         The thread that makes a service should end (`hplm.model.openmp`).
         """
@@ -74,6 +78,8 @@ class Service:
         self._backbone = backbone
         self._prompts = prompts
         self._settings = settings
+        self._outbox = outbox
+        self._watch: Watch | None = None
         self._quotas = Quotas()
         self._quarantined: frozenset[str] = frozenset()  # ids of tenants
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
@@ -97,14 +103,30 @@ class Service:
             Decoder(backbone.upper(), settings.device, settings.dtype),
             config.end_ids,
             meter=self.meter,
-            together=together,
+            together=outbox.together if outbox is not None else nullcontext[None],
             device_failed=device_failed,
             in_flight=InFlight(1, settings.max_sequences, shown),
         )
         self.reader = Reader(self.loop, settings.limits)
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
-    def take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
+    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Process:
+        """Starts the threads that drive the loop, and follows the live state."""
+        self._watch = Watch(self._backbone)
+        process = Process(self.reader, (self.threads, 1), channel, take_in)
+        self.reader.wake = process.wake
+        return process
+
+    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
+        """Takes a request, and answers it through the outbox. It does not raise."""
+        assert self._outbox is not None
+        put = partial(self._outbox.put, number, wanted, 0)
+        try:
+            self._take(Asked.read(given), number, put)
+        except Exception as error:
+            put(error)
+
+    def _take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
         view, now = self._backbone.view, time.time()
         if asked_flag(asked.parameters, TENANTS):
@@ -196,6 +218,20 @@ class Service:
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
         self.loop.alone, (self._quarantined,) = apart.alone, apart.quarantined
+
+    def begun(self) -> list[float]:
+        """Returns when it began to read a prompt, if it reads one."""
+        return self.reader.begun()
+
+    def meters(self) -> list[tuple[Meter, Callable[[], None]]]:
+        """Returns the meter, and what updates it."""
+        return [(self.meter, self.look)]
+
+    def close(self) -> None:
+        """Ends what follows the live state. Its requests are answered before."""
+        self.reader.join()
+        if self._watch is not None:
+            self._watch.close()
 
     def look(self) -> None:
         """Sets the meter's levels, and counts what was put back."""

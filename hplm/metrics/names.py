@@ -90,16 +90,6 @@ SUSPECTED_TENANTS = Metric(
 QUARANTINED_TENANTS = Metric(
     "hplm_quarantined_tenants", GAUGE, "Tenants whose requests are refused, because an engine ended while it computed only them"
 )
-ANSWERED, ON_TIME, LATE = "answered", "on_time", "late"  # outcomes of answered requests; two are of those with a deadline
-
-
-def outcome(deadline_ns: int, now_ns: int) -> str:
-    """Returns the outcome of a request that is answered now. Without a deadline, `deadline_ns` is 0."""
-    if not deadline_ns:
-        return ANSWERED
-    return ON_TIME if now_ns <= deadline_ns else LATE
-
-
 REQUESTS = Metric(
     "hplm_requests_total",
     COUNTER,

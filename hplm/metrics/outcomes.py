@@ -18,6 +18,13 @@ Outcome = tuple[str, str, str]  # of a request: domain, tenant, outcome
 _OF_TENANTS = {names.TENANT_REQUESTS, names.EXIT_AGREEMENT}
 
 
+def outcome_of(deadline_ns: int, now_ns: int) -> str:
+    """Returns the outcome of a request that is answered now. Without a deadline, `deadline_ns` is 0."""
+    if not deadline_ns:
+        return "answered"
+    return "on_time" if now_ns <= deadline_ns else "late"
+
+
 class Busiest:
     """Counts requests by tenant and chooses the busiest.
 

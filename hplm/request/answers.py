@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.tasks import Columns, LabelEach, TextAnswer, columns_of
+from hplm.tasks import LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
 _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the answer to a text
@@ -32,17 +32,16 @@ def names_of(bits: int) -> frozenset[str]:
     return frozenset(name for number, name in enumerate(OUTPUTS) if bits >> number & 1)
 
 
-def outputs_of(texts: Sequence[TextAnswer] | Columns, wanted: Collection[str], versions: Sequence[int]) -> Outputs:
+def outputs_of(texts: Sequence[TextAnswer] | LabelEach, wanted: Collection[str], versions: Sequence[int]) -> Outputs:
     """Returns the requested outputs of answers to texts as rectangles. `versions` has one for each text.
 
     Short answers are filled up with "", 0 and -1: JSON has no NaN.
     """
-    if not isinstance(texts, Columns) and (alike := LabelEach.of(texts)) is not None:
-        texts = columns_of([alike])
-    if isinstance(texts, Columns):
-        columns = texts
-        rows, labels, confidences, levels = 1, columns.labels, columns.confidences, columns.levels
-        outputs = {name: getattr(columns, field)[:, None] for name, field in _FIELDS.items() if name in wanted}
+    alike = texts if isinstance(texts, LabelEach) else LabelEach.of(texts)
+    if alike is not None:
+        rows, own = 1, alike.own
+        labels, confidences, levels = alike.labels[own], alike.confidences[own], alike.levels[own]
+        outputs = {name: getattr(alike, field)[own, None] for name, field in _FIELDS.items() if name in wanted}
     else:
         count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
         scores = np.zeros((count, rows), dtype=np.float32)

@@ -48,6 +48,9 @@ class Head(NamedTuple):
         return self.arrival_ns + self.waited_ns
 
 
+NO_HEAD = Head(0, 0, 0, 0, "", "")
+
+
 class Form:
     """Views of the bytes of a form."""
 

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.admission import Admission
-from hplm.scheduling.batch import Batch
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.queue import LEARNING, Queue
-from hplm.scheduling.queues import Queues
-from hplm.scheduling.selection import Selection
+from hplm.scheduling.queue import LEARNING, Queue, Queues
+from hplm.scheduling.selection import Batch, Selection
 from hplm.scheduling.waiting import Capacity, T
 
 STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one

@@ -1,14 +1,16 @@
-"""The choice of a policy: the texts of the next batch and, from policies that know them, their places in rows and slots."""
+"""The choice of a policy, with places in rows and slots from policies that know them, and the batch that comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from typing import Generic
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
+from hplm.scheduling.waiting import T
 
 OUTSIDE = -1  # the row and the slot of a text that is longer than they are
 
@@ -70,3 +72,30 @@ class Selection:
             raise ValueError(f"{indexes} contains a text twice")
         elif self.places is not None:
             self.places.check(len(indexes))
+
+
+@dataclass(eq=False)
+class Batch(Generic[T]):
+    """Texts of one backbone that were chosen to run together, with their times."""
+
+    texts: list[T]
+    backbone: int
+    tokens: int
+    slot_keys: int
+    chosen_ns: int
+    expected_ns: float  # how long it will compute
+    alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
+    places: Places | None = None  # of the texts, if the policy has chosen them
+    is_half: bool = False  # of a batch for which the device had no memory
+    started_ns: int | None = None
+    judged: set[T] = field(default_factory=set)  # texts that were answered before its end
+    on_time: int = 0  # judged texts with a deadline
+    late: int = 0
+
+    def judge(self, texts: Iterable[T], answered_ns: int) -> None:
+        """Counts which of these texts are answered by their deadlines."""
+        for text in texts:
+            if text.deadline_ns and text not in self.judged:
+                self.late += text.deadline_ns < answered_ns
+                self.on_time += text.deadline_ns >= answered_ns
+        self.judged.update(texts)

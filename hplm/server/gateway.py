@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hplm.errors import HplmError
 from hplm.server.ports import listen, reachable, resolve
-from hplm.server.process import Process
+from hplm.server.process import Process, Tie
 
 NEEDED = ("hplm_openai", "starlette", "uvicorn", "tritonclient")
 SECONDS_TO_DRAIN = 12.0  # it gives its own answers ten
@@ -55,12 +55,8 @@ class Gateway:
         descriptor = self._listening.fileno()
         command = [*(sys.executable, "-m", "hplm_openai", "--url", grpc_url), "--until-stdin-closes"]
         command += ["--socket", str(descriptor)]
-        self._process = Process(
-            *("the OpenAI gateway", command, log),
-            descriptors=[descriptor],
-            until_stdin_closes=True,
-            folder="/",  # Python imports from its working directory first
-        )
+        # Python imports from its working directory first.
+        self._process = Process("the OpenAI gateway", command, log, descriptors=[descriptor], folder="/", tie=Tie.STDIN)
         self._process.start()
         self._looking = threading.Thread(target=self._look_until_ending, args=(self._process,), name="gateway", daemon=True)
         self._looking.start()
@@ -68,10 +64,7 @@ class Gateway:
     def _look_until_ending(self, process: Process) -> None:
         """In a thread of its own: who starts the tritonserver again may be busy for minutes."""
         while not self._ending.wait(LOOK_SECONDS):
-            try:
-                process.look(self._say)
-            except OSError as error:  # the next look tries again
-                self._say(f"restarting    {process.name} does not start ({error})")
+            process.look(self._say)
 
     def drain(self) -> None:
         """Lets the process refuse new connections, and end when it has answered its requests. Returns soon."""

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.server.inherited import server_id
-from hplm.server.process_group import SHARED_MEMORY
+from hplm.server.process_group import SHARED_MEMORY, lives
 
 _COUNT = struct.Struct("<qq")  # requests, and when the last one was answered: nanoseconds of the monotonic clock
 _HELD = "-held-"
 LOOK_SECONDS = 1.0  # between looks at which processes a model has
+QUIET_SECONDS = 0.2  # a request between two models of an ensemble is held by neither, but for a shorter time than this
 RECENT_NS = 2_000_000_000  # longer than the supervisor needs to see that a process has ended
 
 
@@ -127,3 +128,15 @@ def _map(path: Path) -> mmap.mmap:
         raise
     finally:
         os.close(descriptor)
+
+
+def wait_until_idle(server: str, deadline: float) -> int:
+    """Returns how many requests living models hold: 0 as soon as they have held none for a moment, else at the deadline."""
+    quiet_since = time.monotonic()
+    while True:
+        held, now = sum(holder.held for holder in holders(server) if lives(holder.pid)), time.monotonic()
+        if held:
+            quiet_since = now
+        if now >= min(deadline, quiet_since + QUIET_SECONDS):
+            return held
+        time.sleep(0.02)

@@ -1,52 +1,78 @@
-"""A process of ours beside a tritonserver or in a cluster: started, started again when it ends by itself, and stopped."""
+"""The processes that we start: a tritonserver, an engine, what runs beside a server, and the servers of a cluster.
+
+Each is started, found ready, started again when it ends by itself, asked to end, and killed. The bounds of that are here.
+"""
 
 from __future__ import annotations
 
+import enum
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from hplm.clock import Clock
 from hplm.errors import HplmError
 from hplm.server import log, process_group
+from hplm.server.process_group import KILL_SECONDS
 
 SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
-# The process is told to end when the thread that started it is gone for any reason.
-TIED = ("setpriv", "--pdeathsig", "SIGTERM")
 SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
-LONGEST_PAUSE = 30.0
-LOOK_SECONDS = 0.1
+LONGEST_PAUSE = 30.0  # seconds between attempts to start it
+LOOK_SECONDS = 0.05
+_TIED = ("setpriv", "--pdeathsig", "SIGTERM")
+
+
+def longer(pause: float) -> float:
+    """Returns the pause after `pause` between attempts to start a process."""
+    return min(LONGEST_PAUSE, max(1.0, 2 * pause))
+
+
+def restarting(why: str, pause: float) -> str:
+    """Returns what an operator is told before a process is started again."""
+    return f"restarting    {why}" + (f"; in {pause:g} s" if pause else "")
+
+
+class Tie(enum.Enum):
+    """How a process comes to its end when ours is gone for any reason."""
+
+    SIGNAL = enum.auto()  # by SIGTERM when the thread that has started it is gone: let that be the main thread
+    STDIN = enum.auto()  # it reads that its standard input was closed
+    GROUP = enum.auto()  # it is of our group, and ends with it
+    NONE = enum.auto()  # somebody else ends it
 
 
 class Process:
-    """Runs in a session of its own, so that Ctrl-C in the terminal does not reach it. Start it from the main thread."""
+    """Runs in a session of its own, so that Ctrl-C in the terminal does not reach it, unless it is tied to our group."""
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
-        log_file: Path,
+        log_file: Path | None,
         cores: Sequence[int] = (),
         descriptors: Sequence[int] = (),
-        until_stdin_closes: bool = False,
-        folder: str | None = None,
+        folder: str | Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        tie: Tie = Tie.SIGNAL,
         clock: Clock = time,
     ) -> None:
-        """`descriptors`: open files that it gets. `folder`: where it runs; None: where we do.
+        """`log_file`: gets what it prints; None: that is printed where ours is. `descriptors`: open files that it gets.
 
-        `until_stdin_closes`: how it knows that it is to end, also when ours is gone. Any thread may start such a process.
+        `folder`: where it runs; None: where we do. `environment`: all of it; None: ours.
         """
         self.name = name
         self.log_file = log_file
         self._cores = tuple(cores)
         self._descriptors = tuple(descriptors)
-        self._until_stdin_closes = until_stdin_closes
         self._folder = folder
+        self._environment = environment
+        self._tie = tie
         self._time = clock
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,57 +86,81 @@ class Process:
         """The running process; None if it has ended or was not started."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
+    @property
+    def group(self) -> int | None:
+        """The group of the process and what it has started, also after its end; None if it was not started."""
+        return self._process.pid if self._process is not None else None
+
     def start(self) -> None:
         self._since, self._again_at, self._is_to_end = self._time.monotonic(), None, False
-        pinned = ("taskset", "--cpu-list", ",".join(map(str, self._cores))) if self._cores else ()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"} if self._environment is None else dict(self._environment)
+        command = [*(_TIED if self._tie is Tie.SIGNAL else ()), *self._command]
         if self._cores:
+            command = ["taskset", "--cpu-list", ",".join(map(str, self._cores)), *command]
             environment["OMP_NUM_THREADS"] = str(len(self._cores))
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as output:
-            self._begins = output.tell()
+        with self._output() as output:
             self._process = subprocess.Popen(
-                [*(() if self._until_stdin_closes else TIED), *pinned, *self._command],
+                command,
                 cwd=self._folder,
                 env=environment,
-                stdin=subprocess.PIPE if self._until_stdin_closes else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self._tie is Tie.STDIN else subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=output,
                 pass_fds=self._descriptors,
-                start_new_session=True,
+                start_new_session=self._tie is not Tie.GROUP,
             )
+
+    def _output(self) -> AbstractContextManager[BinaryIO | None]:
+        if self.log_file is None:
+            return nullcontext()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        output = self.log_file.open("ab")
+        self._begins = output.tell()
+        return output
 
     def said(self) -> str:
         """Returns what it has printed since it was started."""
-        return log.read(self.log_file, self._begins)
+        return log.read(self.log_file, self._begins) if self.log_file is not None else ""
 
-    def wait_until(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Waits until the process has come so far. Raises if it ends before or takes longer. `meanwhile` is called again."""
-        deadline = self._time.monotonic() + seconds
-        while not condition():
-            if self.pid is None or self._time.monotonic() > deadline:
-                why = "ended before it was ready" if self.pid is None else f"was not ready within {seconds:g} s"
-                raise HplmError(f"{self.name} {why}; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
-            meanwhile()
-            self._time.sleep(LOOK_SECONDS)
-
-    def finish(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Waits until the process ends. Raises if it fails or takes longer."""
-        ended = self.wait_for_end(seconds, meanwhile)
-        if not ended or self._process is None or self._process.returncode != 0:
-            why = "failed" if ended else f"has not ended within {seconds:g} s"
-            raise HplmError(f"{self.name} {why}; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
-
-    def wait_for_end(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Returns whether the process ends within so many seconds."""
-        deadline = self._time.monotonic() + seconds
-        while self.pid is not None and self._time.monotonic() < deadline:
-            meanwhile()
-            self._time.sleep(LOOK_SECONDS)
-        return self.pid is None
+    def limit_log(self) -> None:
+        """Keeps the log's last lines in a second file when it has grown too large, and empties it."""
+        if self.log_file is not None and log.rotate(self.log_file):
+            self._begins = 0
 
     def last_words(self) -> str:
         return "\n".join(f"  {line}" for line in log.tail(self.said()))
+
+    def comes_to(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Waits until a condition holds. Returns False if the process ends before or takes longer."""
+        deadline = self._time.monotonic() + seconds
+        while not condition():
+            if self.pid is None or self._time.monotonic() > deadline:
+                return False
+            meanwhile()
+            self._time.sleep(LOOK_SECONDS)
+        return True
+
+    def wait_until(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Waits until the process has come so far. Raises if it ends before or takes longer. `meanwhile` is called again."""
+        if not self.comes_to(condition, seconds, meanwhile):
+            raise self._failure("ended before it was ready" if self.pid is None else f"was not ready within {seconds:g} s")
+
+    def finish(self, seconds: float) -> None:
+        """Waits until the process ends. Raises if it fails or takes longer."""
+        code = self.wait(seconds)
+        if code != 0:
+            raise self._failure(f"has not ended within {seconds:g} s" if code is None else "failed")
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Waits until the process ends. Returns its exit code, or None if it does not end in so many seconds."""
+        assert self._process is not None, "start the process first"
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _failure(self, why: str) -> HplmError:
+        return HplmError(f"{self.name} {why}; its log says:\n{self.last_words()}\n(whole log: {self.log_file})")
 
     def look(self, say: Callable[[str], None]) -> None:
         """Starts the process again if it has ended by itself."""
@@ -119,14 +169,17 @@ class Process:
             return
         now = self._time.monotonic()
         if self._again_at is None:
-            process_group.kill(self._pid_of_group())  # what it may have left
-            soon = now - self._since < SOON_SECONDS
-            self._pause = min(LONGEST_PAUSE, max(1.0, 2 * self._pause)) if soon else 0.0
+            self.kill()  # what it may have left
+            self._pause = longer(self._pause) if now - self._since < SOON_SECONDS else 0.0
             self._again_at = now + self._pause
-            later = f"; in {self._pause:g} s" if self._pause else ""
-            say(f"restarting    {self.name} ended with {process_group.reason(code)}, see {self.log_file}{later}")
+            say(restarting(f"{self.name} ended with {process_group.reason(code)}, see {self.log_file}", self._pause))
         if now >= self._again_at:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:
+                self._pause = longer(self._pause)
+                self._again_at = now + self._pause
+                say(restarting(f"{self.name} does not start ({error})", self._pause))
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Sends the signal, or closes standard input. From here on `look` does not start the process again."""
@@ -134,23 +187,31 @@ class Process:
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-        elif self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid_of_group(), number)
+        elif self._process is not None:
+            self._process.send_signal(number)  # if it has not ended
 
-    def stop(self, patience: float) -> None:
-        """Asks the process to end, and kills it and what it has started after so many seconds."""
+    def stop(
+        self, patience: float, number: signal.Signals = signal.SIGTERM, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Asks the process to end, and kills it and what it has started after so many seconds. 0: kills it at once."""
         if self._process is None:
             return
-        self.ask_to_end()
-        process_group.wait_until_gone(self._pid_of_group(), patience)
-        process_group.kill(self._pid_of_group())
-        self._process.wait()
+        if patience:
+            self.ask_to_end(number)
+            deadline = self._time.monotonic() + patience
+            while process_group.members(self.group) and self._time.monotonic() < deadline:
+                meanwhile()
+                self._time.sleep(LOOK_SECONDS)
+        self.kill()
+        self.wait(KILL_SECONDS)
         self._process = None
 
-    def _pid_of_group(self) -> int:
-        assert self._process is not None, "start the process first"
-        return self._process.pid
+    def kill(self) -> None:
+        """Kills the process, and unless it is of our group what it has started. Returns soon, although a driver may keep it."""
+        if self._process is not None and self._tie is Tie.GROUP:
+            self._process.kill()
+        elif self._process is not None:
+            process_group.kill(self._process.pid)
 
 
 def program(name: str, package: str) -> str:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+KILL_SECONDS = 10.0  # that a killed process may take to end; a driver or a disk may keep it for longer
 _ORPHANED_GRACE_S = 5.0
 
 
-def members(group: int) -> list[int]:
-    """Returns the living processes of the group, without zombies."""
+def members(group: int | None) -> list[int]:
+    """Returns the living processes of the group, without zombies. Without a group there are none."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         state, process_group = _status(int(folder.name))
@@ -61,22 +62,25 @@ def stop(group: int, grace: float) -> None:
 
 
 def kill_one(pid: int) -> None:
-    """Kills a process of a group, and returns when it has ended."""
+    """Kills a process of a group, and returns when it has ended, or a driver or a disk keeps it."""
     _signal(os.kill, pid, signal.SIGKILL)
-    while lives(pid):
-        time.sleep(0.02)
+    _wait_until(lambda: not lives(pid), KILL_SECONDS)
 
 
 def kill(group: int) -> None:
-    while members(group):
-        _signal(os.killpg, group, signal.SIGKILL)
-        time.sleep(0.02)
+    """Kills all processes of a group, and returns when they have ended, or a driver or a disk keeps one."""
+
+    def is_empty() -> bool:
+        left = members(group)
+        if left:  # also what they have started meanwhile
+            _signal(os.killpg, group, signal.SIGKILL)
+        return not left
+
+    _wait_until(is_empty, KILL_SECONDS)
 
 
-def wait_until_gone(group: int, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while members(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
+def wait_until_gone(group: int, seconds: float) -> None:
+    _wait_until(lambda: not members(group), seconds)
 
 
 def reason(code: int) -> str:
@@ -97,6 +101,12 @@ def _status(pid: int) -> tuple[str, str]:
     except (OSError, ValueError):  # it has ended meanwhile
         return "X", ""
     return state, group
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: signal.Signals) -> None:

@@ -36,8 +36,8 @@ def make_private(server: str) -> None:
             region.chmod(0o600)
 
 
-def stubs(group: int) -> list[Stub]:
-    """Returns the living stubs of a server's process group."""
+def stubs(group: int | None) -> list[Stub]:
+    """Returns the living stubs of a server's process group. Without one there are none."""
     found: list[Stub] = []
     for pid in process_group.members(group):
         arguments = process_group.arguments(pid)

@@ -18,12 +18,11 @@ from hplm.errors import HplmError
 from hplm.server import process_group
 from hplm.server.held import Holder, holders
 from hplm.server.probing import Probe, State
+from hplm.server.process import SOON_SECONDS, longer, restarting
 from hplm.server.stubs import make_private, regions, size_of, stubs
 from hplm.server.triton import TritonServer
 
 SILENT_SECONDS = 15.0  # a model that says nothing, or that it is broken, for so long does not recover
-LONGEST_PAUSE = 30.0  # seconds between attempts to start the server
-SOON_SECONDS = 5.0  # a server that ends so soon is started after a longer pause
 RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
 
 
@@ -136,29 +135,28 @@ class Supervisor:
 
     def _end(self, model: str) -> None:
         """Ends the model's processes, so that none holds requests which Triton has given up: it may only have been stopped."""
-        for stub in stubs(self._server.pid) if self._server.pid is not None else []:
+        for stub in stubs(self._server.group):
             if stub.model == model:
                 process_group.kill_one(stub.pid)
 
     def _gone(self) -> list[Holder]:
         """Returns what is known of model processes that have ended without being told to."""
-        alive = process_group.members(self._server.pid) if self._server.pid is not None else []
+        alive = process_group.members(self._server.group)
         return [holder for holder in holders(self._server.id) if holder.pid not in alive]
 
     def _sweep(self) -> None:
         """Removes the regions of dead processes."""
-        if self._server.pid is not None:
-            used = {stub.region for stub in stubs(self._server.pid)}
-            for region in set(regions(self._server.id)) - used:
-                region.unlink(missing_ok=True)
+        used = {stub.region for stub in stubs(self._server.group)}
+        for region in set(regions(self._server.id)) - used:
+            region.unlink(missing_ok=True)
 
     def _recycle(self) -> None:
         """Replaces the process with the largest region when regions take too much of /dev/shm."""
         taken = sum(map(size_of, regions(self._server.id)))
         bound = self._limits.regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
-        if taken < bound or self._server.pid is None or self._time.monotonic() - self._recycled < RECYCLE_SECONDS:
+        if taken < bound or self._time.monotonic() - self._recycled < RECYCLE_SECONDS:
             return
-        largest = max(stubs(self._server.pid), key=lambda stub: size_of(stub.region), default=None)
+        largest = max(stubs(self._server.group), key=lambda stub: size_of(stub.region), default=None)
         self._recycled = self._time.monotonic()
         if largest is not None:
             size = size_of(largest.region)
@@ -168,18 +166,16 @@ class Supervisor:
     def _restart(self, why: str) -> None:
         """Starts the server again, as often as it takes."""
         began = self._time.monotonic()
-        if began - self._since > SOON_SECONDS:
-            self._pause = 0.0
+        self._pause = longer(self._pause) if began - self._since < SOON_SECONDS else 0.0
         while True:
-            self._say(f"restarting    {why}" + (f"; in {self._pause:g} s" if self._pause else ""))
+            self._say(restarting(why, self._pause))
             self._time.sleep(self._pause)
-            self._pause = min(LONGEST_PAUSE, max(1.0, 2 * self._pause))
             try:
                 self._server.start_again()
                 self._begin()
                 break
             except (HplmError, OSError, http.client.HTTPException) as error:
-                why = str(error)
+                why, self._pause = str(error), longer(self._pause)
         self._say(f"Ready again after {self._time.monotonic() - began:.1f} s (restart {self._server.restarts}).")
 
 

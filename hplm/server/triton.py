@@ -6,24 +6,22 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 from hplm.errors import HplmError
 from hplm.registry.store import Place
 from hplm.server import inherited, log, process_group, reply_sockets, stacks
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
-from hplm.server.draining import wait_until_idle
 from hplm.server.flags import SECRET_HEADER, contract_flags
-from hplm.server.held import holders
+from hplm.server.held import holders, wait_until_idle
 from hplm.server.ports import Ports, in_use, reachable, resolve
+from hplm.server.process import Process, Tie
 from hplm.server.repository import model_names
 from hplm.server.secrecy import hide
 from hplm.server.stubs import make_private, region_prefix
@@ -69,8 +67,7 @@ class TritonServer:
         self.id = f"hplm-{secrets.token_hex(6)}"
         self._secret = _admin_secret()
         self.restarts = 0
-        self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._leftovers = ExitStack()
 
     def __enter__(self) -> TritonServer:
@@ -93,7 +90,13 @@ class TritonServer:
 
     @property
     def pid(self) -> int | None:
+        """The running process; None if it has ended or was not started."""
         return self._process.pid if self._process else None
+
+    @property
+    def group(self) -> int | None:
+        """The process group of the server and its models, also if the server has ended by itself."""
+        return self._process.group if self._process else None
 
     @property
     def admin_header(self) -> tuple[str, str]:
@@ -114,11 +117,11 @@ class TritonServer:
                 if self._becomes_ready(process, deadline):
                     return self
                 failure = self._failure(process)
-                if self._lost_a_chosen_port():
+                if self._lost_a_chosen_port(process):
                     ports_lost += 1
                     goes_on = ports_lost < _ATTEMPTS
                 else:
-                    goes_on = _STOOD_STILL in self._logged() and time.monotonic() < deadline
+                    goes_on = _STOOD_STILL in process.said() and time.monotonic() < deadline
                 if not goes_on:
                     raise failure
                 self.stop()
@@ -136,19 +139,16 @@ class TritonServer:
     def wait(self, seconds: float | None = None) -> int | None:
         """Waits until tritonserver ends by itself. Returns its exit code, or None if it does not end in so many seconds."""
         assert self._process is not None, "start the server first"
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        return self._process.wait(seconds)
 
     def last_words(self) -> str:
         """Returns the errors in the log."""
-        return "\n".join(f"  {line}" for line in log.complaints(self._logged()))
+        return "\n".join(f"  {line}" for line in log.complaints(self._process.said() if self._process else ""))
 
     def limit_log(self) -> None:
         """Keeps the log's last lines in a second file when it has grown too large, and empties it."""
-        if self.log_file is not None and log.rotate(self.log_file):
-            self._log_start = 0
+        if self._process is not None:
+            self._process.limit_log()
 
     def control(self) -> Control:
         """Returns what calls this server's restricted APIs."""
@@ -158,10 +158,9 @@ class TritonServer:
     def stop(self, drain: float = DRAIN_SECONDS) -> None:
         """Waits up to `drain` seconds for requests in flight, then stops all processes and removes temporary files."""
         try:
-            if self._process and self._process.poll() is None:
-                if drain and self._drain(time.monotonic() + drain) and not self._traces:
-                    process_group.kill(self._process.pid)
-                process_group.stop(self._process.pid, _EMPTY_SERVER_GRACE_S)
+            if self._process and self._process.pid:
+                is_idle = drain and self._drain(time.monotonic() + drain)
+                self._process.stop(0 if is_idle and not self._traces else _EMPTY_SERVER_GRACE_S)
         finally:  # also when a second Ctrl-C comes while the models drain
             self._leftovers.close()
             self._process = None
@@ -183,7 +182,7 @@ class TritonServer:
         wait_until_idle(self.id, deadline)
         return bool(holding)
 
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def _launch(self) -> Process:
         folder = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
         self.installation.lay_out(folder, *self._backends)
@@ -194,36 +193,25 @@ class TritonServer:
             environment["HPLM_STATE"] = str(self._state)
         if self.log_file is None or not self._keeps_log:
             self.log_file = folder / "tritonserver.log"
-        with _open_to_append(self.log_file) as output:
-            self._log_start = output.tell()
-            self._leftovers.callback(process_group.sweep, self.id)
-            process = self._process = self._spawn(folder, environment, output)
-        self._leftovers.callback(process.wait)
-        self._leftovers.callback(process_group.kill, process.pid)
-        watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_group.__file__, str(os.getpid()), str(process.pid), self.id, str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+        _check_log(self.log_file)
+        process = self._process = Process(
+            *("tritonserver", self._command(folder), self.log_file),
+            folder=folder,  # the stub imports from its working directory first
+            environment=environment,
+            tie=Tie.NONE,  # there is a watchdog
         )
-        self._leftovers.callback(watchdog.wait)
-        self._leftovers.callback(watchdog.kill)
-        return process
-
-    def _spawn(self, folder: Path, environment: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+        self._leftovers.callback(process_group.sweep, self.id)
+        self._leftovers.callback(process.stop, 0)
         try:
-            return subprocess.Popen(
-                self._command(folder),
-                cwd=folder,  # the stub imports from its working directory first
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal must not reach the server: we stop it
-            )
+            process.start()
         except OSError as error:
             raise HplmError(f"{self.installation.binary} does not start ({error.strerror}): install it again") from error
+        command = [sys.executable, "-I", "-S", process_group.__file__]
+        command += [str(os.getpid()), str(process.group), self.id, str(folder)]
+        watchdog = Process("the watchdog", command, Path(os.devnull), tie=Tie.NONE)
+        self._leftovers.callback(watchdog.stop, 0)
+        watchdog.start()
+        return process
 
     def _command(self, folder: Path) -> list[str]:
         return [
@@ -241,41 +229,40 @@ class TritonServer:
             *self._extra_args,
         ]
 
-    def _becomes_ready(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+    def _becomes_ready(self, process: Process, deadline: float) -> bool:
         control, hidden = self.control(), False
-        while process.poll() is None and time.monotonic() < deadline:
-            if not hidden and _STARTED.search(self._logged()):
+
+        def is_ready() -> bool:
+            nonlocal hidden
+            if process.pid and not hidden and _STARTED.search(process.said()):
                 hide(process.pid, self._secret)
                 hidden = True
-            if control.ready(self.id, self._ports.metrics):
-                make_private(self.id)
-                reply_sockets.widen(process.pid)
-                return True
-            time.sleep(0.05)
-        return False
+            return control.ready(self.id, self._ports.metrics)
 
-    def _failure(self, process: subprocess.Popen[bytes]) -> HplmError:
-        if process.poll() is None:
+        if not process.comes_to(is_ready, deadline - time.monotonic()) or not process.pid:
+            return False
+        make_private(self.id)
+        reply_sockets.widen(process.pid)
+        return True
+
+    def _failure(self, process: Process) -> HplmError:
+        if process.pid:
             what, said = f"tritonserver was not ready within {self._start_timeout:.0f} s", self.last_words()
             said += "\n" + stacks.of_group(process.pid, self.log_file) if self.log_file is not None else ""
         else:
-            for flag, port in self._lost_ports():
+            for flag, port in self._lost_ports(process):
                 return HplmError(in_use(self.address, port, flag))
             what, said = f"tritonserver could not serve {self.repository}", self.last_words()
         where = f"\n(whole log: {self.log_file})" if self._keeps_log else ""
         return HplmError(f"{what}; its log says:\n{said}{where}")
 
-    def _lost_a_chosen_port(self) -> bool:
+    def _lost_a_chosen_port(self, process: Process) -> bool:
         wanted = dict(self._wanted.items())
-        return any(wanted[flag] == 0 for flag, _ in self._lost_ports())
+        return any(wanted[flag] == 0 for flag, _ in self._lost_ports(process))
 
-    def _lost_ports(self) -> list[tuple[str, int]]:
-        logged = self._logged()
-        return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in logged]
-
-    def _logged(self) -> str:
-        """Returns the log since this start of the server. The log file may also have older lines."""
-        return log.read(self.log_file, self._log_start) if self.log_file is not None else ""
+    def _lost_ports(self, process: Process) -> list[tuple[str, int]]:
+        said = process.said()
+        return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in said]
 
     def _url(self, port: int) -> str:
         return f"{reachable(self.address)}:{port}"
@@ -288,9 +275,9 @@ def _admin_secret() -> str:
     return given or secrets.token_hex(16)
 
 
-def _open_to_append(path: Path) -> BinaryIO:
+def _check_log(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
+        path.open("ab").close()
     except OSError as error:
         raise HplmError(f"cannot open log file {path} ({error.strerror}): name another with --log-file") from error

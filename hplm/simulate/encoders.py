@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.encoder import Encoder, Prepared
+from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
 from hplm.engine.in_flight import InFlight
 from hplm.engine.sheets import StagedBatch
@@ -140,9 +140,9 @@ class Server:
         self._rng = np.random.default_rng(seed)
         self.outcome = replace(outcome, batches=[])  # its columns are shared
         self._now = 0
-        self._computing: deque[tuple[Prepared, int]] = deque()  # batches, and when they end
+        self._computing: deque[tuple[StagedBatch, int]] = deque()  # batches, and when they end
         self._clock = [0] * machine.stages  # when each stage is free
-        self._staged: tuple[Prepared, int] | None = None  # a batch, and when it will be ready
+        self._staged: tuple[StagedBatch, int] | None = None  # a batch, and when it will be ready
         backbones = [computes_nothing(machine.stages)] * len(scheduler.costs)
         batches = InFlight(machine.capacity.in_flight, 0)
         taken: Any = scheduler  # its texts stand for those of the engine
@@ -163,10 +163,10 @@ class Server:
         """Lets batches end, the next one start, and texts expire."""
         self._now = now
         while self._computing and self._computing[0][1] <= now:
-            prepared, _ = self._computing.popleft()
-            texts: Any = prepared.batch.texts
+            staged, _ = self._computing.popleft()
+            texts: Any = staged.batch.texts
             self.leave([text for text in texts if text.request.computed()], ANSWERED)
-            self._encoder.end(prepared, Computed([], []), now)
+            self._encoder.end(staged, Computed([], []), now)
         self._begin_staged()
         if self._scheduler.next_expiry(now) <= now:
             self._encoder.expire()
@@ -193,16 +193,16 @@ class Server:
 
     def choose(self) -> None:
         """Chooses and stages batches while the encoder does."""
-        while self._staged is None and (prepared := self._encoder.prepare()) is not None:
-            self._staged = prepared, self._now + self._machine.staging_ns
+        while self._staged is None and (staged := self._encoder.prepare()) is not None:
+            self._staged = staged, self._now + self._machine.staging_ns
             self._begin_staged()
 
     def _begin_staged(self) -> None:
         if self._staged is None or max(self._staged[1], self._clock[0]) > self._now:
             return
-        prepared, self._staged = self._staged[0], None
-        batch: Any = prepared.batch
-        self._encoder.begin(prepared)
+        staged, self._staged = self._staged[0], None
+        batch: Any = staged.batch
+        self._encoder.begin(staged)
         self.outcome.started_ns[[text.number for text in batch.texts]] = self._now
         took = self._machine.stages_ns(batch.texts, batch.places)
         if self._machine.noise:
@@ -213,8 +213,8 @@ class Server:
         at = self._now
         for stage, own in enumerate(max(1, int(own)) for own in took):
             at = self._clock[stage] = max(at, self._clock[stage]) + own
-            prepared.staged.computing_ns.append(own)
-        self._computing.append((prepared, at))
+            staged.computing_ns.append(own)
+        self._computing.append((staged, at))
 
 
 def computes_nothing(stages: int) -> Any:

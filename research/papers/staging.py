@@ -20,7 +20,7 @@ from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark,
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
-from hplm.engine.encoder import Encoder, Prepared
+from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.process import Process
@@ -96,10 +96,10 @@ def _one_after_the_other(encoder: Encoder) -> None:
     """Keeps an encoder from preparing a batch while another one computes."""
     prepare, compute, computing = encoder.prepare, encoder.compute, threading.Event()
 
-    def compute_alone(prepared: Prepared, stage: int = 0) -> bool:
+    def compute_alone(staged: StagedBatch, stage: int = 0) -> bool:
         computing.set()
         try:
-            return compute(prepared, stage)
+            return compute(staged, stage)
         finally:
             computing.clear()
 

@@ -13,7 +13,7 @@ from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import nested, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup, Reading
+from hplm.engine.lookup import Lookup, LookupRequest
 from hplm.simulate.arrivals import Arrivals
 from loadtest.load import Report
 
@@ -22,7 +22,7 @@ def test_an_idle_model_passes_on_as_many_bytes_as_ours(toy) -> None:
     backbone = Backbone(toy.folder)
     of_request, of_text = ticket_bytes(12)
     for count in (1, 3):
-        reading = Reading(backbone.view, backbone.view.snapshot.find("acme"), texts_of(toy.store.config, [12] * count))
+        reading = LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), texts_of(toy.store.config, [12] * count))
         (found,) = Lookup(backbone).read([reading], 10_000)
         assert abs(len(found) - (of_request + count * of_text)) < 16  # names differ in length
 

@@ -19,15 +19,16 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from hplm.engine import worker
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
-from hplm.engine.encoder_client import EncoderClient, PendingTexts
+from hplm.engine.client import Pending
+from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.worker import STUCK_SECONDS
 from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
-from hplm.request.form import Head, write
+from hplm.request.form import Head, read_head, write
+from hplm.server import process
 from hplm.tenants.quarantine import Quarantine
 from tests.support.wait import PATIENCE, eventually
 
@@ -36,6 +37,7 @@ class Engine:
     """Stands for the `Popen` of an engine. `has`: the names of the requests that it has, by number."""
 
     def __init__(self, world: World, passed: tuple[int, int]) -> None:
+        self.pid = len(world.engines) + 1
         self.has: dict[int, str] = {}
         self.returncode: int | None = None
         self.begin: Begin | None = None
@@ -61,7 +63,7 @@ class Engine:
                     self.channel.send(Ready())
             elif isinstance(message, bytearray):
                 self.has |= {number: name for number, _, _, name, _ in requests_in(message)}
-            elif isinstance(message, End):
+            elif isinstance(message, End) and not self._world.is_stubborn:
                 self.answer(*self.has)
                 self.end()
         return messages[-1] is not None
@@ -105,6 +107,9 @@ class Engine:
         if not self._world.is_stubborn:
             self.end()
 
+    def poll(self) -> int | None:
+        return self.returncode
+
     def wait(self, timeout: float | None = None) -> int:
         fault, self._world.wait_fails = self._world.wait_fails, None
         if fault is not None:
@@ -138,7 +143,7 @@ class Asked:
         )
         respond = partial(self._answered)
         self.kept = weakref.ref(respond)
-        pending = PendingTexts(form, name, 1, respond, partial(self.events.append, "deferred"))
+        pending = Pending(form, respond, partial(self.events.append, "deferred"), name, 1, head=read_head(form))
         self._own = threading.Thread(target=world.client.submit, args=([pending],), daemon=True)
         self._own.start()
 
@@ -175,7 +180,7 @@ class World:
         self.starts, self.wait_fails, self.popen_fails = True, None, None
         self.patches = pytest.MonkeyPatch()
         self._quarantine = Quarantine(folder)
-        self.patches.setattr(worker.subprocess, "Popen", self._start)
+        self.patches.setattr(process.subprocess, "Popen", self._start)
         self.patches.setattr("hplm.engine.encoder_client.SOON_SECONDS", soon_s)
         self.meter, self.counted = Meter(), Counter()
         self.client = EncoderClient([folder / "1"], {}, None, [self.meter])
@@ -200,7 +205,7 @@ class World:
         return one
 
     def until_serving(self) -> None:
-        eventually(lambda: (own := self.workers.current) is not None and own.process is self.engine)
+        eventually(lambda: (own := self.workers.current) is not None and own.pid == self.engine.pid)
 
     def come_back(self) -> None:
         """The newest engine is ready, which was not to start before."""

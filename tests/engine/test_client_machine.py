@@ -216,18 +216,21 @@ def test_a_pause_of_all_processes_ends_no_engine(world):
     assert len(world.engines) == 1 and world.engine.returncode is None
 
 
-def test_requests_of_an_engine_that_cannot_be_killed_are_answered(world):
+def test_nobody_waits_for_an_engine_that_cannot_be_killed(world, monkeypatch):
     """A process that waits for a driver or a disk keeps its end of the socket open, and outlives SIGKILL."""
-    asked, world.is_stubborn = world.ask(), True
+    stubborn, asked, world.is_stubborn = world.engine, world.ask(), True
     world.fall_silent()
-    assert asked.word == "draining" and world.engine.returncode is None
-    eventually(lambda: world.workers.current is None)
-    assert world.ask().word == "draining" and world.counts()[names.LOST_REQUESTS, "draining"] == 2
-    world.is_stubborn = False
-    world.engine.end()
+    assert asked.word == "draining" and world.counts()[names.LOST_REQUESTS, "draining"] == 1
     eventually(lambda: len(world.engines) == 2)
     world.until_serving()
-    assert world.counts()[names.ENGINE_RESTARTS, ""] == 1
+    assert stubborn.returncode is None and world.counts()[names.ENGINE_RESTARTS, ""] == 1
+    monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.01)
+    asked = world.ask()
+    world.client.close()
+    assert asked.word == "draining" and world.engine.returncode is None
+    world.is_stubborn = False
+    stubborn.end()
+    world.engine.end()
 
 
 def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again(world):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, Lookup, Reading
+from hplm.engine.lookup import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, Lookup, LookupRequest
 from hplm.errors import InvalidInput
 from hplm.request.form import Form
 from testing.toy import WORDS
@@ -44,7 +44,7 @@ def by_library(backbone):
 
 def reading_of(view, request):
     tenant, texts, with_pairs, truncate = request
-    return Reading(view, view.snapshot.find(tenant), texts, texts[::-1] if with_pairs else None, truncate)
+    return LookupRequest(view, view.snapshot.find(tenant), texts, texts[::-1] if with_pairs else None, truncate)
 
 
 def said(found):
@@ -63,23 +63,23 @@ def test_requests_that_are_read_together_get_what_each_gets_alone_from_the_libra
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), characters=st.integers(1, 60))
 def test_pieces_give_what_the_whole_gives(backbone, lookup, texts, characters):
     view, texts = backbone.view, [text or WORDS[0] for text in texts]
-    reading, pieces = Reading(view, tenant := view.snapshot.find("beta"), texts), 1
+    reading, pieces = LookupRequest(view, tenant := view.snapshot.find("beta"), texts), 1
     while (found := lookup.read([reading], characters)[0]) is None:
         pieces += 1
-    assert said(found) == said(lookup.read([Reading(view, tenant, texts)], MOST_CHARACTERS)[0])
+    assert said(found) == said(lookup.read([LookupRequest(view, tenant, texts)], MOST_CHARACTERS)[0])
     if isinstance(found, bytearray):
         assert not reading.characters_left and pieces <= len(texts) and (pieces == len(texts) or characters > 1)
 
 
 def test_a_request_with_too_many_characters_is_refused(backbone):
     with pytest.raises(InvalidInput, match=mentioning("4,018,000", "4,000,000")):
-        Reading(backbone.view, backbone.view.snapshot.find("acme"), ["a " * 49_000] * 41)
+        LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), ["a " * 49_000] * 41)
 
 
 @pytest.mark.parametrize(("tenant", "characters"), [("acme", 1000), ("acme", MOST_CHARACTERS), ("beta", 1000)])
 def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters):
     few = MOST_TOKENS // 64  # texts of 64 tokens each
-    reading = Reading(backbone.view, backbone.view.snapshot.find(tenant), ["a " * 62] * (few + 3))
+    reading = LookupRequest(backbone.view, backbone.view.snapshot.find(tenant), ["a " * 62] * (few + 3))
     while (found := lookup.read([reading], characters)[0]) is None:
         pass
     said = f"first {few + 1} of {few + 3} texts have {MOST_TOKENS + 64:,} tokens"
@@ -106,7 +106,7 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, t
     own, view, tenant = copy(backbone), backbone.view, backbone.view.snapshot.find(tenant_id)
     own.tokenizer = lambda: Breaking(backbone.tokenizer())
     lookup = Lookup(own)
-    good, bad, other = lookup.read([Reading(view, tenant, [WORDS[number]]) for number in (0, 1, 3)], MOST_CHARACTERS)
+    good, bad, other = lookup.read([LookupRequest(view, tenant, [WORDS[number]]) for number in (0, 1, 3)], MOST_CHARACTERS)
     assert isinstance(bad, RuntimeError)
     for found, word in ((good, WORDS[0]), (other, WORDS[3])):
         np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
@@ -115,7 +115,8 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, t
 def test_a_broken_table_fails_only_the_requests_of_its_chain(backbone, lookup):
     view = backbone.view
     broken = SimpleNamespace(snapshot=view.snapshot, forest=SimpleNamespace(chain=lambda *_: 1 / 0))
-    good, bad = lookup.read([Reading(one, view.snapshot.find("acme"), [WORDS[0]]) for one in (view, broken)], MOST_CHARACTERS)
+    requests = [LookupRequest(one, view.snapshot.find("acme"), [WORDS[0]]) for one in (view, broken)]
+    good, bad = lookup.read(requests, MOST_CHARACTERS)
     assert isinstance(bad, ZeroDivisionError)
     assert Form(good).lengths == [3]
 
@@ -124,7 +125,7 @@ def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup):
     """Its answer would have too many rows."""
     view, texts = backbone.view, ["a " * (MOST_ROWS // 32), *[WORDS[0]] * 32]
     few, many = lookup.read(
-        [Reading(view, view.snapshot.find("beta"), own, truncate=True) for own in (texts[:-1], texts)], MOST_CHARACTERS
+        [LookupRequest(view, view.snapshot.find("beta"), own, truncate=True) for own in (texts[:-1], texts)], MOST_CHARACTERS
     )
     assert Form(few).counts == [MOST_ROWS // 32, *[1] * 31]
     assert isinstance(many, InvalidInput) and f"more than {MOST_ROWS:,} rows" in str(many)
@@ -132,5 +133,5 @@ def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup):
 
 def test_a_request_without_a_text_is_answered(backbone, lookup):
     """Triton refuses such a request before. If one came, it must not keep the thread that looks up."""
-    (found,) = lookup.read([Reading(backbone.view, backbone.view.snapshot.find("acme"), [])], MOST_CHARACTERS)
+    (found,) = lookup.read([LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), [])], MOST_CHARACTERS)
     assert isinstance(found, ValueError)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from hplm.engine.lookup import A_TEXT, LookupRequest
 from hplm.engine.lookup_service import (
-    A_TEXT,
     AT_ONCE,
     AT_ONCE_SECONDS,
     LEAST_PAUSE,
@@ -24,7 +24,6 @@ from hplm.engine.lookup_service import (
     MOST_AHEAD,
     PIECE,
     STUCK_SECONDS,
-    LookupRequest,
     LookupService,
 )
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, Quota, word_of
@@ -316,13 +315,15 @@ def test_who_brings_many_short_requests_reads_some_of_them(world):
     world.step()
 
 
-def test_a_turn_that_does_not_end_is_an_error(world):
+def test_a_turn_that_does_not_end_is_an_error_and_a_pause_of_all_processes_is_none(world):
     world.offer()
 
     def look():
-        world.seconds += STUCK_SECONDS
-        world.service.check()
-        world.seconds += 1
+        world.seconds += 1000
+        for _ in range(STUCK_SECONDS + 1):
+            world.service.look()
+            world.service.check()
+        world.service.look()
         with pytest.raises(Internal):
             world.service.check()
 

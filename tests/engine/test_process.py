@@ -16,9 +16,9 @@ import torch
 from hplm.engine import host, process, worker
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
-from hplm.engine.child import Child
+from hplm.engine.child import open_service
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.lookup import MOST_CHARACTERS, Lookup, Reading
+from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
@@ -157,10 +157,12 @@ def test_a_message_that_cannot_be_read_ends_the_engine(toy):
 class Modelled:
     """An engine in a thread of this process, and what its model process does with it."""
 
-    def __init__(self, folder, child=Child):
+    def __init__(self, folder, kind):
+        """`kind`: the class of its service."""
         ours, its = socket.socketpair()
         self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
-        self._engine = threading.Thread(target=child(Channel(its.detach()), self._shown).run)
+        engine = host.Host(Channel(its.detach()), self._shown, partial(open_service, service=kind))
+        self._engine = threading.Thread(target=engine.run)
         self._engine.start()
         self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
         assert not self.channel.receive(PATIENCE).failure
@@ -170,7 +172,7 @@ class Modelled:
         """Sends requests together. The forms of some are cut. `more`: what their heads say."""
         view, parts = self._backbone.view, []
         for number in numbers:
-            own = Reading(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns())
+            own = LookupRequest(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns())
             own.head = own.head._replace(**more)
             (form,) = Lookup(self._backbone).read([own], MOST_CHARACTERS)
             parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
@@ -200,22 +202,22 @@ class Modelled:
 def slow_to_open(hold):
     """Returns an engine that is held when it opens the generation that a request names."""
 
-    class Slow(Child):
-        def _submit(self, number, backbone, wanted, id, form):
+    class Slow(Service):
+        def submit(self, form, *given):
             if form.head.generation:
                 hold.pass_through()
-            super()._submit(number, backbone, wanted, id, form)
+            super().submit(form, *given)
 
     return Slow
 
 
 @pytest.fixture
 def modelled_by(toy, monkeypatch):
-    """Makes engines of a class. They end before `monkeypatch` undoes anything: an engine may end its process."""
+    """Makes engines, each with a service of a class. They end before `monkeypatch`: an engine may end its process."""
     made = []
 
-    def make(child):
-        made.append(Modelled(toy.folder, child))
+    def make(kind):
+        made.append(Modelled(toy.folder, kind))
         return made[-1]
 
     yield make
@@ -227,9 +229,9 @@ def modelled_by(toy, monkeypatch):
 def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
     """Nor does a count that cannot be pickled."""
 
-    class Miscounting(Child):
-        def _meters(self):
-            return [(meter, partial(look, meter)) for meter, _ in super()._meters()]
+    class Miscounting(Service):
+        def meters(self):
+            return [(meter, partial(look, meter)) for meter, _ in super().meters()]
 
     modelled = modelled_by(Miscounting)
     assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]
@@ -242,9 +244,9 @@ def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes
     with Hold() as hold:
 
         class Kept(slow_to_open(hold)):
-            def _open(self, begin):
-                super()._open(begin)
-                self._service.served[0].engine.after_layers(hold.pass_through)
+            def __init__(self, *given):
+                super().__init__(*given)
+                self.served[0].engine.after_layers(hold.pass_through)
 
         modelled = modelled_by(Kept)
         modelled.ask(1, generation=generation)
@@ -266,7 +268,7 @@ def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by
 
 
 def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
-    modelled = modelled_by(Child)
+    modelled = modelled_by(Service)
     modelled.ask(1, 2, 3, cut=(2,))
     failures = modelled.failures(3)
     assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
@@ -275,10 +277,10 @@ def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
 def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by, monkeypatch):
     """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
 
-    class Failing(Child):
-        def _open(self, begin):
-            super()._open(begin)
-            self._service.served[0].engine.after_layers(fail)
+    class Failing(Service):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.served[0].engine.after_layers(fail)
 
     def fail():
         raise RuntimeError("CUDA error: unspecified launch failure")

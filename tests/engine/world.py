@@ -17,12 +17,12 @@ import numpy as np
 
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.encoder import Prepared
 from hplm.engine.in_flight import read
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
+from hplm.engine.sheets import StagedBatch
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, OutOfCapacity, QueueFull
 from hplm.scheduling.scheduler import Scheduler
 from testing.toy import WORDS
@@ -50,7 +50,7 @@ class World:
         self.taken = 0  # requests that have not left
         self._served_until = 0  # requests that were taken before it closed
         self.closed = False
-        self.waiting: list[list[Prepared]] = [[] for _ in stages or (None,)]  # batches before each stage
+        self.waiting: list[list[StagedBatch]] = [[] for _ in stages or (None,)]  # batches before each stage
         self.meanwhile: Callable[[], object] = lambda: None  # while a batch computes
         self._shown = os.memfd_create("batches")
         parameters = {**PARAMETERS, "queue_texts": str(limit), "batch_tokens": "64", **changes}

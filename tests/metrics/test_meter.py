@@ -8,7 +8,7 @@ import pytest
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
-from hplm.metrics.outcomes import BUSIEST, OTHERS, Busiest, Outcomes
+from hplm.metrics.outcomes import BUSIEST, OTHERS, Busiest, Outcomes, outcome_of
 from hplm.metrics.publisher import Publisher
 from tests.support.wait import eventually
 
@@ -147,7 +147,7 @@ def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
     assert counts[number, ()] == 3 and counts[total, ()] == pytest.approx(0.35)
     assert [counts[bucket, (bound,)] for bound in ("0.02", "0.05", "0.1", "0.2", "+Inf")] == [0, 1, 1, 3, 3]
     assert counts[names.REQUESTS, ("law", "on_time")] == counts[names.TENANT_REQUESTS, ("acme", "answered")] == 1
-    assert [names.outcome(deadline_ns, 5) for deadline_ns in (0, 5, 4)] == ["answered", "on_time", "late"]
+    assert [outcome_of(deadline_ns, 5) for deadline_ns in (0, 5, 4)] == ["answered", "on_time", "late"]
 
 
 def test_only_the_busiest_tenants_have_series(outcomes):

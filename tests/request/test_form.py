@@ -24,7 +24,7 @@ from hplm.request.answers import (
     strings,
 )
 from hplm.request.form import HEAD_BYTES, Form, Head, check, read_head, write
-from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each, columns_of
+from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each
 
 HEAD = Head(2**63, 3, 9, 2, "law", "acme-ä", priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1)
 SIZES = 76  # where the head says how many tokens, texts, rows and passages there are
@@ -106,12 +106,12 @@ def test_ranges_of_columns_give_the_outputs_of_their_texts(ranges):
     """Neighbours of one batch are not put together, others are."""
     logits = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
     columns = best_label_of_each(logits, np.repeat(WHOLE, 7, axis=0), [["a", "b", "c"]] * 7, [None] * 7)
-    columns = columns._replace(confidences=[number / 8 for number in range(7)], levels=[*range(7)])
-    parts = [LabelEach(columns, start, start + count) for start, count in ranges]
+    columns.confidences, columns.levels = [number / 8 for number in range(7)], [*range(7)]
+    parts = [columns.part(start, start + count) for start, count in ranges]
     texts = [text for part in parts for text in part]
     assert [text.level for text in texts] == [level for start, count in ranges for level in range(start, start + count)]
     versions = [*range(len(texts))]
-    found, expected = outputs_of(columns_of(parts), OUTPUTS, versions), outputs_of(texts, OUTPUTS, versions)
+    found, expected = outputs_of(LabelEach.together(parts), OUTPUTS, versions), outputs_of(texts, OUTPUTS, versions)
     assert [*found] == [*expected]
     for name, values in found.items():
         assert values.dtype == expected[name].dtype

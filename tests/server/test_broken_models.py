@@ -27,7 +27,7 @@ class Played(Clock):
     def __init__(self, *answers, models=("chat",), unreadable=()):
         super().__init__(1000.0)
         self.answers = list(answers)
-        self.pid, self.id, self.models, self.restarts = None, "hplm-played", set(models), 0
+        self.group, self.id, self.models, self.restarts = None, "hplm-played", set(models), 0
         self.unreadable, self.read, self.said = unreadable, [], []
 
     def wait(self, seconds):

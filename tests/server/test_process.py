@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -93,6 +94,37 @@ def test_a_process_that_ends_at_once_is_started_after_longer_and_longer_pauses(m
         process.look(said.append)
 
 
+def test_a_process_that_cannot_be_started_again_is_tried_again_later(make, monkeypatch):
+    clock, said = Clock(), []
+    process = make(SLEEPING, clock=clock)
+    process.start()
+    kill(process)
+    clock.sleep(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
+        process.look(said.append)
+    process.look(said.append)
+    assert len(said) == 2 and mentions(said[-1], "does not start", "no more processes", "1 s") and process.pid is None
+    clock.sleep(1)
+    process.look(said.append)
+    assert len(said) == 2 and process.pid is not None
+
+
+def test_nobody_waits_for_a_process_that_cannot_be_killed(make, monkeypatch):
+    """As one that waits for a disk."""
+    process = make(SLEEPING)
+    process.start()
+    pid = process.pid
+    with monkeypatch.context() as patch:
+        patch.setattr(process_group, "_signal", Mock())
+        for module in ("process", "process_group"):
+            patch.setattr(f"hplm.server.{module}.KILL_SECONDS", 0.1)
+        process.stop(0)
+        process_group.kill_one(pid)
+    assert process.pid is None and process_group.lives(pid)
+    process_group.kill(pid)
+
+
 def test_what_an_ended_process_has_left_is_killed(make):
     process, left = with_a_child(make, "sleep 600 & echo $!; wait")
     kill(process)
@@ -156,9 +188,9 @@ def test_a_gateway_that_ends_is_started_again_by_a_thread_of_its_own(tmp_path):
     assert "no url" in (tmp_path / "log").read_text()
 
 
-def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(make):
+def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(make, tmp_path):
     process = make([sys.executable, "-c", HANGING])
     process.start()
     process.wait_until(lambda: "Ready" in process.said(), PATIENCE)
-    assert mentions(stacks.of_group(process.pid, process.log_file), "in wait_for_a_dead_disk", "in <module>")
+    assert mentions(stacks.of_group(process.pid, tmp_path / "logs" / "it.log"), "in wait_for_a_dead_disk", "in <module>")
     assert len(process_group.members(process.pid)) == 2
