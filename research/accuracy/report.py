@@ -25,7 +25,7 @@ from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data, read_files
-from builder.training.finetuning import Train, TrainingOptions, evaluate, finetune
+from builder.training.finetuning import TrainingOptions, evaluate
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
@@ -64,7 +64,6 @@ class Report:
     device: torch.device
     few: tuple[str, ...] = FEW
     general: Mapping[str, Path] = field(default_factory=dict)  # the root's corpora; none: the root reads those of all domains
-    trainer: Train = finetune
 
     @cached_property
     def studies(self) -> dict[str, Study]:
@@ -193,7 +192,7 @@ class Report:
         if run.sample:
             data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
-        trained = train_scheme(store, data, case.scheme, self._training(run), False, body, trainer=self.trainer)
+        trained = train_scheme(store, data, case.scheme, self._training(run), False, body)
         scores, _ = evaluate(trained.body, trained.model, data, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}

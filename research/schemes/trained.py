@@ -17,7 +17,7 @@ from builder.store.store import Store
 from builder.tasks.lookup import Reader
 from builder.tasks.scores import Scores
 from builder.training.data import Data, read_files
-from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune
+from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint
@@ -127,15 +127,14 @@ def train_scheme(
     show_progress: bool = True,
     body: Body | None = None,
     factor: float = 1.0,
-    trainer: Train = finetune,
 ) -> Trained:
     """Trains one of SCHEMES, or `hplm`, with the options of an hPLM that apply to it.
 
-    `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates. `trainer`: of all that have no teacher.
+    `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates.
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
         return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
-    return trainer(body or body_of(store, name), data, options_of(name, own, factor), show_progress=show_progress)
+    return finetune(body or body_of(store, name), data, options_of(name, own, factor), show_progress=show_progress)
 
 
 def body_of(store: Store, name: str) -> Body:
