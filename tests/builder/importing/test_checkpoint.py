@@ -73,7 +73,7 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     tenant, report = imported(store, folder, file, **matching)
     assert len(packs) == 2, "the checkpoint is asked for its scales, and once for its states"
     assert (tenant.version, tenant.labels, tenant.rank, tenant.head_function) == (1, LABELS, 8, "tanh")
-    assert store.report(tenant) == report
+    assert store.report(tenant) == report and not store.tenant_work_folder("acme").exists()
     assert report["exams"][-1]["loss"] < report["exams"][0]["loss"], "it did not come nearer to the checkpoint"
     assert report["texts"]["learned"] + report["texts"]["judged"] <= 120 and report["texts"]["judged"] == 50
     assert report["after"]["answers"] == 50 and report["after"]["agreement"] == report["exams"][-1]["score"]
