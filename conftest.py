@@ -39,6 +39,13 @@ FOUND = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # whether, and n
 hypothesis.settings.register_profile("found", deadline=None, derandomize=True, phases=FOUND)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Loads the fixtures of all tests, but not into a process that only gives tests to others: torch takes it seconds."""
+    if config.getoption("dist", "no") == "no":
+        for name in ("shared", "servers"):
+            config.pluginmanager.import_plugin(f"tests.support.{name}")
+
+
 class ByGroup(LoadScopeScheduling):
     """Gives a process all tests of a module, and all tests that use one server, whichever modules they stand in."""
 

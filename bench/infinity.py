@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from transformers import BertModel
 
 from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, expect_text, say
 from bench.serve import one_and_many, tenants_served
@@ -100,6 +99,8 @@ def make_environment(folder: Path) -> Path:
 
 def save_whole(folder: Path) -> Path:
     """Saves a MiniLM with random weights as transformers does, with the tokenizer of our random stores."""
+    from transformers import BertModel  # takes seconds, also where only the command's options are read
+
     torch.manual_seed(0)
     BertModel(bert_config(MINILM)).save_pretrained(folder)
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,8 @@ def runs_later(node: ast.AST) -> bool:
     return function or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
 
 
-def imports_of(file: Path) -> Iterator[Import]:
+@cache
+def imports_of(file: Path) -> list[Import]:
     def walk(node: ast.AST, runs: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import):
@@ -91,7 +93,7 @@ def imports_of(file: Path) -> Iterator[Import]:
             else:
                 yield from walk(child, runs and not runs_later(child))
 
-    yield from walk(ast.parse(file.read_text("utf-8")), True)
+    return list(walk(ast.parse(file.read_text("utf-8")), True))
 
 
 def wrong(room: str, files: list[Path]) -> Iterator[str]:

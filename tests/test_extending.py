@@ -30,6 +30,7 @@ from tests.engine.asker import Asker
 from tests.scheduling.test_plugins import installed  # noqa: F401
 from tests.support.answers import Comparison
 from tests.support.device import DEVICE
+from tests.support.learning import by_one_step
 from tests.tasks import exported
 
 pytestmark = pytest.mark.slow
@@ -90,7 +91,8 @@ def assert_served(asker, reference, tenants):
 
 def build_tenant(store, train, *options):
     places = ["--store", str(store.folder), "--train", str(train), "--id", "new", "--domain", "bio"]
-    return main(["build", "tenant", *places, "--epochs", "1", "--device", "cpu", *options])
+    with by_one_step():
+        return main(["build", "tenant", *places, "--epochs", "1", "--device", "cpu", *options])
 
 
 @pytest.mark.usefixtures("installed")

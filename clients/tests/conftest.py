@@ -12,7 +12,6 @@ from triton_fakes import FakeTriton
 
 from loadtest.proxy import make_certificate
 from tests.support.needed import debian_program
-from tests.support.servers import _server_is_well, server, servers  # noqa: F401
 
 
 @pytest.fixture(params=WAYS)

@@ -25,7 +25,7 @@ from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data, read_files
-from builder.training.finetuning import Train, TrainingOptions, evaluate, finetune
+from builder.training.finetuning import TrainingOptions, evaluate, finetune
 from builder.training.teachers import Teacher
 from builder.worker_processes import processes_that_fit, worker_processes
 from demo.data import DemoData, DemoTenant
@@ -65,7 +65,6 @@ class Report:
     device: torch.device
     few: tuple[str, ...] = FEW
     general: Mapping[str, Path] = field(default_factory=dict)  # the root's corpora; none: the root reads those of all domains
-    trainer: Train = finetune
 
     @cached_property
     def studies(self) -> dict[str, Study]:
@@ -201,7 +200,7 @@ class Report:
         if run.sample:
             data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
-        trainer = Teacher.named(case.teacher) if case.teacher else self.trainer
+        trainer = Teacher.named(case.teacher) if case.teacher else finetune
         trained = train_scheme(store, data, case.scheme, self._training(run), False, body, trainer=trainer)
         scores, _ = evaluate(trained.body, trained.model, data, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}

@@ -92,7 +92,7 @@ def _lying(slots, outputs, inputs, generator):
 
 
 @needs_kernel(kernels)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 2 * MOST_ROWS + 3), min_size=1, max_size=6),
     slots=st.integers(1, 4),

@@ -12,12 +12,20 @@ from testing.toy import CONFIG
 from tests.builder.checkpoints import save_bert
 from tests.builder.importing.stores import make_imported_store
 from tests.builder.stores import build, light, make_store, some_lines
+from tests.support.learning import by_one_step
 from tests.tasks import make_tasks
 
 
 @pytest.fixture(scope="package", autouse=True)
 def light_work() -> Iterator[None]:
     with light():
+        yield
+
+
+@pytest.fixture
+def one_step():
+    """Lets all that trains take one step, where a test looks at what stands around a training."""
+    with by_one_step():
         yield
 
 

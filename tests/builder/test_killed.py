@@ -1,28 +1,24 @@
-"""Builds that are killed at a change of the disk, and trainings that are interrupted while they save, go on and end the same.
+"""Builds that are killed at a change of the disk, and trainings that go on from a savepoint, end the same.
 
-Each case takes seconds, because each kill forks, and each training runs three times or more.
+Each case takes seconds, because each kill forks. Builds train in one step.
 """
 
 import os
 import shutil
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import BertForSequenceClassification
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.exits.build import build_exits
 from builder.importing import folders
-from builder.importing.checkpoint import Family
 from builder.importing.lower import NewDomain
-from builder.importing.matching import MatchingOptions, import_checkpoint
+from builder.importing.matching import MatchingOptions
 from builder.importing.plain import save_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
-from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import PlotBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
@@ -49,7 +45,7 @@ from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from testing.random_store import random_tenant
-from tests.builder.checkpoints import SIZES, VOCABULARY, chained, same, save_base, save_bert, save_tokenizer, weights
+from tests.builder.checkpoints import SIZES, chained, same, save_base, save_bert, save_tokenizer, weights
 from tests.builder.importing import stores as imports
 from tests.builder.importing.stores import FIXTURES, LABELS
 from tests.builder.stores import NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
@@ -57,6 +53,7 @@ from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_docume
 from tests.builder.training.small_tenants import CUT, learn, made, pretend, unexpected, write
 from tests.support.device import DEVICE
 from tests.support.killed import deaths_survived
+from tests.support.learning import by_one_step
 from tests.support.message import mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -129,7 +126,7 @@ def calibrated(folder, given):
 def students(folder, given):
     ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
     pretend(ready, "classify", train)
-    options = StudentOptions(1, 2, rank=2, epochs=1)
+    options = StudentOptions(1, 2, rank=2, epochs=1, learning_rate=0.1)
     given = {"unlabelled": corpus(folder, 3, lines=60), "show_progress": False}
     return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, **given)
 
@@ -238,13 +235,11 @@ BUILDS = {
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request, build):
-    """`BUILDS` says how many changes of the disk there are at least.
-
-    Students die between the first and the second of them, and when all are stored: each call trains three times.
-    """
+    """`BUILDS` says how many changes of the disk there are at least."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the test forks
-    work = build(tmp_path, request.getfixturevalue)
-    assert deaths_survived(work, tmp_path, twice=build is students) >= BUILDS[build]
+    with by_one_step():
+        work = build(tmp_path, request.getfixturevalue)
+        assert deaths_survived(work, tmp_path) >= BUILDS[build]
 
 
 @pytest.fixture(scope="module")
@@ -284,51 +279,41 @@ def tuned(store, file, saved):
     return learned, {**found.report, "dev": found.scores}
 
 
-def matched(store, file, saved):
-    """A checkpoint's tenant, which is named as the savepoint would be."""
-    folder = Path(store.model).with_name("tuned")
-    if not folder.exists():
-        torch.manual_seed(0)
-        BertForSequenceClassification.from_pretrained(store.model, num_labels=3).save_pretrained(folder)
-        save_tokenizer(folder, VOCABULARY)
-    given = UnlabelledTexts([file]), ImportOptions(), MatchingOptions(rank=2, epochs=2, batch_texts=8, least=0)
-    tenant, report = import_checkpoint(store, saved.stem, folder, Family(store.model, store.config), *given, DEVICE, False)
-    adapter, head = store.tenant_weights(tenant)
-    return {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}, report
+@pytest.mark.parametrize("train", [distilled, guessed, tuned], ids=lambda train: train.__name__)
+def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
+    """From one in its second half, which is that of the tenant if a teacher learns before it.
 
+    Trainings of one step (`tests/support/learning.py`) say of all others that they would have the same batches; so the head and
+    the layers that guess take only that.
+    """
+    saves, replace = 0, os.replace
 
-@pytest.mark.parametrize("train", [distilled, guessed, tuned, matched], ids=lambda train: train.__name__)
-def test_an_interrupted_training_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
-    """It is interrupted in its middle, before a savepoint gets its name; the first one also at its begin and at its end."""
-    saves, deaths, replace = 0, (), os.replace
-
-    def dying(source, target):
+    def copying(source, target):
         nonlocal saves
-        saves += 1
-        if saves in deaths:
-            raise KeyboardInterrupt
         replace(source, target)
+        saves += 1
+        if (whole := tmp_path / "whole") in Path(target).parents:
+            shutil.copytree(whole, tmp_path / str(saves))
 
     monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(os, "replace", dying)
-    undisturbed, report = train(*original, tmp_path / "whole.pt")
-    count, saves = saves, 0
-    deaths = (2, count // 2 + 1, count - 1) if train is distilled else (count // 2 + 1,)
-    for _ in deaths:
-        with pytest.raises(KeyboardInterrupt):
-            train(*original, tmp_path / "learning.pt")
-    found, again = train(*original, tmp_path / "learning.pt")
-    assert saves == count + len(deaths), "it did not go on with the step that was lost"
+    monkeypatch.setattr(os, "replace", copying)
+    with by_one_step() if train is guessed else nullcontext():
+        undisturbed, report = train(*original, tmp_path / "whole" / "learning.pt")
+        count, saves = saves, 0
+        begun = 2 * count // 3
+        found, again = train(*original, tmp_path / str(begun) / "learning.pt")
+    assert saves == count - begun, "it did not go on from its savepoint"
     for one in (report, again):
-        one["seconds"] = one.get("teacher", {})["seconds"] = one["texts_per_second"] = one["took"] = 0
+        one["seconds"] = one.get("teacher", {})["seconds"] = 0
     assert same(found, undisturbed) and again == report
 
 
 def test_a_tenant_learns_the_answers_of_its_teacher(original):
     store, file = original
     options = {"epochs": 1, "teacher": "dedicated", "trainer": unexpected}
-    learned = learn(store, "classify", file, **options)
-    plain = learn(store, "classify", file, tenant="plain", epochs=1)
+    with by_one_step():
+        learned = learn(store, "classify", file, **options)
+        plain = learn(store, "classify", file, tenant="plain", epochs=1)
     heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
     assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
     assert learn(store, "classify", file, **options) == learned  # nothing is learned anew

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from builder.packed_batches import packed_batches
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 120), min_size=1, max_size=300), st.integers(1, 20), st.sampled_from([None, 1, 2]))
 def test_every_text_is_in_one_pack_in_the_order_of_a_seed(lengths, most_texts, seed):
     """A text that is longer than the limit has a pack of its own. Other seeds give another order."""

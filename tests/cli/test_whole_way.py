@@ -11,6 +11,7 @@ from hplm.cli.main import main
 from testing.random_store import words
 from tests.builder.checkpoints import save_tokenizer
 from tests.cli.commands import printed, refused, run
+from tests.support.learning import by_one_step
 from tests.support.lent import loading
 from tests.support.message import mentions
 
@@ -123,7 +124,8 @@ def test_a_tenant_is_calibrated_and_one_that_is_behind_is_named(folder, server, 
     calibrated = run(capsys, "calibrate", "--store", store, "--id", "classify", "--texts", held)
     assert (calibrated["texts"], calibrated["left_out"]) == (120, 60)
     again = ["build", "tenant", "--id", "tag", "--domain", "goods", "--task", "tag", "--epochs", "1"]
-    built = run(capsys, *again, "--train", material / "tag.train.jsonl", "--store", store)
+    with by_one_step():
+        built = run(capsys, *again, "--train", material / "tag.train.jsonl", "--store", store)
     assert built["version"] == 2
     said = refused(capsys, *evaluate(tmp_path, material, "tag"), "--url", server.http_url)
     assert mentions(said, "'tag'", 1, 2, "hplm tenant update")

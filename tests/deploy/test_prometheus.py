@@ -56,7 +56,7 @@ def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
         assert {label.strip() for label in grouping.split(",")} <= known
 
 
-@pytest.mark.parametrize("file", ["scaling.yaml", "alerts.yaml"])
+@pytest.mark.parametrize("file", ["scaling.yaml", pytest.param("alerts.yaml", marks=pytest.mark.slow)])  # hours of alerts
 def test_rules_are_valid_and_say_what_the_metrics_mean(tmp_path, file):
     run(debian_program("promtool"), "check", "rules", FILE)
     tests = {**yaml.safe_load((SERIES / file).read_text("utf-8")), "rule_files": [str(FILE)]}

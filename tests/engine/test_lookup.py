@@ -76,7 +76,7 @@ def test_a_request_with_too_many_characters_is_refused(backbone):
         LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), ["a " * 49_000] * 41)
 
 
-@pytest.mark.parametrize(("tenant", "characters"), [("acme", 1000), ("acme", MOST_CHARACTERS), ("beta", 1000)])
+@pytest.mark.parametrize(("tenant", "characters"), [("acme", 1000), ("acme", MOST_CHARACTERS), ("beta", 10_000)])
 def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters):
     few = MOST_TOKENS // 64  # texts of 64 tokens each
     reading = LookupRequest(backbone.view, backbone.view.snapshot.find(tenant), ["a " * 62] * (few + 3))

@@ -22,7 +22,7 @@ ONE, TWO = profile(8.0), profile(8.0, 5.0)
 
 
 @needs_kernel(kernels)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6), rate=st.sampled_from([20.0, 120.0, 500.0]), scale=st.sampled_from([1.5, 5.0, 40.0]),
     most=st.sampled_from([1, 2, 7]), layout=st.integers(0, 3),

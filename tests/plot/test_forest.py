@@ -48,7 +48,7 @@ def _expected(tokens, dictionaries, window):
     return total, places
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     window=st.builds(Window, st.integers(1, 5), st.booleans()),
     vocabulary=st.sampled_from([2, 7, 255, 256, 250_000]),
@@ -180,7 +180,7 @@ def domains(tmp_path_factory):
 
 
 @needs_kernel(kernels)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(lengths=texts, more=texts, seed=st.integers(0, 99), threads=st.integers(1, 5))
 def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(domains, lengths, more, seed, threads):
     generator, both = np.random.default_rng(seed), np.array(lengths + more)

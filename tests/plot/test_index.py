@@ -31,7 +31,7 @@ def test_keys_pack_windows_without_loss(window, vocabulary, lengths, seed):
     assert (windows[sorting] == windows[np.lexsort(windows.T[::-1])]).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     count=st.integers(0, 300),
     words=st.integers(1, 2),

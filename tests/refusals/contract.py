@@ -20,7 +20,7 @@ ODD = [
     {"": 1}, {"a": {"b": [{}]}},
 ]  # fmt: skip
 POSITIONS, SHORT = "the model's positions", 384  # so many tokens are left for a prompt
-MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 8}  # words in the tables, for the model and requests of the tests
+MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 2}  # words in the tables, for the model and requests of the tests
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ REFUSAL = re.compile(rf"\[({'|'.join(BY_WORD)})\] ")
 TAKEN = ("deadline", "queue_full")  # the value was read, and cannot be met
 ENCODER = {"tenant": "city"}
 PROMPT = {"text_input": "ab", "stream": True}
-FEW = {"max_tokens": 8, "temperature": 0}
+FEW = {"max_tokens": 2, "temperature": 0}
 LOOP = asyncio.new_event_loop()
 
 

@@ -27,7 +27,7 @@ def test_numbers_are_reused_when_values_are_given_back():
     assert len(numbers) == 0 and numbers.take("one") == 0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(count=st.integers(1, 60) | st.just(3000), data=st.data())  # many make the columns grow
 def test_texts_leave_in_the_order_given_and_the_others_keep_theirs(count, data):
     texts = [SimulatedText(tokens=i + 1, arrival_ns=i, slot_key=i % 5, tenant=i % 3, bytes=i) for i in range(count)]

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
@@ -36,7 +36,6 @@ def test_it_learns_the_cost_of_a_batch_a_token_a_text_and_an_adapter(phases, slo
 BATCHES = st.tuples(st.integers(1, 2000), st.integers(1, 64), st.integers(0, 8), st.integers(1000, 10**9))
 
 
-@settings(deadline=None)
 @given(batches=st.lists(BATCHES, min_size=1, max_size=20))
 def test_no_term_is_ever_below_zero(batches):
     model = CostModel()

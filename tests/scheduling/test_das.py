@@ -189,7 +189,7 @@ def _reached(chooses, instance, rows):
     return value
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(instance=instances(ROW, 8), eta=st.sampled_from([0.25, 0.5, 0.75]), rows=whole(1, 3))
 def test_das_is_never_below_its_competitive_bound(instance, eta, rows):
     own = rows if rows > 1 else 0  # it finds a lone row itself

@@ -203,7 +203,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("name", [*OURS, "das:rows=3"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     steps=STEPS, admission=st.booleans(), closes_after=st.sampled_from([10, 20, 30, 99, 99]), is_given_up=st.booleans(),
     alone=st.just(frozenset()) | st.frozensets(st.integers(0, 5)),

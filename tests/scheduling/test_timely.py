@@ -61,7 +61,6 @@ def test_shares_are_max_min_fair(demands, room):
         assert np.isclose(np.minimum(demands, share).sum(), room)
 
 
-@settings(deadline=None, max_examples=100)
 @given(tenants=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=2, max_size=6))
 @example([(1, 2), (1, 40), (1, 40), (1, 40), (1, 40), (3, 13)])
 def test_every_tenant_that_still_waits_has_its_fair_share(tenants):
@@ -97,7 +96,7 @@ def test_texts_without_deadlines_are_served_in_order_of_arrival():
     _serve_until(long_text, Timely(reserve=0.0), columns, lambda _: [_text(5) for _ in range(60)], few)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     ahead=st.lists(st.integers(20, 60), max_size=6),
     own=st.integers(20, 200),
@@ -152,7 +151,7 @@ choosers = st.builds(
 
 
 @needs_kernel(kernels)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 999),
     count=st.integers(1, 300),

@@ -90,7 +90,7 @@ OFFERS = st.tuples(st.just("offer"), st.sampled_from("abcd"), st.integers(1, 40)
 STEPS = st.lists(st.one_of(OFFERS, st.just(("take",)), st.tuples(st.just("wait"), st.integers(1, 20))), max_size=80)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS)
 def test_every_item_leaves_once_and_the_bounds_hold(steps):
     line, inside, left, waiting = Line(items=6, work=90), set(), Counter(), []

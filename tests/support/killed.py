@@ -15,17 +15,15 @@ DEATHS = int(os.environ.get("HPLM_TEST_DEATHS", "6"))  # with 1000 it dies at ea
 PATIENCE = 120  # seconds
 
 
-def deaths_survived(work: Callable[[Path], object], folder: Path, twice: bool = False) -> int:
+def deaths_survived(work: Callable[[Path], object], folder: Path) -> int:
     """Kills `work`, which fills a folder, and calls it again. The folder must be as after an undisturbed call.
 
-    It is killed at some renames and removals from first to last; with `twice` once in its first half and once near its end.
+    It is killed at some renames and removals from first to last.
     Returns how many of these there are in all.
     """
     touches = _work(work, folder / "undisturbed")
     undisturbed = content(folder / "undisturbed")
     spread = {1 + number * (touches - 1) // (DEATHS - 1) for number in range(DEATHS)}
-    if twice and touches > DEATHS:
-        spread = {touches // 3}
     for touch in sorted({*spread, max(1, touches - 1)}):
         target = folder / f"killed-{touch}"
         child = multiprocessing.get_context("fork").Process(target=_work, args=(work, target, touch))

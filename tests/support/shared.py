@@ -7,7 +7,6 @@ import torch
 
 from testing.reference import Reference
 from testing.toy import Toy, make_toy
-from tests.support.servers import _server_is_well, server, servers  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,78 @@
+"""Training in one step, for tests of what stands around a training. Trainings: `tests/builder`, `cli/test_whole_way.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from builder.learning.limits import Limits
+from builder.learning.loop import Progress, Training
+from builder.store.resumable import Savepoint
+
+USERS = (
+    "builder.exits.heads", "builder.importing.matching", "builder.learning.distil", "builder.learning.masked",
+    "builder.students.boosting", "builder.training.finetuning", "research.accuracy.pretraining", "research.schemes.distilled",
+)  # fmt: skip
+
+
+@contextmanager
+def by_one_step() -> Iterator[None]:
+    """Lets all that trains take one step."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in USERS:
+            patch.setattr(f"{module}.train", step_once)
+        yield
+
+
+def step_once(
+    training: Training[Any], limits: Limits, saved: Savepoint | None = None, show_progress: bool = True, spent: float = 0.0
+) -> Progress:
+    """Is called like `train`. It scores, moves each weight by its rate at most, scores again, and saves.
+
+    After an interruption a training goes on with other batches: they must be those that it would have had.
+    """
+    saved, now = saved or Savepoint(None), Progress(seconds=spent)
+    weights = {name: weight for group in training.groups for name, weight in group.parameters.items()}
+    if (state := saved.load()) is not None:
+        now = Progress(**state["progress"])
+    else:
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        if training.start_counts:
+            now.examined(training.exam(), weights, limits.doubt)
+        if limits.used(now) < 1:
+            with torch.no_grad():
+                second = [float(training.loss(batch)[0]) for batch in _seconds(training)]
+            assert len({*second}) <= 1, f"{training.title} goes on with another batch"
+            loss, units = training.loss(next(training.batches(0)))
+            loss.backward()
+            _move(training)
+            now.count(loss.item(), units, 0.0)
+            held, exam = training.cut(), training.exam()
+            now.examined(replace(exam, facts={**exam.facts, **held}), weights, limits.doubt)
+            saved.save({"progress": vars(now)})
+    with torch.no_grad():
+        for name, kept in now.weights.items():
+            weights[name].copy_(kept)
+    return now
+
+
+@torch.no_grad()
+def _move(training: Training[Any]) -> None:
+    for group in training.groups:
+        for weight in group.parameters.values():
+            if weight.grad is not None:
+                weight -= group.peak * weight.grad / weight.grad.abs().max().clamp(min=1e-12)
+                weight.grad = None
+
+
+def _seconds(training: Training[Any]) -> Iterator[Any]:
+    """Yields the second batch, if there is one: of a training from its start, and of one that goes on there."""
+    yield from islice(training.batches(0), 1, 2)
+    yield from islice(training.batches(1), 1)
