@@ -13,3 +13,10 @@ Array = np.ndarray[Any, np.dtype[Any]]  # of any shape and number type; comments
 def together(arrays: Sequence[Array]) -> Array:
     """Returns arrays end to end. A single one is not copied."""
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def padded(array: Array, size: int) -> Array:
+    """Returns an array of this size: its last number again and again behind its own numbers."""
+    whole = np.full(size, array[-1], array.dtype)
+    whole[: len(array)] = array
+    return whole

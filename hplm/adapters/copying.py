@@ -16,13 +16,17 @@ class Mark:
 
     def wait(self) -> None:
         """Makes the device wait for the mark before it runs the calling thread's next work."""
-        if self._event is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
+        event = self._event
+        if event is not None and event.query():
+            self._event = None  # most batches use weights that have long arrived: nothing asks again
+        elif event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
 
     def synchronize(self) -> None:
         """Blocks the calling thread until the mark is reached."""
         if self._event is not None:
             self._event.synchronize()
+            self._event = None
 
 
 AT_ONCE, REACHED = nullcontext(), Mark()
@@ -34,7 +38,6 @@ class Copies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.are_at_once = self._stream is None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # it may still clear the slots
 

@@ -14,6 +14,8 @@ from hplm.model.layer import activation
 class Groups(ABC):
     """Made once for a batch from the slot of every row, and used in every layer. Weights are slots x outputs x inputs."""
 
+    is_recordable = False  # whether its kernels depend only on the sizes of what it has sent to the device
+
     @abstractmethod
     def spread(self, x: Tensor) -> Tensor:
         """Brings rows x d into the order and shape that the maps take."""

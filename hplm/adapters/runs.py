@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from hplm.adapters.groups import Groups, starts_of_runs
-from hplm.arrays import Array
+from hplm.arrays import Array, padded
 from hplm.model.tensors import sent
 
 ALIGNMENT = 16  # bytes
@@ -51,6 +51,8 @@ class Runs(Groups):
         bounds = np.append(0, sizes.cumsum())
         self._calls = [_call(slot_of[i : i + MOST], bounds[i : i + MOST + 1], device) for i in range(0, len(slot_of), MOST)]
         self._slot_of_row = sent(slot_of.repeat(sizes), device)
+        self._is_one = len(slot_of) == 1
+        self.is_recordable = self._take is None and len(self._calls) == 1
 
     def spread(self, x: Tensor) -> Tensor:
         return x if self._take is None else x.index_select(0, self._take)
@@ -59,6 +61,10 @@ class Runs(Groups):
         return spread if self._back is None else spread.index_select(0, self._back)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self._is_one:  # a plain product takes fewer kernels
+            ((_, slot, _),) = self._calls
+            own = weight.mT.index_select(0, slot)[0]
+            return spread @ own if bias is None else torch.addmm(bias.index_select(0, slot)[0], spread, own)
         parts = [grouped_mm(spread[rows], weight.mT.index_select(0, slots), offs=ends) for rows, slots, ends in self._calls]
         mapped = parts[0] if len(parts) == 1 else torch.cat(parts)
         return mapped if bias is None else mapped.add_(bias.index_select(0, self._slot_of_row))
@@ -68,6 +74,10 @@ class Runs(Groups):
 
 
 def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
-    """Returns the rows of some runs, and for each run its slot and its end. `bounds`: those of the runs."""
-    ends = (bounds[1:] - bounds[0]).astype(np.int32)
-    return slice(int(bounds[0]), int(bounds[-1])), sent(slots, device), sent(ends, device)
+    """Returns the rows of some runs, and for each run its slot and its end. `bounds`: those of the runs.
+
+    Runs without rows behind the last one make their number a power of two: batches of few shapes can be recorded.
+    """
+    ends, size = (bounds[1:] - bounds[0]).astype(np.int32), min(1 << (len(slots) - 1).bit_length(), MOST)
+    rows = slice(int(bounds[0]), int(bounds[-1]))
+    return rows, sent(padded(slots, size), device), sent(padded(ends, size), device)

@@ -49,7 +49,7 @@ class Slots:
         self._copies = {device: copies(device) for device in dict.fromkeys(self._devices)}
         self._arrivals: list[Arrival] = []  # host memory for as many records as any batch has missed
         self._promised: list[tuple[int, Arrival]] = []
-        self._last: list[Mark] = []  # the end of copies that may still read the arrivals, on each device
+        self._marks = [REACHED] * layout.layers  # the end of the last copies to each layer
         self.hits = self.misses = 0
 
     @property
@@ -96,10 +96,9 @@ class Slots:
 
     def fill(self) -> list[Mark]:
         """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
-        if not self._promised and all([copies.are_at_once for copies in self._copies.values()]):
-            return [REACHED] * len(self.layers)
+        if not self._promised:
+            return self._marks
         marks: list[Mark] = []
-        self._last = []
         for device, numbers in groupby(range(len(self.layers)), self._devices.__getitem__):
             with self._copies[device].under_way():
                 for number in numbers:
@@ -109,8 +108,8 @@ class Slots:
                             # Copied first and converted on the device. Otherwise the host would convert, and wait.
                             own.copy_(tensor.to(device, non_blocking=True))
                     marks.append(self._copies[device].mark())
-            self._last.append(marks[-1])
         self._promised.clear()
+        self._marks = marks
         return marks
 
     def release(self, slot: int) -> None:
@@ -118,9 +117,9 @@ class Slots:
         self._pins[slot] -= 1
 
     def _arrival(self) -> Arrival:
-        for mark in self._last:
+        for mark in self._marks:  # copies may still read the arrivals
             mark.synchronize()
-        self._last = []
+        self._marks = [REACHED] * len(self.layers)
         if len(self._promised) == len(self._arrivals):
             flat = self.layout.empty(pin=self._devices[0].type == "cuda")
             self._arrivals.append((flat, self.layout.unpack(flat)))

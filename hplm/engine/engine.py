@@ -14,6 +14,7 @@ from torch import Tensor
 from hplm.adapters.parts import Part, adapted
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
+from hplm.engine.graphs import Graphs, can_record
 from hplm.engine.sheets import Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
@@ -111,7 +112,9 @@ class Engine:
         self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
         self.device = device
         self.dtype = dtype
-        self.takes_few_sizes = can_prepack(device, dtype)
+        config, is_whole = upper.config, len(self.stages) == 1
+        self._graphs = Graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
+        self.takes_few_sizes = can_prepack(device, dtype) or self._graphs is not None
         if device.type == "cpu":
             keep_freed_memory()
         avoid_plans(device)
@@ -134,7 +137,7 @@ class Engine:
             if part is not stack.layers:
                 part.to(device=self.device, dtype=self.dtype)
         stack = stack.eval().requires_grad_(False)
-        stack = prepacked(stack) if self.takes_few_sizes else stack
+        stack = prepacked(stack) if can_prepack(self.device, self.dtype) else stack
         if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
             for layer in stack.layers:
                 for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones
@@ -148,7 +151,7 @@ class Engine:
             self._wait_for_all()
             done()
 
-        self._after_layer = waited
+        self._after_layer, self._graphs = waited, None
 
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
         """Computes a batch in the last stage or the only one. Yields texts that leave before, and at the end the others.
@@ -158,9 +161,12 @@ class Engine:
         batch.ready.wait()
         try:
             for sheet in batch.sheets:
-                yield from self._compute(sheet, len(self.stages) - 1)
+                if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
+                    sheet.hidden = self._graphs.run(sheet, self._hidden)
+                else:
+                    yield from self._compute(sheet, len(self.stages) - 1)
             # All heads are started before one is waited for.
-            started = [(sheet, read(sheet.taken().float(), sheet.ending[2])) for sheet in batch.sheets if sheet.texts]
+            started = [(sheet, _read(sheet, sheet.taken())) for sheet in batch.sheets if sheet.texts]
             if started:
                 indexes = [index for sheet, _ in started for index in sheet.indexes]
                 yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.rows_of)])
@@ -211,15 +217,21 @@ class Engine:
             # Whether no text passes another layer, although there is one.
             all_end = at < last and len(sheet.done(at + 1)) == len(sheet.texts)
             if at == last or all_end:
-                rows, of_rows, _ = sheet.ending
+                rows, of_rows = sheet.ending
                 adapt = partial(_adapt_last, parts, of_rows, at)
             x = layer(x, sheet.attend[number], adapt, rows)
             self._after_layer()
             if all_end:
-                yield Computed(sheet.indexes, split(read(x.float(), sheet.ending[2]), sheet.rows_of), is_end=False)
+                yield Computed(sheet.indexes, split(_read(sheet, x), sheet.rows_of), is_end=False)
                 sheet.leave(sheet.done(at + 1))
                 break
         sheet.hidden = x
+
+    def _hidden(self, sheet: Sheet) -> Tensor:
+        """Returns what all layers compute of texts that come to the end."""
+        for _ in self._compute(sheet, 0):
+            raise AssertionError("a text leaves")
+        return sheet.taken()
 
     def _at_depth(self, sheet: Sheet, done: Array, x: Tensor) -> Computed:
         """Reads the answers of texts that pass no more layers."""
@@ -280,6 +292,11 @@ def _transposed(weight: Tensor) -> Tensor:
 def _adapt_last(adapters: list[Part], of_rows: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """After its attention, the last layer computes only the tokens that an answer reads."""
     return adapted(adapters if at == QKV else of_rows, layer, at, before, after)
+
+
+def _read(sheet: Sheet, x: Tensor) -> Tensor:
+    """Returns the logits of a sheet's texts. Further rows of `x` belong to none."""
+    return read(x[: int(sheet.rows_of.sum())].float(), sheet.heads)
 
 
 def split(logits: Tensor, rows_of: Array) -> list[Array]:

@@ -27,6 +27,7 @@ class Arrangement:
     texts: Array  # indexes of texts of the batch, in their order in the tensor
     lengths: Array  # tokens of each text
     rooms: Array  # tokens of each text with its padding
+    few_shapes: bool = field(default=False, kw_only=True)  # whether attention should have few shapes (`PackedAttention`)
     rows: int = field(init=False)
     starts: Array = field(init=False)
 
@@ -63,9 +64,9 @@ class Arrangement:
         """Returns attention inside texts. Only the last one has padding."""
         lengths, padding = self.lengths, int(self.rooms[-1] - self.lengths[-1])
         if padding:  # rows that see only each other, like texts
-            behind, rest = divmod(padding, LEAST_STEP)
+            behind, rest = (0, padding) if self.few_shapes else divmod(padding, LEAST_STEP)
             lengths = np.array([*lengths.tolist(), *[LEAST_STEP] * behind, *[rest] * (rest > 0)])
-        return PackedAttention(lengths, heads, device)
+        return PackedAttention(lengths, heads, device, few_shapes=self.few_shapes)
 
 
 class Packing(Protocol):
@@ -74,14 +75,14 @@ class Packing(Protocol):
         ...
 
 
-def end_to_end(lengths: Array, owners: Array | None = None) -> Arrangement:
+def end_to_end(lengths: Array, owners: Array | None = None, few_shapes: bool = False) -> Arrangement:
     """Returns texts without padding: those of one owner are neighbours, so that adapters apply to rows where they lie.
 
     Texts of equal length are neighbours too, which makes attention on a CPU faster.
     """
     order = np.lexsort((-lengths,) if owners is None else (-lengths, owners))
     lengths = lengths[order]
-    return Arrangement(order, lengths, lengths)
+    return Arrangement(order, lengths, lengths, few_shapes=few_shapes)
 
 
 def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing | None:

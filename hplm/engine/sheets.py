@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
@@ -16,18 +17,21 @@ from hplm.adapters.groups import starts_of_runs
 from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Part, Placed, parts_of
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array, together
+from hplm.arrays import Array, padded, together
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
 from hplm.engine.stages import Stage
+from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.tensors import sent
+from hplm.model.sizes import rounded_up
+from hplm.model.tensors import Block, sent
 from hplm.plot.forest import Forest
 from hplm.scheduling.selection import Batch
 
 NOBODY = np.empty(0, dtype=np.int64)
 HEAD, ADAPTER, EXITS = range(3)  # a tenant's records
+ROOM, TOKEN_ROOM = 1 << 14, 64  # bytes for what a sheet sends, and for each of its tokens
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class StagingSettings:
     packing: Packing | None = None  # None: texts end to end
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
+
+    @property
+    def recorded(self) -> bool:
+        """Whether batches should have few shapes, because the engine records what they compute (`hplm.engine.graphs`)."""
+        return self.few_sizes and self.device.type == "cuda"
 
     @cached_property
     def devices(self) -> list[torch.device]:
@@ -58,6 +67,8 @@ class Sheet:
     """The texts of a batch that are computed in one tensor. Those that leave at an exit are taken out."""
 
     sums: Tensor | None = None  # None: not yet gathered
+    numbers: Tensor | None = None  # all that the layers read beside the sums and weights; None: it is not in one tensor
+    shape: Hashable = None  # on which their kernels depend beside that; None: on more
     hidden: Tensor | None = None  # of the texts that have not left: what the layers so far have computed
 
     def __init__(
@@ -86,16 +97,21 @@ class Sheet:
             own, places = places, np.zeros(self.rows, dtype=np.int64)
             places[tokens] = own
         first = settings.devices[0]
-        self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
-        # The row of each token in the tensor; None: in order, with padding behind the last one only.
-        self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
         # Each text has a row: the exit where it may leave, and how many layers it passes (0: all). None: all come to the end.
         self._ways = None
         if any([text.plan is not None or text.depth for text in self.texts]):
             self._ways = np.array([(text.exit, text.depth) for text in self.texts])
-        self._lie(arrangement, tenants[arrangement.texts])
-        if self._ways is None:
-            _ = self.ending  # all come to the end, so that it can be prepared ahead
+        is_block = first.type == "cuda" or settings.recorded
+        with Block(first, ROOM + TOKEN_ROOM * self.rows) if is_block else nullcontext() as block:
+            self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
+            # The row of each token in the tensor; None: in order, with padding behind the last one only.
+            self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
+            self._lie(arrangement, tenants[arrangement.texts])
+            if self._ways is None:  # all come to the end, so that it can be prepared ahead
+                _, adapters = self.ending
+                if block is not None and settings.recorded:
+                    self._note_shape(block, self.attend[0], [*self.adapters[0], *adapters])
+                _ = self.heads
 
     def _lie(self, arrangement: Arrangement, tenants: Array) -> None:
         """Notes where the texts lie that have not left, and prepares attention and adapters for them."""
@@ -108,14 +124,35 @@ class Sheet:
         }
         self.attend: list[Attend] = [by_device[own][0] for own in devices]  # of each stage
         self.adapters: list[list[Part]] = [by_device[own][1] for own in devices]
-        self.__dict__.pop("ending", None)
+        for name in ("ending", "heads"):
+            self.__dict__.pop(name, None)
+
+    def _note_shape(self, block: Block, attend: Attend, parts: list[Part]) -> None:
+        """Notes what decides which kernels the layers are, if it is few numbers."""
+        self.numbers = block.so_far
+        if (
+            isinstance(attend, PackedAttention)
+            and attend.few_shapes
+            and not block.is_full
+            and all(part.groups.is_recordable for part in parts)
+        ):
+            addresses = [tensor.data_ptr() for part in self.adapters[0] for layer in part.layers for tensor in layer.values()]
+            layouts = [(part.layout, part.rows is None) for part in parts]
+            self.shape = (self.rows, attend.longest, *block.taken, *layouts, *addresses)
 
     @cached_property
-    def ending(self) -> tuple[Tensor, list[Part], list[Part]]:
-        """The token that each answer row reads, and the adapters and heads of these rows."""
-        last, starts = self._settings.devices[-1], self._arrangement.starts.repeat(self.rows_of)
-        reading = together([text.reading for text in self.texts]) + starts
-        return sent(reading, last), self._parts(ADAPTER, self.rows_of, last), self._parts(HEAD, self.rows_of, last)
+    def ending(self) -> tuple[Tensor, list[Part]]:
+        """The token that each answer row reads, and the adapters of these rows. Further rows are not read."""
+        last, counts = self._settings.devices[-1], self.rows_of
+        reading = together([text.reading for text in self.texts]) + self._arrangement.starts.repeat(counts)
+        if self._settings.recorded and (more := rounded_up(len(reading)) - len(reading)):
+            reading, counts = padded(reading, len(reading) + more), np.append(counts[:-1], counts[-1] + more)
+        return sent(reading, last), self._parts(ADAPTER, counts, last)
+
+    @cached_property
+    def heads(self) -> list[Part]:
+        """The heads of the answer rows."""
+        return self._parts(HEAD, self.rows_of, self._settings.devices[-1])
 
     def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[Part]:
         """`counts`: rows of each text, or of each that is asked."""

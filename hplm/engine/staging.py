@@ -25,7 +25,6 @@ from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
 from hplm.errors import HplmError, OutOfCapacity, for_client
 from hplm.model import faults
-from hplm.model.prepacked import with_rows
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
 from hplm.tenants.snapshot import TenantWeights
@@ -88,11 +87,10 @@ class Stager:
         start = time.monotonic_ns()
         with self._copies.under_way():
             for sheet in batch.sheets:
-                sums = self._gatherer.sums(batch.forest, sheet.addresses, sheet.lengths)
+                rows = sheet.rows if sheet.scattered is None else len(sheet.addresses)
+                sums = self._gatherer.sums(batch.forest, sheet.addresses, sheet.lengths, rows)
                 if sheet.scattered is not None:
                     sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.scattered, sums)
-                elif len(sheet.addresses) < sheet.rows:
-                    sums = with_rows(sums, sheet.rows)
                 sheet.sums = sums
             batch.ready = self._copies.mark()
         batch.stages["retrieve"] = start, time.monotonic_ns()
@@ -135,7 +133,9 @@ class Stager:
 
     def _arranged(self, texts: Sequence[Text], tenants: Array, places: Places | None) -> list[Arrangement]:
         lengths, packing = np.array([len(text.addresses) for text in texts]), self._settings.packing
-        arrangements = [end_to_end(lengths, tenants)] if packing is None else packing.lay(lengths, places)
+        arrangements = (
+            [end_to_end(lengths, tenants, self._settings.recorded)] if packing is None else packing.lay(lengths, places)
+        )
         return [one.rounded_up() for one in arrangements] if self._settings.few_sizes else arrangements
 
     def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hplm.arrays import Array
+from hplm.arrays import Array, padded
 from hplm.model.kernel import attending
+from hplm.model.sizes import rounded_up
 from hplm.model.tensors import sent
 
 CPU = torch.device("cpu")
 CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
 CUDA_DTYPES = (torch.bfloat16, torch.float16)
+LEAST_LONGEST = 128  # tokens of the longest text, as the kernel is told where there are to be few shapes
 
 
 @cache
@@ -52,18 +54,26 @@ class PackedAttention:
         device: torch.device = CPU,
         causal: bool = False,
         compiled: bool = True,
+        few_shapes: bool = False,
     ) -> None:
-        """`compiled`: use the compiled kernel where it can attend."""
+        """`compiled`: use the compiled kernel where it can attend.
+
+        `few_shapes`: on CUDA in 16 bits, the same kernel for any texts, with empty texts behind the last one.
+        """
         self.heads = heads
         self.causal = causal
-        self._compiled = compiled
+        self._compiled = compiled and not few_shapes
+        self.few_shapes = few_shapes
         self._lengths = np.asarray(lengths, dtype=np.int64)
         bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
         self._lengths.cumsum(out=bounds[1:])
-        self._starts, self._tokens, self._longest = bounds.tobytes(), int(bounds[-1]), max(self._lengths.tolist(), default=0)
+        self._starts, self._tokens, self.longest = bounds.tobytes(), int(bounds[-1]), max(self._lengths.tolist(), default=0)
         self._scores = int(self._lengths.dot(self._lengths))
         self._ends: Tensor | None = None
-        if device.type == "cuda" and len(self.runs) > 1:
+        if few_shapes:
+            self.longest = max(LEAST_LONGEST, 1 << (self.longest - 1).bit_length())
+            self._ends = sent(padded(bounds.astype(np.int32), rounded_up(len(bounds))), device)
+        elif device.type == "cuda" and len(self.runs) > 1:
             self._ends = sent(bounds.astype(np.int32), device)
 
     @cached_property
@@ -72,12 +82,12 @@ class PackedAttention:
         return [(length, sum(1 for _ in run)) for length, run in groupby(self._lengths.tolist())]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        compiled = attending(query, query.shape[1] // self.heads, self._longest) if self._compiled else None
+        compiled = attending(query, query.shape[1] // self.heads, self.longest) if self._compiled else None
         if compiled is not None:
             assert query.shape[0] == self._tokens
             texts = len(self._lengths)
             return compiled.attend(query, key, value, self._starts, texts, self.heads, self.causal, self._scores)
-        if len(self.runs) == 1:
+        if len(self.runs) == 1 and not self.few_shapes:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads, causal=self.causal)
         if self._ends is not None and query.dtype in CUDA_DTYPES and self._fits(query, key):
@@ -95,7 +105,7 @@ class PackedAttention:
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
-        longest, head = self._longest, query.shape[1] // self.heads
+        longest, head = self.longest, query.shape[1] // self.heads
         options: dict[str, Any] = {"window_size": (-1, 0)} if self.causal else {}
         if key.shape[1] < query.shape[1]:
             options["enable_gqa"] = True

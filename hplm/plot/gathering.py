@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hplm.arrays import Array, together
 from hplm.errors import Broken
+from hplm.model.prepacked import with_rows
 from hplm.model.tensors import sent
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
@@ -76,9 +77,13 @@ class Gatherer:
                 kept.append(number)
         return kept
 
-    def sums(self, forest: Forest, addresses: Array, lengths: Array) -> Tensor:
-        """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row."""
+    def sums(self, forest: Forest, addresses: Array, lengths: Array, size: int | None = None) -> Tensor:
+        """Returns the sums of packed texts: tokens x hidden. In each table, rows of other tables count as the null row.
+
+        `size`: of the result, if there are to be zeros behind the last token.
+        """
         total: Tensor | None = None
+        size = len(addresses) if size is None else size
         tables = forest.tables_of(addresses)
         if tables != self._tables:
             self._tables = tables
@@ -88,7 +93,7 @@ class Gatherer:
             self._said = True
         if self._sums is not None:
             faults = disk_faults()
-            total = self._sums.of(addresses, lengths)
+            total = self._sums.of(addresses, lengths, size, pinned=self._device.type == "cuda")
             if disk_faults() != faults:
                 for table, _ in tables:
                     table.rows.count_as_cold()
@@ -106,7 +111,7 @@ class Gatherer:
                 total = total + part if tokens is None else total.index_add_(0, tokens, part)
         if total is None:  # only null rows, which no text has
             total = torch.zeros(len(addresses), tables[0][0].meta.hidden, dtype=self._dtype, device=self._device)
-        return total
+        return total if size == len(total) else with_rows(total, size)
 
     def _parts(self, table: Table, rows: Array, lengths: Array, alone: bool) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yields sums with the tokens that they belong to; None means all tokens."""

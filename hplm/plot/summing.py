@@ -43,10 +43,12 @@ class Sums:
         self._window = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
         self._into = SUM_TYPES[dtype], compiled.instructions
 
-    def of(self, addresses: Array, lengths: Array) -> Tensor:
-        """Returns the sums of packed texts: tokens x hidden. The tables have all addresses."""
+    def of(self, addresses: Array, lengths: Array, rows: int, pinned: bool = False) -> Tensor:
+        """Returns the sums of packed texts, and zeros behind them: rows x hidden. The tables have all addresses."""
         addresses, lengths = as_int64(addresses), as_int64(lengths)
-        sums = torch.empty(len(addresses), self._hidden, dtype=self._dtype)
+        sums = torch.empty(rows, self._hidden, dtype=self._dtype, pin_memory=pinned)
+        if rows > len(addresses):
+            sums[len(addresses) :] = 0
         if cuts := _cuts(lengths, len(addresses)):
             pieces = [(addresses[tokens], lengths[texts], sums[tokens]) for texts, tokens in cuts]
             failed = any(list(_threads().map(self._sum, *zip(*pieces, strict=True))))
