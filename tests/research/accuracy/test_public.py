@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from demo.public import stored_public_data
+from demo.public import TASKS, TWEETS, stored_public_data
 from research.accuracy.report import named_options
 from research.accuracy.studies import TIERS
 from research.result_file import ResultFile
@@ -57,3 +57,17 @@ def test_new_options_of_training_do_not_void_the_results():
     usual = frozenset(named_options(options))
     assert stored == {usual, usual | {"dropout"}}  # the latter of a study whose option is gone
     assert "function" in named_options(replace(options, function="gelu"))
+
+
+def test_of_one_file_a_fifth_is_for_the_test(tmp_path):
+    rows = [(label, words, "x") for label, words in texts("tweet", 30)]
+    tab(tmp_path / "election-tweets-2016.tab", ["Author", "Content", "Place"], rows)
+    sizes = {"train": 20, "dev": 3, "test": 20}
+    data, _ = stored_public_data(tmp_path / "data", [tmp_path], sizes, 8, {}, (*TASKS, TWEETS))
+    parts = {
+        part: [json.loads(line)["text"] for line in getattr(data.tenants[0], part).open(encoding="utf-8")] for part in sizes
+    }
+    assert [task.id for task in data.tenants] == ["tweets"] and {part: len(own) for part, own in parts.items()} == sizes | {
+        "test": 6
+    }
+    assert len({*parts["train"], *parts["dev"], *parts["test"]}) == 29
