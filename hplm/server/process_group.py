@@ -53,14 +53,6 @@ def arguments(pid: int) -> list[str]:
         return []
 
 
-def stop(group: int, grace: float) -> None:
-    """Sends SIGTERM to the leader, waits `grace` seconds, then sends SIGKILL to all processes that are left."""
-    if group in members(group):
-        _signal(os.kill, group, signal.SIGTERM)
-    wait_until_gone(group, grace)
-    kill(group)
-
-
 def kill_one(pid: int) -> None:
     """Kills a process of a group, and returns when it has ended, or a driver or a disk keeps it."""
     _signal(os.kill, pid, signal.SIGKILL)
@@ -77,10 +69,6 @@ def kill(group: int) -> None:
         return not left
 
     _wait_until(is_empty, KILL_SECONDS)
-
-
-def wait_until_gone(group: int, seconds: float) -> None:
-    _wait_until(lambda: not members(group), seconds)
 
 
 def reason(code: int) -> str:
@@ -117,7 +105,10 @@ def _signal(send: Callable[[int, int], None], target: int, number: signal.Signal
 def watch(parent: int, group: int, prefix: str, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
-    stop(group, _ORPHANED_GRACE_S)
+    if group in members(group):  # the leader lives
+        _signal(os.kill, group, signal.SIGTERM)
+    _wait_until(lambda: not members(group), _ORPHANED_GRACE_S)
+    kill(group)
     sweep(prefix)
     shutil.rmtree(folder, ignore_errors=True)
 
