@@ -177,12 +177,13 @@ def test_memory_of_removed_layouts_is_freed(place, live, monkeypatch):
         answered("tenant-0")
         answered("tenant-0")  # when the batch before it has been released
     assert stager.device_bytes == before
-    service.look(0)
+    ((meter, look),) = service.meters()
+    look()
     live.add("new-c", knowledge(store, "new-c"))
     answered("new-c")
     assert stager.device_bytes > before
-    service.look(0)
-    counts, _ = service.served[0].instruments.meter.take()
+    look()
+    counts, _ = meter.take()
     assert counts[names.SLOT_MISSES, ("lora-2x2-query+ffn_in",)] == 2
     asker.close()
 
