@@ -28,6 +28,7 @@ from testing import random_repository
 from testing.random_store import SIZES
 from tests.builder.checkpoints import save_bert
 from tests.deploy.door import require_haproxy
+from tests.support.learning import by_one_step
 from tests.support.lent import LentCopy, loading
 from tests.support.message import mentions
 
@@ -106,7 +107,7 @@ def numbers(found: object) -> Iterator[float]:
     ],
 )  # a process has all commands that ask one server; others do not wait for each other
 def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypatch, request) -> None:
-    """Some load models or train, so they take more than five seconds. `bench cluster`: tests/cluster/test_up.py."""
+    """Some load models, so they take more than five seconds. `bench cluster`: tests/cluster/test_up.py."""
     monkeypatch.chdir(tmp_path)
     if lent := lent_to(command):
         server = request.getfixturevalue("server")
@@ -116,7 +117,8 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
         require_haproxy()
     if "--model" in command:
         save_bert(tmp_path / "bert")
-    assert status(f"{command} --quick --json") == 0
+    with by_one_step():
+        assert status(f"{command} --quick --json") == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
