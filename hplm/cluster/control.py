@@ -66,7 +66,7 @@ def _answer(connection: socket.socket, commands: dict[str, Command]) -> None:
         return
     try:
         send("done", commands[question](lambda line: send("say", line)))
-    except HplmError as error:
+    except (HplmError, OSError) as error:
         send("error", str(error))
 
 

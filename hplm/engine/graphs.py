@@ -63,6 +63,8 @@ class Graphs:
         if graph is None:
             try:
                 graph = self._known[shape] = self._recorded(sheet, compute)
+            except torch.OutOfMemoryError:
+                return compute(sheet)  # with the memory that torch keeps for later. The shape may be recorded another time
             except RuntimeError:
                 log.exception("kernels cannot be recorded. Answers are right all the same, and take longer")
                 self._failed = True

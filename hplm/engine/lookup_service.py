@@ -61,7 +61,8 @@ class LookupService:
         self._line: Turns[LookupRequest] = Turns(waiting, PIECE, clock.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
         self._working_since: float | None = None
-        self._beats, self._stuck_s = Beats(), 0  # at the turn that is under way
+        self._beats = Beats()
+        self._stuck: tuple[float | None, int] = None, 0  # the begin of the turn that was under way, and its beats
         self._refused = Refused(refused, self._tell, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
@@ -163,11 +164,12 @@ class LookupService:
         """Updates the meter's levels, and sees whether the thread that looks up moves. Call it once a second."""
         self.meter.set(names.WAITING_LOOKUPS, len(self._line))
         since = self._working_since
-        self._stuck_s = self._beats.count([since] if since is not None else [])
+        self._stuck = since, self._beats.count([since] if since is not None else [])
 
     def check(self) -> None:
         """Raises if the thread that looks up does not move."""
-        if self._working_since is not None and self._stuck_s > STUCK_SECONDS:
+        since, seconds = self._stuck
+        if since is not None and since == self._working_since and seconds > STUCK_SECONDS:
             raise Internal(f"lookup has worked at its turn for more than {STUCK_SECONDS} s: read the server's log")
 
     def close(self) -> None:

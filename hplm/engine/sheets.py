@@ -101,7 +101,8 @@ class Sheet:
         self._ways = None
         if any([text.plan is not None or text.depth for text in self.texts]):
             self._ways = np.array([(text.exit, text.depth) for text in self.texts])
-        is_block = first.type == "cuda" or settings.recorded
+        # A packing of others may compute at once on what it has sent. That arrives only when a block closes.
+        is_block = settings.packing is None and (first.type == "cuda" or settings.recorded)
         with Block(first, ROOM + TOKEN_ROOM * self.rows) if is_block else nullcontext() as block:
             self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
             # The row of each token in the tensor; None: in order, with padding behind the last one only.

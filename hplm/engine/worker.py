@@ -28,15 +28,8 @@ CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
 STUCK_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
 STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the outage
-# What the libraries of an engine read, unless the operator has set it.
-OF_LIBRARIES = {
-    # oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
-    # How often a thread of GNU's OpenMP looks for the next product before it sleeps. These looks take some tenths of a
-    # millisecond, longer than the pauses between the products of a batch. By default it looks for many milliseconds: at each
-    # batch's end, and whenever the other threads have no core, it would take theirs from the server's processes.
-    "GOMP_SPINCOUNT": "10000",
-}
+# oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
+CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 RESTARTING = "the engine is being started again: send the request again"
 GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
@@ -88,7 +81,7 @@ class Worker(Process):
         self.told = told
         self.silent_s = 0.0  # without a heartbeat
         passed = self._its.fileno(), self.batches
-        environment = {**OF_LIBRARIES, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [_python(), "-m", module, *map(str, passed)]
         super().__init__("the engine", command, None, descriptors=passed, environment=environment, tie=Tie.GROUP)
 

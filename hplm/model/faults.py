@@ -6,6 +6,7 @@ After a fault that stays, all that its process asks of an accelerator fails. Onl
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import torch
 
@@ -21,7 +22,8 @@ def stays(error: Exception) -> bool:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the device has no memory. Then the device also gets back what torch keeps for later."""
     if isinstance(error, torch.OutOfMemoryError) or (_is_of_accelerator(error) and _NO_MEMORY.search(str(error))):
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # while kernels are recorded (`hplm.engine.graphs`) torch may refuse
+            torch.cuda.empty_cache()
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
 

@@ -88,8 +88,8 @@ class Process:
 
     @property
     def group(self) -> int | None:
-        """The group of the process and what it has started, also after its end; None if it was not started."""
-        return self._process.pid if self._process is not None else None
+        """The group of the process and what it has started, also after its end; None if it has none, or was not started."""
+        return self._process.pid if self._process is not None and self._tie is not Tie.GROUP else None
 
     def start(self) -> None:
         self._since, self._again_at, self._is_to_end = self._time.monotonic(), None, False
@@ -98,17 +98,21 @@ class Process:
         if self._cores:
             command = ["taskset", "--cpu-list", ",".join(map(str, self._cores)), *command]
             environment["OMP_NUM_THREADS"] = str(len(self._cores))
-        with self._output() as output:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=environment,
-                stdin=subprocess.PIPE if self._tie is Tie.STDIN else subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=self._descriptors,
-                start_new_session=self._tie is not Tie.GROUP,
-            )
+        try:
+            with self._output() as output:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=self._folder,
+                    env=environment,
+                    stdin=subprocess.PIPE if self._tie is Tie.STDIN else subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=self._descriptors,
+                    start_new_session=self._tie is not Tie.GROUP,
+                )
+        except OSError:
+            self._again_at = self._since  # `look` tries again
+            raise
 
     def _output(self) -> AbstractContextManager[BinaryIO | None]:
         if self.log_file is None:
@@ -165,7 +169,7 @@ class Process:
     def look(self, say: Callable[[str], None]) -> None:
         """Starts the process again if it has ended by itself."""
         code = self._process.poll() if self._process is not None else None
-        if code is None or self._is_to_end:
+        if self._is_to_end or (code is None and self._again_at is None):
             return
         now = self._time.monotonic()
         if self._again_at is None:
@@ -182,8 +186,10 @@ class Process:
                 say(restarting(f"{self.name} does not start ({error})", self._pause))
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Sends the signal, or closes standard input. From here on `look` does not start the process again."""
-        self._is_to_end = True
+        """Sends the signal, or closes standard input, once. From here on `look` does not start the process again."""
+        asked, self._is_to_end = self._is_to_end, True
+        if asked:
+            return  # a second signal would break off what the first one has begun
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -195,11 +201,12 @@ class Process:
     ) -> None:
         """Asks the process to end, and kills it and what it has started after so many seconds. 0: kills it at once."""
         if self._process is None:
+            self._is_to_end = True
             return
         if patience:
             self.ask_to_end(number)
             deadline = self._time.monotonic() + patience
-            while process_group.members(self.group) and self._time.monotonic() < deadline:
+            while (self.pid is not None or process_group.members(self.group)) and self._time.monotonic() < deadline:
                 meanwhile()
                 self._time.sleep(LOOK_SECONDS)
         self.kill()

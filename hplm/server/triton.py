@@ -234,15 +234,16 @@ class TritonServer:
 
         def is_ready() -> bool:
             nonlocal hidden
-            if process.pid and not hidden and _STARTED.search(process.said()):
-                hide(process.pid, self._secret)
+            pid = process.pid
+            if pid and not hidden and _STARTED.search(process.said()):
+                hide(pid, self._secret)
                 hidden = True
             return control.ready(self.id, self._ports.metrics)
 
-        if not process.comes_to(is_ready, deadline - time.monotonic()) or not process.pid:
+        if not process.comes_to(is_ready, deadline - time.monotonic()) or not (pid := process.pid):
             return False
         make_private(self.id)
-        reply_sockets.widen(process.pid)
+        reply_sockets.widen(pid)
         return True
 
     def _failure(self, process: Process) -> HplmError:

@@ -192,6 +192,7 @@ def test_a_branch_learns_on_from_the_branch_before_it_and_its_head(model, tmp_pa
     store, _ = build_root(str(model[0]), text, tmp_path / "store", options, Budget(steps=10), DEVICE)
     report = report_of(store, "root-1")
     assert (report["steps"], report["masked"]["steps"], report["masked"]["head"]) == (5, 5, "the checkpoint's")
+    assert min(exam["loss"] for exam in report["masked"]["exams"][1:]) < report["masked"]["exams"][0]["loss"]
     with by_one_step():
         build_domain(store, "bio", [corpus(tmp_path, 1, lines=25)], domain, two, DEVICE)
         update_domain(store, "bio", [corpus(tmp_path, 2, lines=25)], UpdateOptions(), two, DEVICE)
