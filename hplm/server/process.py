@@ -168,16 +168,15 @@ class Process:
 
     def look(self, say: Callable[[str], None]) -> None:
         """Starts the process again if it has ended by itself."""
-        code = self._process.poll() if self._process is not None else None
-        if self._is_to_end or (code is None and self._again_at is None):
+        if self._is_to_end:
             return
-        now = self._time.monotonic()
-        if self._again_at is None:
+        code, now = self._process.poll() if self._process is not None else None, self._time.monotonic()
+        if code is not None and self._again_at is None:
             self.kill()  # what it may have left
             self._pause = longer(self._pause) if now - self._since < SOON_SECONDS else 0.0
             self._again_at = now + self._pause
             say(restarting(f"{self.name} ended with {process_group.reason(code)}, see {self.log_file}", self._pause))
-        if now >= self._again_at:
+        if self._again_at is not None and now >= self._again_at:
             try:
                 self.start()
             except OSError as error:

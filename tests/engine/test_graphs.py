@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -141,6 +142,16 @@ def test_graphs_have_a_bound_and_those_of_a_small_room_are_forgotten(asked, monk
         asked.ask(*["plain"] * count, words=9)
         assert len(asked.graphs._known) <= 2
     assert asked.graphs.replays >= 2
+
+
+def test_a_recording_that_finds_no_memory_is_tried_again(asked, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(asked.graphs, "_recorded", Mock(side_effect=torch.OutOfMemoryError("the device is full")))
+        for _ in range(3):
+            asked.ask("alike-0", words=3)
+    for _ in range(2):
+        asked.ask("alike-0", words=3)
+    assert asked.graphs.replays and "cannot be recorded" not in caplog.text
 
 
 def test_a_graph_that_cannot_be_recorded_is_told_once(asked, caplog):

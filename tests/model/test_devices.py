@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -38,7 +39,9 @@ LOST, FULL, OTHER = (True, False), (False, True), (False, False)
         (ValueError("CUDA error: "), OTHER),
     ],
 )
-def test_a_fault_that_stays_is_told_from_a_full_device_and_from_other_errors(error, expected):
+def test_a_fault_that_stays_is_told_from_a_full_device_and_from_other_errors(error, expected, monkeypatch):
+    # As while another thread records kernels.
+    monkeypatch.setattr(torch.cuda, "empty_cache", Mock(side_effect=RuntimeError("captures_underway.empty()")))
     assert (faults.stays(error), faults.is_out_of_memory(error)) == expected
 
 

@@ -110,6 +110,33 @@ def test_a_process_that_cannot_be_started_again_is_tried_again_later(make, monke
     assert len(said) == 2 and process.pid is not None
 
 
+def test_a_process_that_could_not_be_started_anew_is_started_by_the_next_look(make, monkeypatch):
+    """As a replica whose rolling update finds no room for a process."""
+    process = make(SLEEPING)
+    process.start()
+    process.stop(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
+        with pytest.raises(OSError, match="no more"):
+            process.start()
+    process.look(print)
+    assert process.pid is not None
+    process.stop(0)
+    process.look(print)
+    assert process.pid is None
+
+
+def test_a_process_is_asked_to_end_once(make, monkeypatch):
+    """A second signal would break off the drain of a server."""
+    process = make(SLEEPING)
+    process.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "send_signal", sent := Mock())
+        process.ask_to_end()
+        process.ask_to_end()
+    assert sent.call_count == 1
+
+
 def test_nobody_waits_for_a_process_that_cannot_be_killed(make, monkeypatch):
     """As one that waits for a disk."""
     process = make(SLEEPING)
