@@ -23,7 +23,7 @@ BEAT_SECONDS = 1.0
 
 
 class Serving(Protocol):
-    """What an engine's process serves: backbones of encoders (`hplm.engine.service`), or a decoder."""
+    """The service in an engine's process: of backbones of encoders (`hplm.engine.service`), or of a decoder."""
 
     def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Process: ...  # starts its threads
     def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray, /) -> None: ...  # it does not raise

@@ -79,7 +79,7 @@ class Service:
         self.served = [Served(folder, own, state) for folder, own in places]
         self._now_ns = now_ns
         self._outbox = outbox
-        # What submits requests whose generation is not open yet, and what answers them.
+        # Two functions for requests whose generation is not open yet: one submits them, the other answers.
         self._unopened: SimpleQueue[tuple[Callable[[], None], Callable[[Answer], None]]] = SimpleQueue()
         self._opening: list[float] = []  # when it began to submit one
         self._wake: Callable[[], None] = lambda: None

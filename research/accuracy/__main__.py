@@ -41,7 +41,7 @@ def accuracy(
     model: str = "",
     pictures: Path | None = None,
     device: str = "auto",
-    at_a_time: int | None = None,
+    at_once: int | None = None,
 ) -> None:
     """Computes the missing numbers, and prints all.
 
@@ -57,7 +57,7 @@ def accuracy(
     :param model: Hugging Face name or folder of another BERT than MiniLM
     :param pictures: folder into which each study is drawn
     :param device: auto, cpu, cuda or cuda:N
-    :param at_a_time: trainings side by side; by default as many as cores and memory hold, and one on a GPU
+    :param at_once: trainings side by side; by default as many as cores and memory hold, and one on a GPU
     """
     amounts = (PUBLIC if texts == "public" else TIERS)[tier]
     amounts = replace(amounts, seeds=seeds) if seeds else amounts
@@ -80,7 +80,7 @@ def accuracy(
         raise InvalidInput(f"unknown study {unknown[0]!r}: choose from {', '.join(report.studies)}, all")
     chosen = [report.studies[one] for one in names]
     if not finished:
-        report.run(chosen, at_a_time)
+        report.run(chosen, at_once)
     for study in chosen:
         if not (runs := report.finished(study)):
             continue

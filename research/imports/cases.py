@@ -66,14 +66,11 @@ class Case:
     rank: int = 32
     times: int = 1  # as many texts, and as many tokens of them at most
     epochs: int | None = None
-    texts: Literal["own", "corpus", "like"] = (
-        "own"  # of the training, then its domain's; the latter alone; those like the former
-    )
+    # own: those of the training, then its domain's. corpus: its domain's alone. like: those most like the training's.
+    texts: Literal["own", "corpus", "like"] = "own"
     lower: int = 2  # layers in tables
     norms: bool = False  # norms and biases of the upper layers learn too. No tenant can hold them: it only tells what they add
-    labelled: Mapping[str, float] | None = (
-        None  # options by which the tenant of the first case learns on, with the labelled data
-    )
+    labelled: Mapping[str, float] | None = None  # the first case's tenant learns on with the labelled data, by these options
 
 
 CASES = {

@@ -31,7 +31,7 @@ SCHEMES = ["dedicated", "plot", "hplm", "adapter", "shared"]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_step():
-    """What each scheme learns: `tests/research/schemes`."""
+    """The tests in `tests/research/schemes` say what each scheme learns."""
     with by_one_step():
         yield
 
