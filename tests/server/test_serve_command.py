@@ -30,7 +30,6 @@ from testing.toy import SERVED, make_chat
 from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.support.message import mentions
-from tests.support.servers import until_ready
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
@@ -40,19 +39,24 @@ THE_TWO = ("--model-repository", "hplm_openai")  # words in the commands of the 
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 
-def from_a_terminal():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets its background processes ignore it
-
-
 @contextmanager
 def running(command, folder):
     """Yields the process of `hplm serve`, and what it says until it is ready."""
-    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=from_a_terminal)
+    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(command, **piped, cwd=folder) as process:
         try:
             yield process, until_ready(process)
         finally:
             process.kill()
+
+
+def until_ready(process):
+    """Returns what `hplm serve` prints until it is ready."""
+    said = [""]
+    while not said[-1].startswith("Ready"):
+        said.append(process.stdout.readline())
+        assert said[-1], f"it ended with {process.wait(PATIENCE)}: {''.join(said)}{process.stderr.read()}"
+    return "".join(said)
 
 
 def children_of(process):

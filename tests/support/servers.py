@@ -285,16 +285,6 @@ def gateway_before(grpc_url: str) -> Iterator[str]:
             process.terminate()
 
 
-def until_ready(process: subprocess.Popen[str]) -> str:
-    """Returns what `hplm serve` prints until it is ready."""
-    assert process.stdout is not None
-    said = [""]
-    while not said[-1].startswith("Ready"):
-        said.append(process.stdout.readline())
-        assert said[-1], said
-    return "".join(said)
-
-
 def kill_model(server: TritonServer, model: str) -> None:
     """Kills the process of a model, which has one instance."""
     (stub,) = [stub for stub in stubs(server.pid) if stub.model == model]
