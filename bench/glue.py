@@ -133,4 +133,4 @@ def _over_grpc(server: TritonServer, model: str, texts: list[str], seconds: floa
     load = GrpcLoad(server.grpc_url, model, tenant_id(0, TENANTS), texts, CLIENTS, seconds, warm_up_s=seconds / 4)
     (report,) = send(load)
     report.expect_success(f"{CLIENTS} clients over gRPC to {model}")
-    return report.answered / seconds
+    return report.per_second

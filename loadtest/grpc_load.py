@@ -20,6 +20,7 @@ from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
 MESSAGES: Any = service_pb2  # generated code, without types
 A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
 REFUSED_S = 0.1  # the pause after a refusal that does not name one
+PATIENCE_S = 30.0  # how long the last answers may take
 
 
 @dataclass
@@ -28,19 +29,25 @@ class GrpcReport:
     refused: int = 0
     failed: int = 0
     cut_off: int = 0  # requests that lost their connection
-    in_flight_at_the_end: int = 0
+    unanswered: int = 0
+    seconds: float = 0.0  # from the first request that counts to the last answer
+
+    @property
+    def per_second(self) -> float:
+        return self.answered / self.seconds
 
     def expect_success(self, of: str) -> None:
         """Raises if a request was not answered, for measurements that failures would make meaningless."""
-        if not self.answered or self.refused or self.failed or self.cut_off:
+        if not self.answered or self.refused or self.failed or self.cut_off or self.unanswered:
             raise HplmError(f"{of}: nothing was measured ({self}): read the server's log, then give the command again")
 
 
 @dataclass(frozen=True)
 class GrpcLoad:
-    """Requests of one text each, in turn: each that is answered is followed by another.
+    """Requests of one text each, in turn: each that is answered is followed by another, for so many seconds.
 
-    After a refusal the next request waits as long as the server asks for.
+    After a refusal the next request waits as long as the server asks for. The last answers are waited for, so that there are
+    some on a busy machine too.
     """
 
     address: str
@@ -55,7 +62,7 @@ class GrpcLoad:
 
     @property
     def limit_s(self) -> float:
-        return 120 + 2 * (self.warm_up_s + self.seconds)
+        return 120 + self.warm_up_s + self.seconds + PATIENCE_S
 
     def run(self) -> GrpcReport:
         os.nice(self.niceness)
@@ -66,15 +73,19 @@ class GrpcLoad:
         channels = [self._channel() for _ in range(-(-self.in_flight // A_CHANNEL))]
         stubs = [service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in channels]
         requests = [self._request(text) for text in self.texts]
-        start = time.monotonic() + self.warm_up_s
+        start = last = time.monotonic() + self.warm_up_s
+        end = start + self.seconds
 
         async def ask(number: int) -> None:
+            nonlocal last
             stub = stubs[number % len(stubs)]
-            while True:
+            while time.monotonic() < end:
                 try:
                     # Without a connection it waits for one. To ask in vain again and again would take the cores of the server.
                     await stub.ModelInfer(requests[number % len(requests)], wait_for_ready=True)
-                    report.answered += time.monotonic() >= start
+                    now = time.monotonic()
+                    report.answered += now >= start
+                    last = max(last, now)
                 except grpc.aio.AioRpcError as error:
                     kind, pause = _judged(error)
                     setattr(report, kind, getattr(report, kind) + 1)
@@ -82,15 +93,16 @@ class GrpcLoad:
                 number += self.in_flight
 
         tasks = [asyncio.create_task(ask(number)) for number in range(self.in_flight)]
-        done, unanswered = await asyncio.wait(tasks, timeout=self.warm_up_s + self.seconds)
-        for task in tasks:
+        done, unanswered = await asyncio.wait(tasks, timeout=end - time.monotonic() + PATIENCE_S)
+        for task in unanswered:
             task.cancel()
         await asyncio.gather(*unanswered, return_exceptions=True)
         for channel in channels:
             await channel.close()
         for task in done:
-            task.result()  # raises: none ends by itself
-        report.in_flight_at_the_end = len(unanswered)
+            task.result()  # raises what was not expected
+        report.unanswered = len(unanswered)
+        report.seconds = last - start
         return report
 
     def _channel(self) -> grpc.aio.Channel:
