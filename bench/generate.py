@@ -36,8 +36,8 @@ from hplm.generation.request import Piece, Request, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Staged, Stager
+from hplm.model.checkpoint import split
 from hplm.model.config import RMS, UNUSED, BackboneConfig
-from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
 from hplm.model.original import Checkpoint
 from hplm.model.stacks import UpperStack
@@ -139,9 +139,10 @@ def _of_transformers(model: Model) -> Any:  # its own types do not fit its own m
             pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": config.rotary_base},
         )
     ).eval()  # fmt: skip
-    layers, next_token = config.upper_layers, other.lm_head.weight.detach()
-    weights = FAMILIES["llama"].renamed(other.state_dict(), layers, next_token)
-    _, model.upper = split_decoder(Checkpoint(config, layers, weights, tokenizer_json=""))
+    layers = config.upper_layers
+    weights = FAMILIES["llama"].names.ours(other.state_dict(), layers)
+    weights["next_token.weight"] = other.lm_head.weight.detach()
+    _, model.upper = split(Checkpoint(config, layers, weights, tokenizer_json=""))
     return other
 
 
