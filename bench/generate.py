@@ -297,11 +297,11 @@ class Bench:
         config = model.config
         self.model = model
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
-        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), cache.size_for, False)
         self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
         self.decoder = TimedDecoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
-        self.loop = Loop(self.queue, self.running, self.stager, self.decoder, ())
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running, False)
+        self.loop = Loop(self.queue, self.stager, self.decoder, ())
 
     def ask(self, prompt: Sequence[int], count: int, source: Source | None = None) -> None:
         source = source or self.model.source
