@@ -4,38 +4,9 @@
  */
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-#define API __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define VERSION 2 /* of these functions, as in kernel.py */
-
-API int64_t hplm_version(void) { return VERSION; }
-
-/* Threads take pieces of a task until all of its `count` items are computed. */
-typedef struct {
-    void (*compute)(const void *given, int64_t first, int64_t end);
-    const void *given;
-    int64_t count, piece, next;
-} Task;
-
-/* Calls a function in several threads: OpenMP's GOMP_parallel. NULL: there is one thread. */
-typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
-
-static void compute_pieces(void *given) {
-    Task *task = given;
-    for (;;) {
-        int64_t first = task->piece * __atomic_fetch_add(&task->next, 1, __ATOMIC_RELAXED), end = first + task->piece;
-        if (first >= task->count) return;
-        task->compute(task->given, first, end < task->count ? end : task->count);
-    }
-}
-
-static void compute_all(Task task, Parallel *parallel, int64_t threads) {
-    if (parallel && threads > 1) parallel(compute_pieces, &task, (unsigned)threads, 0);
-    else compute_pieces(&task);
-}
+#include "kernel.h"
 
 /* As in eightbit.py: */
 #define LEVELS 127
@@ -99,7 +70,6 @@ API void hplm_round(
 }
 
 #if defined(__x86_64__)
-#include <immintrin.h>
 
 #define LANES 16 /* keys are computed in groups of so many */
 #define HEADS 4  /* that a thread takes at once */
@@ -267,14 +237,6 @@ INLINE void attend_text(const Attention *a, int64_t start, int64_t length, int64
 ATTEND(attend_avx2, AVX2, SET2)
 ATTEND(attend_avx512, AVX512, SET5)
 
-/* Returns the best set of instructions: 0 none, 1 AVX2, 2 AVX-512. */
-API int64_t hplm_instructions(void) {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    int best = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return best ? 2 : 1;
-}
-
 /* A head has a multiple of LANES numbers. */
 API void hplm_attend(const Attention *attention, int64_t texts, int64_t instructions, Parallel *parallel, int64_t threads) {
     Task task = {instructions == 2 ? attend_avx512 : attend_avx2, attention, texts * attention->heads, HEADS, 0};
@@ -282,8 +244,6 @@ API void hplm_attend(const Attention *attention, int64_t texts, int64_t instruct
 }
 
 #else
-
-API int64_t hplm_instructions(void) { return 0; }
 
 API void hplm_attend(void) {}
 
