@@ -69,8 +69,7 @@ def fits(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, .
 
 
 class InPlace(Groups):
-    def __init__(self, slots: Array, counts: Array | None = None) -> None:
-        """`counts`: how many rows have each of the slots; None: one."""
+    def __init__(self, slots: Array, device: torch.device = CPU, counts: Array | None = None) -> None:
         bounds = np.arange(len(slots) + 1)
         if counts is not None:
             counts.cumsum(out=bounds[1:])
