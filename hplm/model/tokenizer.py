@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
-from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
-from hplm.errors import Broken, InvalidInput
-from hplm.model.prompts import started
+from hplm.errors import InvalidInput
+from hplm.model.prompts import read_tokenizer, started, unlimited
 from hplm.model.words import ITEM, Words
 
 WORD = re.compile(r"\S+")
@@ -75,21 +74,14 @@ class Tokenizer:
         """`start_id`: of a decoder, whose documents begin with it and have no other special tokens."""
         self.positions = positions
         self._start_id = start_id
-        self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = unlimited(tokenizer_json)
         self._added_length = _added_length(tokenizer_json)
         self._words = Words(self._tokenizer) if self._added_length is not None and _reads_words(tokenizer_json) else None
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     @classmethod
     def load(cls, path: Path, positions: int, start_id: int | None = None) -> Tokenizer:
-        try:
-            return cls(path.read_text("utf-8"), positions, start_id)
-        except FileNotFoundError:
-            raise Broken(f"{path} is missing: build or copy it again") from None
-        except Exception as error:  # the library raises no narrower type
-            raise Broken(f"{path} does not describe a tokenizer ({error}): build or copy it again") from None
+        return read_tokenizer(path, lambda tokenizer_json: cls(tokenizer_json, positions, start_id))
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
         (encoded,) = self.encode_all([Given(text, pair, truncate, in_windows)])
