@@ -6,8 +6,6 @@
 #define VERSION 2 /* of these functions, as in kernel.py */
 #include "../model/kernel.h"
 
-#if defined(__x86_64__)
-
 /* As in kernel.py: the inner numbers of a run stay in the cache. */
 #define MOST_RANK 256
 #define MOST_ROWS 60 /* a multiple of the rows of a block */
@@ -159,9 +157,3 @@ API void hplm_map(
     if (parallel && threads > 1) parallel(map_pieces, &work, (unsigned)threads, 0);
     else map_pieces(&work);
 }
-
-#else
-
-API void hplm_map(void) {}
-
-#endif

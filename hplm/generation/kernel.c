@@ -5,8 +5,6 @@
 #define VERSION 2 /* of these functions, as in kernel.py */
 #include "../model/kernel.h"
 
-#if defined(__x86_64__)
-
 #define AT_ONCE 128 /* tokens that are seen at once: their scores stay in the cache */
 #define LANES 16
 #define FEWEST -87.0f /* exp of less is 0 */
@@ -149,9 +147,3 @@ API void hplm_attend(
                  sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], scale, instructions};
     compute_all((Task){attend_some, &work, work.tokens * work.kv_heads, 1, 0}, parallel, threads);
 }
-
-#else
-
-API void hplm_attend(void) {}
-
-#endif

@@ -50,10 +50,8 @@ typedef struct {
     }
 
 ROUND(round_rows, )
-#if defined(__x86_64__)
 ROUND(round_rows_avx2, __attribute__((target("avx2"))))
 ROUND(round_rows_avx512, __attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512"))))
-#endif
 
 API void hplm_round(
     const float *x, int64_t rows, int64_t inputs, int64_t stride, uint8_t *numbers, float *scales, Parallel *parallel,
@@ -61,15 +59,11 @@ API void hplm_round(
 ) {
     Rounding rounding = {x, inputs, stride, numbers, scales};
     Task task = {round_rows, &rounding, rows, ROWS, 0};
-#if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2")) task.compute = round_rows_avx2;
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) task.compute = round_rows_avx512;
-#endif
     compute_all(task, parallel, threads);
 }
-
-#if defined(__x86_64__)
 
 #define LANES 16 /* keys are computed in groups of so many */
 #define HEADS 4  /* that a thread takes at once */
@@ -242,9 +236,3 @@ API void hplm_attend(const Attention *attention, int64_t texts, int64_t instruct
     Task task = {instructions == 2 ? attend_avx512 : attend_avx2, attention, texts * attention->heads, HEADS, 0};
     compute_all(task, parallel, threads);
 }
-
-#else
-
-API void hplm_attend(void) {}
-
-#endif

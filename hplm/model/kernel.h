@@ -2,14 +2,11 @@
  * VERSION, which is that of the room's kernel.py.
  */
 
+#include <cpuid.h>
+#include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
 
 #define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
@@ -18,16 +15,12 @@ API int64_t hplm_version(void) { return VERSION; }
 
 /* Returns the best set of instructions: 0 none, 1 AVX2 with FMA and F16C, 2 AVX-512 with BW, DQ and VL. */
 API int64_t hplm_instructions(void) {
-#if defined(__x86_64__)
     unsigned int a, b, c, d;
     __builtin_cpu_init();
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 29))) return 0; /* F16C */
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") ? 2 : 1;
-#else
-    return 0;
-#endif
 }
 
 /* Calls a function in several threads: OpenMP's GOMP_parallel. NULL: there is one thread. */

@@ -134,8 +134,6 @@ typedef struct {
     int64_t base, size;
 } Rows;
 
-#if defined(__x86_64__)
-
 /* Sums stored vectors, in the order given. */
 typedef void Sum(void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden);
 
@@ -264,9 +262,3 @@ API int64_t hplm_gather(
     }
     return 0;
 }
-
-#else
-
-API int64_t hplm_gather(void) { return -1; }
-
-#endif
