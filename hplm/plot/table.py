@@ -145,10 +145,7 @@ class Table:
     def rows(self) -> StoredRows:
         from hplm.plot.rows import StoredRows
 
-        meta = self.meta
-        return StoredRows(
-            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.vector_bytes, meta.coding
-        )
+        return StoredRows(self.folder, self.meta)
 
     def verify(self) -> None:
         """Checks all files against their checksums. Raises Broken with the file and the row."""
