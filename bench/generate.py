@@ -36,8 +36,8 @@ from hplm.generation.request import Piece, Request, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Staged, Stager
+from hplm.model.checkpoint import split
 from hplm.model.config import RMS, UNUSED, BackboneConfig
-from hplm.model.decoders import split_decoder
 from hplm.model.families import FAMILIES
 from hplm.model.original import Checkpoint
 from hplm.model.stacks import UpperStack
@@ -139,9 +139,10 @@ def _of_transformers(model: Model) -> Any:  # its own types do not fit its own m
             pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": config.rotary_base},
         )
     ).eval()  # fmt: skip
-    layers, next_token = config.upper_layers, other.lm_head.weight.detach()
-    weights = FAMILIES["llama"].renamed(other.state_dict(), layers, next_token)
-    _, model.upper = split_decoder(Checkpoint(config, layers, weights, tokenizer_json=""))
+    layers = config.upper_layers
+    weights = FAMILIES["llama"].names.ours(other.state_dict(), layers)
+    weights["next_token.weight"] = other.lm_head.weight.detach()
+    _, model.upper = split(Checkpoint(config, layers, weights, tokenizer_json=""))
     return other
 
 
@@ -296,11 +297,11 @@ class Bench:
         config = model.config
         self.model = model
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
-        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), cache.size_for, False)
         self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
         self.decoder = TimedDecoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
-        self.loop = Loop(self.queue, self.running, self.stager, self.decoder, ())
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running, False)
+        self.loop = Loop(self.queue, self.stager, self.decoder, ())
 
     def ask(self, prompt: Sequence[int], count: int, source: Source | None = None) -> None:
         source = source or self.model.source

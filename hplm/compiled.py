@@ -1,6 +1,7 @@
 """Loads compiled kernels: `kernel.c` in some rooms, beside the `kernel.py` that calls it through ctypes.
 
-They are compiled where hplm is installed and a C compiler is found. Where one is missing, slower Python does the same.
+They are compiled where hplm is installed and a C compiler is found. Where one is missing, slower Python does the same. What
+several of them share is in `hplm/model/kernel.h`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ import logging
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 NAME = "_kernel" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 K = TypeVar("K")
+
+
+class Functions:
+    """The functions of a library that has `hplm/model/kernel.h`. The kernel of a room says the types of those that it calls."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self.instructions = int(self._library.hplm_instructions())
+
+    def _function(
+        self, name: str, *arguments: Any, result: Any = None, library: ctypes.CDLL | None = None
+    ) -> Callable[..., Any]:
+        """`library`: the same, opened in another way."""
+        found = getattr(library or self._library, name)
+        found.argtypes, found.restype = arguments, result
+        return found
 
 
 def library(caller: str) -> Path:

@@ -307,7 +307,8 @@ def _ends(logits: Array, spans: Array, labels: Sequence[str]) -> tuple[Array, Ev
     """Returns the logits of the best piece, and its two ends among all tokens; without an answer both are a window's first."""
     heads = _heads(spans)
     pieces = [(head + 1, *best_span(own[1:])) for head, own in zip(heads.tolist(), np.split(logits, heads[1:]), strict=True)]
-    first, last = max(((at + start, at + end) for at, start, end in pieces), key=lambda ends: _sum_of(logits, *ends))
+    found = ((at + start, at + end) for at, start, end in pieces)
+    first, last = max(found, key=lambda ends: float(logits[ends[0], 0] + logits[ends[1], 1]))
     chosen, best = [first, last], np.array([[logits[first, 0], logits[last, 1]]], dtype=np.float32)
     ends = logits[:, :2].copy()
     ends[heads] = -np.inf
@@ -322,10 +323,6 @@ def _ends(logits: Array, spans: Array, labels: Sequence[str]) -> tuple[Array, Ev
 
 def no_answer(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     raise InvalidInput("the tenant generates text, and has no logits of labels")
-
-
-def _sum_of(logits: Array, first: int, last: int) -> float:
-    return float(logits[first, 0] + logits[last, 1])
 
 
 def best_span(logits: Array) -> tuple[int, int]:
@@ -355,20 +352,7 @@ def same_number(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
     return abs(float(one.logits[0, 0]) - float(other.logits[0, 0])) <= delta
 
 
-# Functions for `evidence`.
-
-
-def first_row(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
-    """Returns the choice of the text's label, or its number."""
-    return of_first_row(logits)
-
-
-def least_certain_label(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
-    return of_least_certain_label(logits)
-
-
-def least_certain_word(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence | None:
-    return of_least_certain_row(logits, spans[:, 0] >= 0)
+# A function for `evidence`. Others are in `hplm/levels/evidence.py`.
 
 
 def both_ends(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
@@ -394,13 +378,13 @@ TASKS: dict[str, Task] = {
             first_token,
             best_label,
             read_each=best_label_of_each,
-            evidence=first_row,
+            evidence=of_first_row,
             same=same_labels,
             allows_top_k=True,
         ),
-        Task("multilabel", first_token, holding_labels, evidence=least_certain_label, same=same_set),
-        Task("tag", each_word, best_label, evidence=least_certain_word, same=same_labels),
-        Task("regress", first_token, value, evidence=first_row, same=same_number, is_number=True, fixed_labels=("value",)),
+        Task("multilabel", first_token, holding_labels, evidence=of_least_certain_label, same=same_set),
+        Task("tag", each_word, best_label, evidence=of_least_certain_row, same=same_labels),
+        Task("regress", first_token, value, evidence=of_first_row, same=same_number, is_number=True, fixed_labels=("value",)),
         Task(
             "span",
             passage_tokens,

@@ -20,7 +20,7 @@ from hplm.adapters.layout import Layout, head_layout
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
-from hplm.model.encoders import ENCODERS, WORDS, described
+from hplm.model.encoders import ENCODERS, described
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -176,8 +176,8 @@ def _other_part(one: str, other: str) -> str | None:
 
 
 def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
-    names = [name for name in base if name.endswith(".weight") and base[name].ndim == 2 and "encoder.layer" in name]
-    sizes = {name: float(base[name].norm()) for name in (*names, WORDS)}
+    names = [name for name in base if name.endswith(".weight") and base[name].ndim == 2 and name.startswith("layers.")]
+    sizes = {name: float(base[name].norm()) for name in (*names, "words.weight")}
     changes = [float((weights[name] - base[name]).norm()) / size for name, size in sizes.items() if size]
     return float(torch.tensor(changes).median())
 

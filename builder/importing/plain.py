@@ -33,7 +33,7 @@ from builder.training.cutting import hold
 from builder.training.data import Data
 from hplm.errors import InvalidInput
 from hplm.model.encoders import ENCODERS
-from hplm.model.layer import Layer
+from hplm.model.families import KINDS
 from hplm.model.original import configuration_of, silent_transformers, tokenizer_of, weights_of
 from hplm.tasks import TASKS
 
@@ -62,10 +62,11 @@ def save_checkpoint(
     if adapter is not None and layout is not None:
         hold(copy.deepcopy(upper), upper, [{name: part.float() for name, part in own.items()} for own in adapter], layout)
     tensors: dict[str, Tensor] = {}
-    for number, layer in enumerate(upper):
-        tensors |= _named(layer, store.config.lower_layers + number)
-    for theirs, ours in ENCODERS[kind].renamed.items():
-        tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
+    for number, layer in enumerate(upper, store.config.lower_layers):
+        for ours, names in ENCODERS[kind].names.of_layer(number).items():
+            for which in KINDS:
+                parts = getattr(layer.get_submodule(ours), which).chunk(len(names))
+                tensors |= {f"{name}.{which}": part for name, part in zip(names, parts, strict=True)}
     model = _model(store, tenant)
     tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in tensors.items()}
     tensors |= _head(kind, tenant, {name: part.float() for name, part in head.items()})
@@ -92,20 +93,6 @@ def _model(store: Store, tenant: TenantFile) -> Any:
     if ending == SEQUENCE:
         given["problem_type"] = next(problem for problem, task in TASK_OF_PROBLEM.items() if task == tenant.task)
     return weights_of(store.model, loader, ignore_mismatched_sizes=True, **given)[0]
-
-
-def _named(layer: Layer, number: int) -> dict[str, Tensor]:
-    """Returns the weights of a layer by their names in BERT."""
-    prefix, named = f"encoder.layer.{number}", {}
-    for kind in ("weight", "bias"):
-        for part, own in zip(("query", "key", "value"), getattr(layer.qkv, kind).chunk(3), strict=True):
-            named[f"{prefix}.attention.self.{part}.{kind}"] = own
-        for at, place in {
-            "attention_out": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-            "ffn_in": "intermediate.dense", "ffn_out": "output.dense", "ffn_norm": "output.LayerNorm",
-        }.items():  # fmt: skip
-            named[f"{prefix}.{place}.{kind}"] = getattr(getattr(layer, at), kind)
-    return named
 
 
 def _head(kind: str, tenant: TenantFile, head: dict[str, Tensor]) -> dict[str, Tensor]:

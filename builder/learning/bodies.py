@@ -75,11 +75,11 @@ class WholeBody(nn.Module):
         config, weights, layers = checkpoint.config, checkpoint.weights, full_stack(checkpoint)
         self._heads, self._lower, self._upper = config.heads, config.lower_layers, config.upper_layers
         self.words, self.positions, self.segments = (
-            nn.Embedding.from_pretrained(weights[f"embeddings.{part}_embeddings.weight"].clone(), freeze=False)
-            for part in ("word", "position", "token_type")
+            nn.Embedding.from_pretrained(weights[f"{part}.weight"].clone(), freeze=False)
+            for part in ("words", "positions", "segments")
         )
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
-        self.norm.load_state_dict({kind: weights[f"embeddings.LayerNorm.{kind}"] for kind in ("weight", "bias")})
+        self.norm.load_state_dict({kind: weights[f"norm.{kind}"] for kind in ("weight", "bias")})
         self.layers = layers
 
     @property

@@ -15,7 +15,7 @@ from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.stacks import LowerStack, UpperStack, through
 from hplm.model.tensors import sent
 from hplm.plot.keys import KeySpace
 
@@ -143,4 +143,4 @@ class Student(nn.Module):
         segments = torch.zeros_like(lesson.positions)
         attend = PackedAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
         entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
-        return entered, self.upper.through(entered, attend)
+        return entered, through(self.upper.layers, entered, attend)

@@ -217,7 +217,7 @@ def _found(chain: Chain, root: bool, numbers: np.ndarray, windows: np.ndarray) -
 
     for level, mask in enumerate(chain.space.masks):
         shrunken, which = distinct(keys & mask)
-        (own, *above), alone = (table.find(shrunken) for table, _ in chain.links), chain.space.masks[-1]
+        (own, *above), alone = (table.index.find(shrunken) for table, _ in chain.links), chain.space.masks[-1]
         first = np.where(own > 0, np.searchsorted(numbers, own), len(numbers))  # the first of the tables that has the key
         if root:
             first[((shrunken & alone) == shrunken).all(1)] = 0

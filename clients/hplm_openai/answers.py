@@ -29,13 +29,10 @@ class Answer(ABC):
     asked: Asked
     prefix = ""  # of the answer's id
     whole_kind = chunk_kind = ""  # of object
-    id: str = field(init=False)
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_tokens: int = 0
     tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
 
     def whole(self, response: Outputs) -> dict[str, Any]:
         """Returns the answer whose only response this is."""
@@ -69,7 +66,7 @@ class Answer(ABC):
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.asked.tenant}
+        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.asked.tenant}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head(self.chunk_kind), "choices": choices}
@@ -88,13 +85,11 @@ class Answer(ABC):
             yield number, text, FINISH.get(reason, "length"), None if tokens is None else _tokens(tokens)
 
 
+@dataclass
 class CompletionAnswer(Answer):
     prefix = "cmpl"
     whole_kind = chunk_kind = "text_completion"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._told: Counter[int] = Counter()  # characters of each choice's tokens
+    _told: Counter[int] = field(default_factory=Counter[int])  # characters of each choice's tokens
 
     def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
         logprobs = None if tokens is None else self._logprobs(number, tokens)
@@ -117,13 +112,11 @@ class CompletionAnswer(Answer):
         }
 
 
+@dataclass
 class ChatAnswer(Answer):
     prefix = "chatcmpl"
     whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._begun: set[int] = set()  # choices
+    _begun: set[int] = field(default_factory=set[int])  # choices
 
     def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hplm.arrays import Array
@@ -15,6 +16,10 @@ class Groups(ABC):
     """Made once for a batch from the slot of every row, and used in every layer. Weights are slots x outputs x inputs."""
 
     is_recordable = False  # whether its kernels depend only on the sizes of what it has sent to the device
+
+    @abstractmethod
+    def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
+        """`counts`: how many rows have each of the slots, at least one; None: one."""
 
     @abstractmethod
     def spread(self, x: Tensor) -> Tensor:

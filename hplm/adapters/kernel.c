@@ -3,17 +3,8 @@
  * The numbers of a row do not depend on its neighbours.
  */
 
-#include <stddef.h>
-#include <stdint.h>
-
-#define API __attribute__((visibility("default")))
 #define VERSION 2 /* of these functions, as in kernel.py */
-
-API int64_t hplm_version(void) { return VERSION; }
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
+#include "../model/kernel.h"
 
 /* As in kernel.py: the inner numbers of a run stay in the cache. */
 #define MOST_RANK 256
@@ -74,13 +65,6 @@ static Block *const BLOCKS2[][2] = {PAIR(avx2, 1), PAIR(avx2, 2), PAIR(avx2, 3),
 static Block *const BLOCKS5[][2] = {
     PAIR(avx512, 1), PAIR(avx512, 2), PAIR(avx512, 3), PAIR(avx512, 4),  PAIR(avx512, 5),  PAIR(avx512, 6),
     PAIR(avx512, 7), PAIR(avx512, 8), PAIR(avx512, 9), PAIR(avx512, 10), PAIR(avx512, 11), PAIR(avx512, 12)};
-
-/* Returns the best set of instructions: 0 none, 1 AVX2, 2 AVX-512. */
-API int64_t hplm_instructions(void) {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    return __builtin_cpu_supports("avx512f") ? 2 : 1;
-}
 
 /* All rows and outputs of a product, block by block. */
 static void multiply(Product p, int64_t rows, int64_t outputs, int64_t instructions) {
@@ -160,12 +144,11 @@ static void map_pieces(void *given) {
 
 /* Writes into each row of `out`, or adds to it: up (f (down x + down_bias)) + up_bias, with the maps of the row's slot.
  *
- * A rank before `up` is at most MOST_RANK. Ranks after `down` and outputs are multiples of 16. `x` may be `out`. `parallel`
- * calls a function in several threads (OpenMP's GOMP_parallel); NULL: there is one thread.
+ * A rank before `up` is at most MOST_RANK. Ranks after `down` and outputs are multiples of 16. `x` may be `out`.
  */
 API void hplm_map(
     const Maps *maps, const int64_t *starts, const int64_t *slots, int64_t count, const float *x, int64_t x_stride, float *out,
-    int64_t out_stride, int64_t instructions, void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int64_t threads
+    int64_t out_stride, int64_t instructions, Parallel *parallel, int64_t threads
 ) {
     Work work = {maps, starts, slots, count, x, x_stride, out, out_stride, instructions, 0};
     int64_t pieces = 0;
@@ -174,11 +157,3 @@ API void hplm_map(
     if (parallel && threads > 1) parallel(map_pieces, &work, (unsigned)threads, 0);
     else map_pieces(&work);
 }
-
-#else
-
-API int64_t hplm_instructions(void) { return 0; }
-
-API void hplm_map(void) {}
-
-#endif

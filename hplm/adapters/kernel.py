@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hplm.adapters.groups import Groups
 from hplm.arrays import Array
-from hplm.compiled import library, opened, parallel
+from hplm.compiled import Functions, library, opened, parallel
 
 CPU = torch.device("cpu")
 LIBRARY = library(__file__)
@@ -38,14 +38,11 @@ class _Maps(ctypes.Structure):
     )
 
 
-class Kernel:
+class Kernel(Functions):
     def __init__(self, path: Path) -> None:
-        compiled = ctypes.CDLL(str(path))
-        compiled.hplm_instructions.restype = c_int64
-        self.instructions = int(compiled.hplm_instructions())
-        self._map = compiled.hplm_map
-        self._map.argtypes = (*(c_void_p,) * 3, *(c_int64, c_void_p) * 2, c_int64, c_int64, c_void_p, c_int64)
-        self._map.restype = None
+        super().__init__(path)
+        rows = (c_int64, c_void_p) * 2
+        self._map = self._function("hplm_map", *(c_void_p,) * 3, *rows, c_int64, c_int64, c_void_p, c_int64)
         self._parallel = parallel()
 
     def map(self, maps: _Maps, runs: tuple[bytes, bytes, int], x: Tensor, out: Tensor, threads: int) -> None:
@@ -72,8 +69,7 @@ def fits(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, .
 
 
 class InPlace(Groups):
-    def __init__(self, slots: Array, counts: Array | None = None) -> None:
-        """`counts`: how many rows have each of the slots; None: one."""
+    def __init__(self, slots: Array, device: torch.device = CPU, counts: Array | None = None) -> None:
         bounds = np.arange(len(slots) + 1)
         if counts is not None:
             counts.cumsum(out=bounds[1:])

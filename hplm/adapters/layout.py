@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -211,11 +210,7 @@ class Layout:
         way = self._ways.get((device, dtype))
         if way is None:
             way = self._ways[device, dtype] = self._way(device, dtype)
-        if way is kernel.InPlace:
-            return kernel.InPlace(slots, counts)
-        if way is runs.Runs:
-            return runs.Runs(slots, device, counts)
-        return Tiles(slots if counts is None else np.repeat(slots, counts), device)
+        return way(slots, device, counts)
 
     @cached_property
     def _ways(self) -> dict[tuple[torch.device, torch.dtype], type[Groups]]:
@@ -324,15 +319,20 @@ class Head(Kind):
 
 
 class TwoLayerHead(Kind):
-    """W . f(D . x), which imported models often have."""
+    """W . f(D . x), which imported models often have, and exits."""
 
     drawn = ("dense", "weight")
 
+    def __init__(self, states: int = 1) -> None:
+        """`states`: how many of the width of the layers a row has."""
+        self._states = states
+
     def shapes(self, layout: Layout) -> Shapes:
+        inner = layout.intermediate or layout.hidden
         return {
-            "dense": (layout.hidden, layout.hidden),
-            "dense_bias": (layout.hidden,),
-            "weight": (layout.size, layout.hidden),
+            "dense": (inner, self._states * layout.hidden),
+            "dense_bias": (inner,),
+            "weight": (layout.size, inner),
             "bias": (layout.size,),
         }
 
@@ -341,24 +341,12 @@ class TwoLayerHead(Kind):
         return groups.collect(groups.linear(inner, weights["weight"], weights["bias"]))
 
 
-class ExitHead(TwoLayerHead):
-    """Reads rows with a token and the mean of its text's tokens. Layer k of a record is the head of exit k."""
-
-    def shapes(self, layout: Layout) -> Shapes:
-        return {
-            "dense": (layout.intermediate, 2 * layout.hidden),
-            "dense_bias": (layout.intermediate,),
-            "weight": (layout.size, layout.intermediate),
-            "bias": (layout.size,),
-        }
-
-
 KINDS: dict[str, Kind] = {
     "bottleneck": Bottleneck(),
     "lora": LowRank(),
     "head": Head(),
     "head2": TwoLayerHead(),
-    EXIT: ExitHead(),
+    EXIT: TwoLayerHead(2),  # a token, and the mean of its text's tokens; layer k of a record is the head of exit k
 }
 
 

@@ -35,7 +35,6 @@ class Runs(Groups):
     """Rows in runs of one slot each, for the grouped kernel. Where slots alternate often, rows are sorted."""
 
     def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
-        """`counts`: how many rows have each of the slots, at least one; None: one."""
         self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
         self._back: Tensor | None = None
         starts = starts_of_runs(slots)

@@ -16,7 +16,8 @@ from hplm.model.tensors import sent
 
 
 class Tiles(Groups):
-    def __init__(self, slots: Array, device: torch.device) -> None:
+    def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
+        slots = slots if counts is None else np.repeat(slots, counts)
         self._take: Tensor | None = None  # gathers rows into tiles, `_back` undoes it; None: tiles are views
         self._back: Tensor | None = None
         starts = starts_of_runs(slots)

@@ -9,7 +9,6 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
-from hplm.generation.forecast import Learned
 from hplm.generation.request import DEADLINE, Piece, Request, Sequence, Token
 from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
@@ -33,15 +32,13 @@ class Answers:
         self,
         running: Running,
         stager: Staging,
-        learned: Learned,
         end_ids: Many[int],
         meter: Meter,
         lock: threading.RLock,
     ) -> None:
         """`meter` counts the times of tokens."""
-        self._running, self._stager, self._learned, self._end_ids = running, stager, learned, end_ids
-        self._meter = meter
-        self._lock = lock
+        self._running, self._stager, self._end_ids = running, stager, end_ids
+        self._meter, self._lock = meter, lock
         self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
         self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
         self._late_tokens = 0  # of them, those that came later than promised
@@ -67,14 +64,14 @@ class Answers:
         if not request.first_token_ns:
             request.first_token_ns = now
             self._first_tokens.append((now - request.arrival_ns) / 1e9)
-            self._learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
+            self._running.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
             for choice in range(1, request.sampling.n):
                 self._running.further.append(Sequence(request, choice))
         text = sequence.take(token, self._end_ids)
         request.generated += 1
         sequence.unsaid.append(token)
         if sequence.finish is not None:
-            self._learned.ended(sequence.generated, request.sampling.max_tokens)
+            self._running.learned.ended(sequence.generated, request.sampling.max_tokens)
             self._leave(sequence)
             self._end(sequence, text)
         elif text or request.sampling.logprobs is not None:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from hplm.generation.running import Running
 from hplm.scheduling.cost import FIRST, Cost, CostModel
 
-LEARNING = 0.1  # rate of the running means
-LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
 LEAST_CHUNK = 16  # tokens of prompts in a step, even if a promise for single tokens is broken by it: prompts must get on
 SLOWER = 3  # so many times as long may a step take because of prompts, if sequences grow beside them
 
@@ -86,48 +84,24 @@ def forecast(load: Load, ahead: Ahead, prompt: int, places: int) -> tuple[float,
     return waits + reading + step_ns, step_ns
 
 
-class Learned:
-    """Learns from ended answers how much of `max_tokens` they have, and how wrong the forecasts were."""
-
-    def __init__(self) -> None:
-        self.share = 1.0
-        self.factor = 1.0
-        self.slower = 1.0  # a step of sequences that decode, because it also has prompts of others
-
-    def step(self, decoding_ns: float, took_ns: float) -> None:
-        """Takes how long a step would have taken without prompts, and how long it took."""
-        self.slower += LEARNING * (min(MOST_FACTOR, took_ns / decoding_ns) - self.slower)
-
-    def ended(self, generated: int, most: int) -> None:
-        self.share += LEARNING * (generated / most - self.share)
-
-    def first_token(self, predicted_ns: float, took_ns: float) -> None:
-        """Takes the forecast without its factor."""
-        if predicted_ns > 0:
-            wrong = min(MOST_FACTOR, max(LEAST_FACTOR, took_ns / predicted_ns))
-            self.factor += LEARNING * (wrong - self.factor)
-
-
-def load_of(running: Running, cost: Cost, share: float) -> Load:
-    """Returns the load of what runs. By it the queue refuses at once what cannot be in time.
-
-    `share`: the part of `max_tokens` that an answer usually has.
-    """
-    ends = sorted((sequence.expected(share), running.places(sequence, share)) for sequence in running.sequences)
+def load_of(running: Running, cost: Cost) -> Load:
+    """Returns the load of what runs. By it the queue refuses at once what cannot be in time."""
+    share = running.learned.share
+    ends = sorted((sequence.expected(share), running.places(sequence)) for sequence in running.sequences)
     lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
     return Load(
         running,
         cost,
-        running.spare(share),
+        running.spare,
         uncomputed=running.uncomputed,
         tenants={one.tenant: one.uncomputed > 1 for one in sorted(running.sequences, key=lambda one: one.uncomputed)},
         ends=ends,
         mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
-        further=Ahead(len(running.further), 0, sum(running.places(sequence, share) for sequence in running.further)),
+        further=Ahead(len(running.further), 0, sum(map(running.places, running.further))),
     )
 
 
-def most_tokens(running: Running, cost: CostModel, share: float) -> int:
+def most_tokens(running: Running, cost: CostModel) -> int:
     """Returns how many tokens a step may have, so that pieces of prompts do not hold up sequences that grow.
 
     They may take the fair share of their tenants, or SLOWER times what the step takes without them. A promise for the time
@@ -137,7 +111,7 @@ def most_tokens(running: Running, cost: CostModel, share: float) -> int:
     growing = [one for one in sequences if one.uncomputed == 1]
     if not growing or len(growing) == len(sequences) or cost.observed < FIRST:
         return running.step_tokens
-    load, promised = load_of(running, cost, share), [one for one in growing if one.request.promise.token_ns]
+    load, promised = load_of(running, cost), [one for one in growing if one.request.promise.token_ns]
     reading = {one.tenant for one in sequences if one.uncomputed > 1} - {one.tenant for one in promised or growing}
     fair_ns = load.fair_ns(len(growing), len({one.tenant for one in sequences}), len(reading))
     without = load.decoding_ns(len(growing))

@@ -2,18 +2,8 @@
  * calls it. The numbers of a token do not depend on the other tokens of the call.
  */
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#define API __attribute__((visibility("default")))
 #define VERSION 2 /* of these functions, as in kernel.py */
-
-API int64_t hplm_version(void) { return VERSION; }
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
+#include "../model/kernel.h"
 
 #define AT_ONCE 128 /* tokens that are seen at once: their scores stay in the cache */
 #define LANES 16
@@ -30,11 +20,11 @@ typedef struct {
     float *out;             /* like `query`, without gaps */
     int64_t tokens, kv_heads, group, head, most, block;
     float scale;
-    int64_t instructions, next;
+    int64_t instructions;
 } Work;
 
 /* exp of a number that is not above 0. A NaN stays one. */
-static inline __attribute__((always_inline)) float exp_of(float x) {
+INLINE float exp_of(float x) {
     x = x < FEWEST ? FEWEST : x;
     float shifted = x * 1.44269504f + 12582912.0f, whole = shifted - 12582912.0f;
     float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
@@ -128,21 +118,12 @@ ATTEND5(1) ATTEND5(2) ATTEND5(3) ATTEND5(4)
 typedef void Attend(const Work *, const float *, const float *, const float *, const int32_t *, int64_t, float *);
 static Attend *const KINDS[2][MOST] = {{avx2_1, avx2_2, avx2_3, avx2_4}, {avx512_1, avx512_2, avx512_3, avx512_4}};
 
-/* Returns the best set of instructions: 0 none, 1 AVX2, 2 AVX-512. */
-API int64_t hplm_instructions(void) {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? 2 : 1;
-}
-
-/* Threads take a KV head of a token at a time. */
-static void attend_all(void *given) {
-    Work *w = given;
+/* KV heads of tokens. */
+static void attend_some(const void *given, int64_t next, int64_t end) {
+    const Work *w = given;
     Attend *const *kinds = KINDS[w->instructions - 1];
     int64_t width = w->kv_heads * w->group * w->head;
-    for (;;) {
-        int64_t next = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED);
-        if (next >= w->tokens * w->kv_heads) return;
+    for (; next < end; next++) {
         int64_t token = next / w->kv_heads, kv_head = next % w->kv_heads;
         const float *keys = w->keys + kv_head * w->head, *values = w->values + kv_head * w->head;
         const int32_t *blocks = w->table + token * w->most;
@@ -157,23 +138,12 @@ static void attend_all(void *given) {
 
 /* `sizes`: query stride, stride, tokens, KV heads, group, head, columns of the table, places of a block. A head has a multiple
  * of 16 numbers, and each token sees a key.
- * `parallel` calls a function in several threads (OpenMP's GOMP_parallel); NULL: there is one thread.
  */
 API void hplm_attend(
     const float *query, const float *keys, const float *values, const int32_t *table, const int64_t *lengths, float *out,
-    const int64_t *sizes, float scale, int64_t instructions, void (*parallel)(void (*)(void *), void *, unsigned, unsigned),
-    int64_t threads
+    const int64_t *sizes, float scale, int64_t instructions, Parallel *parallel, int64_t threads
 ) {
     Work work = {query, sizes[0], keys, values, sizes[1], table, lengths, out,
-                 sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], scale, instructions, 0};
-    if (parallel && threads > 1) parallel(attend_all, &work, (unsigned)threads, 0);
-    else attend_all(&work);
+                 sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], scale, instructions};
+    compute_all((Task){attend_some, &work, work.tokens * work.kv_heads, 1, 0}, parallel, threads);
 }
-
-#else
-
-API int64_t hplm_instructions(void) { return 0; }
-
-API void hplm_attend(void) {}
-
-#endif

@@ -6,7 +6,6 @@ together.
 
 from __future__ import annotations
 
-import ctypes
 from ctypes import c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.compiled import library, opened, parallel
+from hplm.compiled import Functions, library, opened, parallel
 
 LIBRARY = library(__file__)
 # As in kernel.c:
@@ -25,14 +24,10 @@ STEP = 16  # numbers of a head are a multiple of it
 WORTH = 1 << 16  # multiplications that are worth another thread
 
 
-class Kernel:
+class Kernel(Functions):
     def __init__(self, path: Path) -> None:
-        compiled = ctypes.CDLL(str(path))
-        compiled.hplm_instructions.restype = c_int64
-        self.instructions = int(compiled.hplm_instructions())
-        self._attend = compiled.hplm_attend
-        self._attend.argtypes = (*(c_void_p,) * 7, c_float, c_int64, c_void_p, c_int64)
-        self._attend.restype = None
+        super().__init__(path)
+        self._attend = self._function("hplm_attend", *(c_void_p,) * 7, c_float, c_int64, c_void_p, c_int64)
         self._parallel = parallel()
 
     def attend(

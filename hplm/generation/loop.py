@@ -22,10 +22,10 @@ from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, failure, say
 from hplm.generation.choosing import choose
-from hplm.generation.forecast import load_of, most_tokens
+from hplm.generation.forecast import most_tokens
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
-from hplm.generation.running import Planned, Running, halves
+from hplm.generation.running import Planned, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.model import faults
@@ -49,7 +49,6 @@ class Loop:
     def __init__(
         self,
         queue: SequenceQueue,
-        running: Running,
         stager: Staging,
         decoder: Computing,
         end_ids: Many[int],
@@ -65,8 +64,7 @@ class Loop:
         """
         self.alone: frozenset[int] = frozenset()  # tenants whose sequences share no step with those of others
         self.queue = queue
-        queue.measure = lambda: load_of(running, queue.cost, queue.learned.share)
-        self.running = running
+        self.running = running = queue.running
         self._cost = queue.cost
         self._stager = stager
         self._decoder = decoder
@@ -79,7 +77,7 @@ class Loop:
         self._computing = self._cancelling = self._abandoned = False
         self._began_ns = 0  # when the step was planned
         self._failures = 0  # steps in a row
-        self._answers = Answers(running, stager, queue.learned, end_ids, meter or Meter(), self._lock)
+        self._answers = Answers(running, stager, end_ids, meter or Meter(), self._lock)
 
     def offer(self, request: Request) -> None:
         """Adds a request, or raises. Answers requests that lose their places to it."""
@@ -139,7 +137,7 @@ class Loop:
             try:
                 self._drop(now)
                 self._start(now)
-                planned, back = self.running.plan(most_tokens(self.running, self._cost, self.queue.learned.share), self.alone)
+                planned, back = self.running.plan(most_tokens(self.running, self._cost), self.alone)
                 for sequence in back:
                     self._stager.release(sequence)
             except Exception:
@@ -232,7 +230,7 @@ class Loop:
         started: list[Sequence] = []
         while running.returning and running.start_from(running.returning, oldest := running.returning[0], self._starts):
             started.append(oldest)
-        started += self.queue.start(running, now, self._starts)
+        started += self.queue.start(now, self._starts)
         for sequence in started:
             if sequence.request.ended:  # it failed to start, or another answer of its request failed in this loop
                 continue
@@ -247,7 +245,7 @@ class Loop:
             if sequence.request.cancelled:  # since `expire`: its prompt may be one that was not read
                 self._answers.finish(sequence.request, CANCELLED)
                 return True
-            return self.running.start(sequence, self.queue.learned.share)
+            return self.running.start(sequence)
         except Exception as error:
             self._answers.fail(sequence.request, failure("starting the answer", error))
             return True
@@ -288,5 +286,5 @@ class Loop:
         tokens = sum(one.count for one in planned)
         decoding = sum(one.count == 1 for one in planned)
         if decoding and self._cost.observed >= FIRST:
-            self.queue.learned.step(self._cost.predict(decoding, decoding), took_ns)
+            self.running.learned.step(self._cost.predict(decoding, decoding), took_ns)
         self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))

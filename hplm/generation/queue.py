@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
-from hplm.generation.forecast import Ahead, Learned, Load, forecast
+from hplm.generation.forecast import Ahead, Load, forecast, load_of
 from hplm.generation.request import Sequence
 from hplm.generation.running import Running
 from hplm.scheduling.limits import Limits
@@ -21,15 +21,12 @@ from hplm.scheduling.queue import Queue, Queues
 class SequenceQueue(Queues[Sequence]):
     """Each text is a sequence of its own. Who calls it holds the lock of the loop."""
 
-    def __init__(self, policy: Policy, limits: Limits, size_for: Callable[[int], int], admission: bool = False) -> None:
-        """`size_for`: returns the places of the cache that so many tokens of a sequence need."""
+    def __init__(self, policy: Policy, limits: Limits, running: Running, admission: bool) -> None:
         super().__init__((policy,), limits)
-        self.learned = Learned()
+        self.running = running
         self.load: Load | None = None  # of the sequences that run; None: it has changed
-        self.measure: Callable[[], Load]  # returns it
         (self._queue,) = self._queues
         self.cost = self._queue.cost
-        self._size_for = size_for
         self._admission = admission
         self._waiting: dict[Sequence, Ahead] = {}  # what each brings
         self._ahead = Ahead()  # what all of them bring
@@ -39,18 +36,18 @@ class SequenceQueue(Queues[Sequence]):
         """The tenants of the sequences that wait. Any thread may ask."""
         return {sequence.request.source.tenant for sequence in list(self._waiting)}
 
-    def start(self, running: Running, start_ns: int, take: Callable[[Sequence], bool]) -> list[Sequence]:
+    def start(self, start_ns: int, take: Callable[[Sequence], bool]) -> list[Sequence]:
         """Returns the sequences that start now, until `take` refuses one.
 
         The tenants come first that have the least of what runs. Among their sequences the policy chooses.
         """
         started: list[Sequence] = []
-        share, goes_on = self.learned.share, True
+        running, goes_on = self.running, True
         columns = self._queue.columns
         if not len(columns) and not running.further:
             return started
-        while goes_on and (capacity := running.capacity(share)).texts > 0 and capacity.tokens > 0:
-            levels = running.levels(share)
+        while goes_on and (capacity := running.capacity).texts > 0 and capacity.tokens > 0:
+            levels = running.levels()
             further = min(running.further, key=lambda one: levels[one.tenant], default=None)
             level, indexes = self._least(levels)
             if further is not None and levels[further.tenant] <= level:
@@ -62,7 +59,7 @@ class SequenceQueue(Queues[Sequence]):
             taken: list[int] = []
             for index in self._queue.select(start_ns, capacity, not running.sequences, indexes).indexes.tolist():
                 sequence = columns.text(index)
-                if running.levels(share)[sequence.tenant] > level:
+                if running.levels()[sequence.tenant] > level:
                     continue  # another one of its tenant has started
                 if not (goes_on := take(sequence)):
                     break
@@ -105,17 +102,17 @@ class SequenceQueue(Queues[Sequence]):
     def _admit(self, texts: Many[Sequence], now_ns: int) -> None:
         (sequence,) = texts
         if self._admission and self._queue.known:
-            self.load = self.load or self.measure()
+            self.load = self.load or load_of(self.running, self.cost)
             self._check(sequence, self.load, now_ns)
-        choices, own = sequence.request.sampling.n, sequence.in_the_end(self.learned.share)
+        choices, own = sequence.request.sampling.n, sequence.in_the_end(self.running.learned.share)
         sequence.tokens = choices * own
-        self._waiting[sequence] = Ahead(choices, len(sequence.ids), choices * self._size_for(own))
+        self._waiting[sequence] = Ahead(choices, len(sequence.ids), choices * self.running.cache.size_for(own))
         self._ahead = self._ahead.plus(self._waiting[sequence])
 
     def _check(self, sequence: Sequence, load: Load, now_ns: int) -> None:
         """Raises if the sequence cannot keep its promise. Otherwise sets the deadline by which it must start."""
-        request, learned = sequence.request, self.learned
-        places = self._size_for(sequence.in_the_end(learned.share))
+        request, learned = sequence.request, self.running.learned
+        places = self.running.places(sequence)
         first_token_ns, token_ns = forecast(load, self._ahead_of(load, sequence.tenant), len(sequence.ids), places)
         sequence.checked_ns, sequence.predicted_ns = now_ns, first_token_ns
         first_ns = now_ns - request.arrival_ns + learned.factor * first_token_ns

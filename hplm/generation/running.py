@@ -18,6 +18,30 @@ from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.waiting import Capacity
 
 FINISHED = 16  # sequences that are remembered
+LEARNING = 0.1  # rate of the running means
+LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
+
+
+class Learned:
+    """Learns from ended answers how much of `max_tokens` they have, and how wrong the forecasts were."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self.factor = 1.0
+        self.slower = 1.0  # a step of sequences that decode, because it also has prompts of others
+
+    def step(self, decoding_ns: float, took_ns: float) -> None:
+        """Takes how long a step would have taken without prompts, and how long it took."""
+        self.slower += LEARNING * (min(MOST_FACTOR, took_ns / decoding_ns) - self.slower)
+
+    def ended(self, generated: int, most: int) -> None:
+        self.share += LEARNING * (generated / most - self.share)
+
+    def first_token(self, predicted_ns: float, took_ns: float) -> None:
+        """Takes the forecast without its factor."""
+        if predicted_ns > 0:
+            wrong = min(MOST_FACTOR, max(LEAST_FACTOR, took_ns / predicted_ns))
+            self.factor += LEARNING * (wrong - self.factor)
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,7 @@ class Running:
         self.cache = cache
         self.seats = seats
         self.step_tokens = step_tokens
+        self.learned = Learned()
         self.sequences: list[Sequence] = []  # the oldest first
         self.returning: list[Sequence] = []  # that were put back, and start before any other
         self.further: list[Sequence] = []  # further answers to requests, which wait as others of their tenants do
@@ -93,28 +118,26 @@ class Running:
         """The places that sequences may take, with those of remembered ones."""
         return self.cache.free + self.cache.freed_by([finished.blocks for finished in self._finished])
 
-    def capacity(self, share: float) -> Capacity:
+    @property
+    def capacity(self) -> Capacity:
         """Returns what may start now. Tokens are those that sequences are expected to have in the end."""
         seats = 0 if self.returning else self.seats - len(self.sequences)
-        return Capacity(self.spare(share), seats, seats)
+        return Capacity(self.spare, seats, seats)
 
-    def levels(self, share: float) -> Counter[int]:
+    def levels(self) -> Counter[int]:
         """Returns the part that each tenant has of the sequences or of the cache, the larger one, in whole sequences."""
         counts: Counter[int] = Counter()
         places: Counter[int] = Counter()
         for sequence in self.sequences:
             counts[sequence.tenant] += 1
-            places[sequence.tenant] += self.places(sequence, share)
+            places[sequence.tenant] += self.places(sequence)
         return counts | Counter({tenant: own * self.seats // self.cache.tokens for tenant, own in places.items()})
 
-    def start(self, sequence: Sequence, share: float) -> bool:
-        """Gives the sequence blocks. Returns False if there are none, or if those that run need the rest.
-
-        `share`: the part of `max_tokens` that an answer usually has.
-        """
+    def start(self, sequence: Sequence) -> bool:
+        """Gives the sequence blocks. Returns False if there are none, or if those that run need the rest."""
         if len(self.sequences) >= self.seats:
             return False
-        forgotten = self._forgotten_for(sequence, share)
+        forgotten = self._forgotten_for(sequence)
         if forgotten is None:
             return False
         for _ in range(forgotten):
@@ -131,7 +154,7 @@ class Running:
         insort(self.sequences, sequence, key=age)
         return True
 
-    def _forgotten_for(self, sequence: Sequence, share: float) -> int | None:
+    def _forgotten_for(self, sequence: Sequence) -> int | None:
         """Returns how many remembered sequences must be forgotten before this one starts, or None if it cannot start.
 
         Nothing may be forgotten for a sequence that does not start, because it is tried in each step.
@@ -142,21 +165,18 @@ class Running:
             shared = cache.shared(*self._alike(sequence, self._finished[forgotten:]))
             free = cache.free + cache.freed_by([finished.blocks for finished in self._finished[:forgotten]])
             if needed - cache.size_of(shared) <= free:
-                spare = self.spare(share) + cache.block * len(running.intersection(shared))
-                return forgotten if not self.sequences or spare >= self.places(sequence, share) else None
+                spare = self.spare + cache.block * len(running.intersection(shared))
+                return forgotten if not self.sequences or spare >= self.places(sequence) else None
         return None
 
-    def places(self, sequence: Sequence, share: float) -> int:
+    def places(self, sequence: Sequence) -> int:
         """Returns the places that a sequence is expected to need in the end."""
-        return self.cache.size_for(sequence.in_the_end(share))
+        return self.cache.size_for(sequence.in_the_end(self.learned.share))
 
-    def spare(self, share: float) -> int:
-        """Returns the free places that no running sequence is expected to need."""
-        return self.free - self._expected(share)
-
-    def _expected(self, share: float) -> int:
-        """Returns the places that running sequences are expected to need beside those that they have."""
-        return sum(self.places(one, share) - self.cache.size_of(one.blocks or ()) for one in self.sequences)
+    @property
+    def spare(self) -> int:
+        """The free places that no running sequence is expected to need."""
+        return self.free - sum(self.places(one) - self.cache.size_of(one.blocks or ()) for one in self.sequences)
 
     @staticmethod
     def start_from(waiting: list[Sequence], sequence: Sequence, start: Callable[[Sequence], bool]) -> bool:

@@ -96,9 +96,9 @@ class Service:
             settings.max_sequences,  # each running sequence holds one slot of a layout at most
             settings.resident_rows,
         )
+        running = Running(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
-            SequenceQueue(policy(settings.policy), settings.limits, cache.size_for, settings.admission),
-            Running(cache, settings.max_sequences, settings.step_tokens),
+            SequenceQueue(policy(settings.policy), settings.limits, running, settings.admission),
             self._stager,
             Decoder(backbone.upper(), settings.device, settings.dtype),
             config.end_ids,

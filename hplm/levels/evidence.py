@@ -25,21 +25,24 @@ def log_softmax(logits: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def of_first_row(logits: Array) -> Evidence:
+# Functions for `Task.evidence`, which also get spans and labels.
+
+
+def of_first_row(logits: Array, *_: object) -> Evidence:
     """Returns the choice of a text's one label, or its number."""
     return Evidence(logits[:1], logits[:1].argmax(axis=1))
 
 
-def of_least_certain_row(logits: Array, readable: Array) -> Evidence | None:
-    """Returns the choice of the row whose best label is the least probable; None if no row can be read."""
-    rows = np.flatnonzero(readable)
+def of_least_certain_row(logits: Array, spans: Array, *_: object) -> Evidence | None:
+    """Returns the choice of the row whose best label is the least probable; None if no row has a token."""
+    rows = np.flatnonzero(spans[:, 0] >= 0)
     if not len(rows):
         return None
     about = int(rows[log_softmax(logits[rows]).max(axis=1).argmin()])
     return Evidence(logits[about : about + 1], logits[about : about + 1].argmax(axis=1), about)
 
 
-def of_least_certain_label(logits: Array) -> Evidence:
+def of_least_certain_label(logits: Array, *_: object) -> Evidence:
     """Returns the choice whether the label holds whose probability is the nearest to one half."""
     about = int(np.abs(logits[0]).argmin())
     held = float(logits[0, about])

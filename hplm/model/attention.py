@@ -78,8 +78,7 @@ class PackedAttention:
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
-        """The lengths of neighbours, each with how many there are."""
-        return [(length, sum(1 for _ in run)) for length, run in groupby(self._lengths.tolist())]
+        return runs_of(self._lengths.tolist())
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         compiled = attending(query, query.shape[1] // self.heads, self.longest) if self._compiled else None
@@ -122,20 +121,16 @@ class SinkAttention:
 
     def __init__(self, lengths: Sequence[int], heads: int) -> None:
         self.heads = heads
-        self.runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
+        self.runs = runs_of(lengths)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         head = query.shape[1] // self.heads
-
-        def heads_of(x: Tensor, count: int) -> Tensor:  # tokens x heads * head -> sequences x heads x tokens x head
-            return x.view(count, len(x) // count, -1, head).transpose(1, 2)
-
         sizes = [1, *(length * count for length, count in self.runs)]
         queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
-        first_key, first_value = heads_of(keys[0], 1), heads_of(values[0], 1)
-        parts = [end_to_end(attend(heads_of(queries[0], 1), first_key, first_value))]
+        first_query, first_key, first_value = (heads_of(x[0], 1, head) for x in (queries, keys, values))
+        parts = [end_to_end(attend(first_query, first_key, first_value))]
         for (length, count), *own in zip(self.runs, queries[1:], keys[1:], values[1:], strict=True):
-            query, key, value = (heads_of(x, count) for x in own)
+            query, key, value = (heads_of(x, count, head) for x in own)
             key, value = (
                 torch.cat([first.expand(count, -1, -1, -1), x], 2) for first, x in ((first_key, key), (first_value, value))
             )
@@ -152,12 +147,18 @@ def rows_attend(
     Keys and values may belong to other sequences, of another length.
     """
     head = query.shape[1] // heads
-
-    def split(x: Tensor) -> Tensor:  # tokens x heads * head -> sequences x heads x tokens x head
-        return x.view(count, len(x) // count, -1, head).transpose(1, 2)
-
-    query, key, value = split(query), split(key), split(value)
+    query, key, value = (heads_of(x, count, head) for x in (query, key, value))
     return end_to_end(attend(query, key, value, mask, causal))
+
+
+def runs_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the lengths of neighbours, each with how many there are."""
+    return [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
+
+
+def heads_of(x: Tensor, count: int, head: int) -> Tensor:
+    """Turns tokens x heads * head, of so many sequences of equal length, into sequences x heads x tokens x head."""
+    return x.view(count, len(x) // count, -1, head).transpose(1, 2)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.decoders import load_decoder, load_gguf, split_decoder
+from hplm.model.decoders import load_decoder, load_gguf
 from hplm.model.encoders import ENCODERS, described, load_encoder
-from hplm.model.families import FAMILIES
+from hplm.model.families import FAMILIES, KINDS, Halves, Weights, part_of
 from hplm.model.gguf_files import is_gguf
 from hplm.model.layer import Layer, Layers
 from hplm.model.original import Checkpoint, configuration_of
@@ -42,34 +42,48 @@ def load_checkpoint(
 def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     """Splits the model: the first K layers are the lower stack, the next M the upper stack, the rest is dropped (HMI, Table 7).
 
-    The lower stack was never trained on windows of a few tokens, so it needs adaptation afterwards.
+    An encoder's lower stack was never trained on windows of a few tokens, so it needs adaptation afterwards.
     """
-    if checkpoint.config.is_decoder:
-        return split_decoder(checkpoint)
     config, weights = checkpoint.config, checkpoint.weights
-    lower, upper = LowerStack(config), UpperStack(config)
-    with torch.no_grad():
-        lower.words.weight.copy_(weights["embeddings.word_embeddings.weight"])
-        # Inside a window any short run of positions will do. It starts after the first, which is only used for [CLS].
-        places = weights["embeddings.position_embeddings.weight"][1 : config.window.n + 1]
-        lower.places.copy_(places + weights["embeddings.token_type_embeddings.weight"][0])
-        _copy_norm(lower.norm, weights, "embeddings.LayerNorm")
-        lower.gate_bias.fill_(-1.0)  # a token's own window counts most; its neighbours' windows add context
-        lower.gate_bias[config.window.centre] = 2.0
-        upper.positions.weight.zero_()
-        upper.segments.weight.zero_()
-        last = f"encoder.layer.{config.lower_layers - 1}.output.LayerNorm"
-        upper.norm.weight.copy_(weights[f"{last}.weight"])
-        upper.norm.bias.copy_(weights[f"{last}.bias"])
-    for i, layer in enumerate(lower.layers):
-        _copy_layer(layer, weights, i)
-    for i, layer in enumerate(upper.layers):
-        _copy_layer(layer, weights, config.lower_layers + i)
-    if checkpoint.skipbert:
-        from hplm.model.skipbert import take_over
+    if config.is_decoder:
+        below, above = _of_decoder(config, weights)
+    elif checkpoint.skipbert:
+        from hplm.model.skipbert import halves_of
 
-        take_over(lower, upper, weights)
+        below, above = halves_of(config, weights)
+    else:
+        below, above = _of_encoder(config, weights)
+    lower, upper = LowerStack(config), UpperStack(config)
+    lower.load_state_dict(below | _named(weights, "words.", "norm.") | _layers(weights, 0, config.lower_layers))
+    upper.load_state_dict(above | _layers(weights, config.lower_layers, config.upper_layers))
     return lower, upper
+
+
+def _of_decoder(config: BackboneConfig, weights: Weights) -> Halves:
+    below = {"places": weights["positions.weight"][: config.window.n + 1]} if config.has_places else {}
+    return below, _named(weights, "positions.", "final_norm.", "next_token.")
+
+
+def _of_encoder(config: BackboneConfig, weights: Weights) -> Halves:
+    # Inside a window any short run of positions will do. It starts after the first, which is only used for [CLS].
+    places = weights["positions.weight"][1 : config.window.n + 1] + weights["segments.weight"][0]
+    gate_bias = torch.full((config.window.n,), -1.0)  # a token's own window counts most; its neighbours' windows add context
+    gate_bias[config.window.centre] = 2.0
+    below = {"places": places, "gate": torch.zeros(config.window.n, config.hidden), "gate_bias": gate_bias}
+    above = {f"{name}.weight": torch.zeros_like(weights[f"{name}.weight"]) for name in ("positions", "segments")}
+    for kind in KINDS:
+        above[f"norm.{kind}"] = weights[f"layers.{config.lower_layers - 1}.ffn_norm.{kind}"]
+    return below, above
+
+
+def _named(weights: Weights, *begin: str) -> dict[str, Tensor]:
+    return {name: own for name, own in weights.items() if name.startswith(begin)}
+
+
+def _layers(weights: Weights, first: int, count: int) -> dict[str, Tensor]:
+    """Returns the tensors of some layers, numbered from 0."""
+    every = ((number, part_of(weights, f"layers.{first + number}.")) for number in range(count))
+    return {f"layers.{number}.{name}": own for number, part in every for name, own in part.items()}
 
 
 def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, UpperStack]:
@@ -98,24 +112,5 @@ def full_stack(checkpoint: Checkpoint) -> Layers:
         )
     config = replace(checkpoint.config, lower_layers=checkpoint.total_layers)
     layers = Layers(Layer(config, number) for number in range(checkpoint.total_layers))
-    for i, layer in enumerate(layers):
-        _copy_layer(layer, checkpoint.weights, i)
+    layers.load_state_dict(part_of(checkpoint.weights, "layers."))
     return layers
-
-
-def _copy_norm(norm: nn.LayerNorm | nn.RMSNorm, weights: dict[str, Tensor], name: str) -> None:
-    for kind in ("weight", "bias"):
-        getattr(norm, kind).copy_(weights[f"{name}.{kind}"])
-
-
-@torch.no_grad()
-def _copy_layer(layer: Layer, weights: dict[str, Tensor], index: int) -> None:
-    prefix = f"encoder.layer.{index}"
-    for kind in ("weight", "bias"):
-        qkv = [weights[f"{prefix}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
-        getattr(layer.qkv, kind).copy_(torch.cat(qkv))
-        getattr(layer.attention_out, kind).copy_(weights[f"{prefix}.attention.output.dense.{kind}"])
-        getattr(layer.ffn_in, kind).copy_(weights[f"{prefix}.intermediate.dense.{kind}"])
-        getattr(layer.ffn_out, kind).copy_(weights[f"{prefix}.output.dense.{kind}"])
-    _copy_norm(layer.attention_norm, weights, f"{prefix}.attention.output.LayerNorm")
-    _copy_norm(layer.ffn_norm, weights, f"{prefix}.output.LayerNorm")

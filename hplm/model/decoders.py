@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hplm.model.config import UNUSED, BackboneConfig
 from hplm.model.families import FAMILIES, form_of
 from hplm.model.gguf_files import SUFFIX, read_gguf
 from hplm.model.original import Checkpoint, halves, silent_transformers, tokenizer_of, weights_of
-from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import Window
 
 
@@ -34,13 +32,14 @@ def load_decoder(model: str, name: str | None, lower: int | None, upper: int | N
         "chat_template": templates.get("default") if isinstance(templates, dict) else templates,
     }
     total = source.num_hidden_layers
-    weights = FAMILIES[source.model_type].renamed(loaded.state_dict(), total, loaded.get_output_embeddings().weight.detach())
+    weights = FAMILIES[source.model_type].names.ours(loaded.state_dict(), total)
+    weights["next_token.weight"] = loaded.get_output_embeddings().weight.detach()
     return _decoder(model, name, total, lower, upper, window, form, weights, tokenizer.backend_tokenizer.to_str())
 
 
 def load_gguf(model: str, name: str | None, lower: int | None, upper: int | None, window: Window) -> Checkpoint:
-    file = read_gguf(Path(model))
-    return _decoder(model, name, file.layers, lower, upper, window, file.form, file.weights, file.tokenizer_json)
+    form, total, weights, tokenizer_json = read_gguf(Path(model))
+    return _decoder(model, name, total, lower, upper, window, form, weights, tokenizer_json)
 
 
 def _decoder(
@@ -78,23 +77,3 @@ def _decoder(
         **form,
     )
     return Checkpoint(config, total, weights, tokenizer_json)
-
-
-def split_decoder(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
-    config, weights = checkpoint.config, checkpoint.weights
-    lower, upper = LowerStack(config), UpperStack(config)
-    below = _part(weights, ("words",), 0, config.lower_layers)
-    if config.has_places:
-        below["places"] = weights["positions.weight"][: config.window.n + 1]
-    lower.load_state_dict(below)
-    upper.load_state_dict(_part(weights, ("positions", "final_norm", "next_token"), config.lower_layers, config.upper_layers))
-    return lower, upper
-
-
-def _part(weights: dict[str, Tensor], body: Sequence[str], first: int, layers: int) -> dict[str, Tensor]:
-    """Returns some of a decoder's tensors: those of `body`, and some layers, numbered from 0."""
-    part = {name: tensor for name, tensor in weights.items() if name.partition(".")[0] in body}
-    for number in range(layers):
-        whole = f"layers.{first + number}."
-        part |= {f"layers.{number}.{name.removeprefix(whole)}": own for name, own in weights.items() if name.startswith(whole)}
-    return part

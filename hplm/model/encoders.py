@@ -1,11 +1,8 @@
-"""Loads encoders: BERT, and families that differ from it in names, in where positions begin, or in having no segments.
-
-Their weights get the names of `transformers`' BertModel.
-"""
+"""Loads encoders: BERT, and families that differ from it in names, in where positions begin, or in having no segments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +11,60 @@ from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.model.families import Names
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from hplm.model.original import Checkpoint, halves, silent_transformers, tokenizer_of, weights_of
 from hplm.model.windows import Window
 
-POSITIONS = "embeddings.position_embeddings.weight"
-SEGMENTS = "embeddings.token_type_embeddings.weight"
-WORDS = "embeddings.word_embeddings.weight"
 BERT = "bert"
+_BODY = {
+    "words": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "norm": "embeddings.LayerNorm",
+}
+_BERT = Names(
+    body=_BODY | {"segments": "embeddings.token_type_embeddings"},
+    layers="encoder.layer",
+    layer={
+        QKV: [f"attention.self.{part}" for part in ("query", "key", "value")],
+        ATTENTION_OUT: ["attention.output.dense"],
+        "attention_norm": ["attention.output.LayerNorm"],
+        FFN_IN: ["intermediate.dense"],
+        FFN_OUT: ["output.dense"],
+        "ffn_norm": ["output.LayerNorm"],
+    },
+)
+_DISTILBERT = Names(
+    body=_BODY,
+    layers="transformer.layer",
+    layer={
+        QKV: [f"attention.{part}_lin" for part in "qkv"],
+        ATTENTION_OUT: ["attention.out_lin"],
+        "attention_norm": ["sa_layer_norm"],
+        FFN_IN: ["ffn.lin1"],
+        FFN_OUT: ["ffn.lin2"],
+        "ffn_norm": ["output_layer_norm"],
+    },
+)
 
 
 @dataclass(frozen=True)
 class Family:
-    """The names that `transformers` gives to parts that BERT has too."""
+    """What `transformers` calls the parts that BERT has too, in the weights and in the configuration."""
 
-    inner: str = "intermediate_size"  # in its configuration, as are the next two
+    names: Names = _BERT
+    inner: str = "intermediate_size"
     activation: str = "hidden_act"
     norm_eps: float | None = None  # None: its configuration says it
     has_pooler: bool = True
     counts_padding: bool = False  # positions begin behind the number of the padding token
-    renamed: dict[str, str] = field(default_factory=dict[str, str])  # parts of names -> BERT's
 
 
 _ROBERTA = Family(counts_padding=True)
-_DISTILBERT = Family(
-    inner="hidden_dim",
-    activation="activation",
-    norm_eps=1e-12,
-    has_pooler=False,
-    renamed={
-        "transformer.layer": "encoder.layer",
-        "attention.q_lin": "attention.self.query",
-        "attention.k_lin": "attention.self.key",
-        "attention.v_lin": "attention.self.value",
-        "attention.out_lin": "attention.output.dense",
-        "sa_layer_norm": "attention.output.LayerNorm",
-        "ffn.lin1": "intermediate.dense",
-        "ffn.lin2": "output.dense",
-        "output_layer_norm": "output.LayerNorm",
-    },
-)
 ENCODERS = {
     BERT: Family(),
     "camembert": _ROBERTA,
-    "distilbert": _DISTILBERT,
+    "distilbert": Family(_DISTILBERT, inner="hidden_dim", activation="activation", norm_eps=1e-12, has_pooler=False),
     "electra": Family(has_pooler=False),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -82,7 +90,7 @@ def described(kind: object) -> str:
 
 
 def load_encoder(model: str, name: str | None, lower: int | None, upper: int | None, window: Window, source: Any) -> Checkpoint:
-    from hplm.model.skipbert import ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
+    from hplm.model.skipbert import BODY, ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
 
     family, skipbert = ENCODERS[source.model_type], source.model_type == BERT and is_skipbert(source)
     _check(model, source)
@@ -99,9 +107,12 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
         raise InvalidInput(
             f"{model!r} lacks {len(missing)} tensors of a {kind}, such as {', '.join(missing[:2])}: take a complete checkpoint"
         )
-    weights = _weights(family, source, dict(loaded.state_dict()), tokenizer)
-    cls_id, sep_id, unk_id, mask_id = _special_ids(model, tokenizer)
     total: int = source.num_hidden_layers
+    names = replace(family.names, body={**family.names.body, **BODY}) if skipbert else family.names
+    names = replace(names, first_position=source.pad_token_id + 1) if family.counts_padding else names
+    weights = names.ours(loaded.state_dict(), total)
+    weights["segments.weight"] = _segments(weights, tokenizer)
+    cls_id, sep_id, unk_id, mask_id = _special_ids(model, tokenizer)
     lower, upper = halves(total, lower, upper, least=1)
     config = BackboneConfig(
         name=name or Path(model).name.lower(),
@@ -111,8 +122,8 @@ def load_encoder(model: str, name: str | None, lower: int | None, upper: int | N
         intermediate=getattr(source, family.inner),
         lower_layers=lower,
         upper_layers=upper,
-        positions=len(weights[POSITIONS]),
-        segments=len(weights[SEGMENTS]),
+        positions=len(weights["positions.weight"]),
+        segments=len(weights["segments.weight"]),
         activation=getattr(source, family.activation),
         norm_eps=source.layer_norm_eps if family.norm_eps is None else family.norm_eps,
         window=window,
@@ -153,13 +164,8 @@ def _special_ids(model: str, tokenizer: Any) -> list[int]:
     return [id for id in ids if id is not None]
 
 
-def _weights(family: Family, source: Any, weights: dict[str, Tensor], tokenizer: Any) -> dict[str, Tensor]:
-    for theirs, ours in family.renamed.items():
-        weights = {name.replace(theirs, ours): tensor for name, tensor in weights.items()}
-    if family.counts_padding:
-        weights[POSITIONS] = weights[POSITIONS][source.pad_token_id + 1 :]
-    # A tokenizer may number the segments of a pair although the model has one segment or none.
-    segments = weights.get(SEGMENTS, weights[WORDS].new_zeros(1, source.hidden_size))
+def _segments(weights: dict[str, Tensor], tokenizer: Any) -> Tensor:
+    """A tokenizer may number the segments of a pair although the model has one segment or none."""
+    segments = weights.get("segments.weight", torch.zeros_like(weights["words.weight"][:1]))
     missing = max(tokenizer.backend_tokenizer.encode("a", "b").type_ids) + 1 - len(segments)
-    weights[SEGMENTS] = torch.cat([segments, segments[:1].expand(max(missing, 0), -1)])
-    return weights
+    return torch.cat([segments, segments[:1].expand(max(missing, 0), -1)])

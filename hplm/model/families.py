@@ -1,13 +1,13 @@
-"""The families of decoders that hPLMs are built from: what their configurations say, and the names of their tensors.
+"""The families of models that hPLMs are built from: the names of their tensors, and what decoders' configurations say.
 
-Weights get our names: `words`, `positions` (of families that learn them), `layers.<i>.*` as in `Layer`, `final_norm`, and
-`next_token`, the matrix of the logits, even where it is that of the words.
+Weights get our names: `layers.<i>.*` as in `Layer`, `words`, and `positions` where they are learned. An encoder has `segments`
+and `norm` beside, a decoder `final_norm` and `next_token`, the matrix of the logits, even where it is that of the words.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,149 +18,142 @@ from hplm.model.config import LAYER_NORM, RMS
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Weights = Mapping[str, Tensor]
+Halves = tuple[dict[str, Tensor], dict[str, Tensor]]  # of a lower and an upper stack, beside words, first norm and layers
 KINDS = ("weight", "bias")
 
 
-class Family(ABC):
-    body: dict[str, str]  # our names of tensors outside of the layers -> the family's
+@dataclass(frozen=True)
+class Names:
+    """A family's names of the parts that hPLMs have too."""
 
-    @abstractmethod
-    def refusals(self, source: Any) -> dict[str, bool]:
-        """Returns what a model of the family may have that hPLMs cannot compute, and whether this one has it."""
+    body: Mapping[str, str]  # our names of parts outside of the layers -> the family's
+    layers: str  # the family's list of layers
+    layer: Mapping[str, Sequence[str]]  # our names of the parts of a layer -> the family's, of which several may be one of ours
+    transposed: bool = False  # products are stored as inputs x outputs
+    first_position: int = 0  # rows of `positions` before that of the first one
 
-    @abstractmethod
-    def form(self, source: Any) -> dict[str, Any]:
-        """Returns the fields of `BackboneConfig` that tell the form of the layers."""
+    def of_layer(self, number: int) -> dict[str, list[str]]:
+        """Returns our names of the parts of a layer, and the whole names that the family has for each."""
+        return {ours: [f"{self.layers}.{number}.{name}" for name in theirs] for ours, theirs in self.layer.items()}
 
-    @abstractmethod
-    def layer(self, weights: Weights, number: int) -> dict[str, Tensor]:
-        """Returns the tensors of a layer."""
-
-    def renamed(self, weights: Weights, layers: int, next_token: Tensor) -> dict[str, Tensor]:
-        """Returns all tensors under our names."""
-        renamed = {ours: weights[name] for ours, name in self.body.items() if name in weights}
+    def ours(self, weights: Weights, layers: int) -> dict[str, Tensor]:
+        """Returns a model's tensors by our names."""
+        found = {f"{ours}.{kind}": own for ours, name in self.body.items() for kind, own in self._joined(weights, [name])}
         for number in range(layers):
-            renamed |= {f"layers.{number}.{name}": tensor for name, tensor in self.layer(weights, number).items()}
-        return renamed | {"next_token.weight": next_token}
+            for ours, theirs in self.of_layer(number).items():
+                for kind, own in self._joined(weights, theirs):
+                    found[f"layers.{number}.{ours}.{kind}"] = own.T if self.transposed and own.ndim > 1 else own
+        if self.first_position:
+            found["positions.weight"] = found["positions.weight"][self.first_position :]
+        return found
+
+    @staticmethod
+    def _joined(weights: Weights, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weight of some parts and, where they have one, the bias, as those of one part."""
+        for kind in KINDS:
+            if kind == "weight" or f"{names[0]}.{kind}" in weights:
+                parts = [weights[f"{name}.{kind}"] for name in names]
+                yield kind, parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Llama(Family):
-    body = {  # noqa: RUF012
-        "words.weight": "model.embed_tokens.weight",
-        "final_norm.weight": "model.norm.weight",
-    }
+@dataclass(frozen=True)
+class Family:
+    """A family of decoders."""
 
-    def refusals(self, source: Any) -> dict[str, bool]:
-        return {
-            f"positions scaled by {source.rope_parameters['rope_type']!r}": source.rope_parameters["rope_type"] != "default",
-            "biases in some of its projections only": source.attention_bias != source.mlp_bias,
-        }
-
-    def form(self, source: Any) -> dict[str, Any]:
-        return {
-            "intermediate": source.intermediate_size,
-            "activation": source.hidden_act,
-            "norm": RMS,
-            "norm_eps": source.rms_norm_eps,
-            "biases": source.attention_bias,
-            "gated": True,
-            "kv_heads": source.num_key_value_heads,
-            "head": source.head_dim,
-            "rotary_base": float(source.rope_parameters["rope_theta"]),
-        }
-
-    def layer(self, weights: Weights, number: int) -> dict[str, Tensor]:
-        own = f"model.layers.{number}"
-        return {
-            **_joined(weights, QKV, [f"{own}.self_attn.{part}_proj" for part in "qkv"]),
-            **_joined(weights, ATTENTION_OUT, [f"{own}.self_attn.o_proj"]),
-            **_joined(weights, "attention_norm", [f"{own}.input_layernorm"]),
-            **_joined(weights, FFN_IN, [f"{own}.mlp.{part}_proj" for part in ("gate", "up")]),
-            **_joined(weights, FFN_OUT, [f"{own}.mlp.down_proj"]),
-            **_joined(weights, "ffn_norm", [f"{own}.post_attention_layernorm"]),
-        }
+    names: Names
+    form: Callable[[Any], dict[str, Any]]  # the fields of `BackboneConfig` that tell the form of the layers
+    refusals: Callable[[Any], dict[str, bool]]  # what a model may have that hPLMs cannot compute, and whether this one has it
 
 
-class Gpt2(Family):
-    body = {  # noqa: RUF012
-        "words.weight": "transformer.wte.weight",
-        "positions.weight": "transformer.wpe.weight",
-        "final_norm.weight": "transformer.ln_f.weight",
-        "final_norm.bias": "transformer.ln_f.bias",
-    }
-
-    def refusals(self, source: Any) -> dict[str, bool]:
-        return {
-            "unscaled attention": not source.scale_attn_weights,
-            "attention scaled by layer": source.scale_attn_by_inverse_layer_idx,
-            "cross-attention": source.add_cross_attention,
-        }
-
-    def form(self, source: Any) -> dict[str, Any]:
-        return {
-            "intermediate": source.n_inner or 4 * source.n_embd,
-            "activation": source.activation_function,
-            "norm": LAYER_NORM,
-            "norm_eps": source.layer_norm_epsilon,
-            "biases": True,
-        }
-
-    def layer(self, weights: Weights, number: int) -> dict[str, Tensor]:
-        own = f"transformer.h.{number}"
-        products = {QKV: "attn.c_attn", ATTENTION_OUT: "attn.c_proj", FFN_IN: "mlp.c_fc", FFN_OUT: "mlp.c_proj"}
-        layer: dict[str, Tensor] = {}
-        for ours, theirs in products.items():  # stored as inputs x outputs
-            layer |= {f"{ours}.weight": weights[f"{own}.{theirs}.weight"].T, f"{ours}.bias": weights[f"{own}.{theirs}.bias"]}
-        return {
-            **layer,
-            **_joined(weights, "attention_norm", [f"{own}.ln_1"]),
-            **_joined(weights, "ffn_norm", [f"{own}.ln_2"]),
-        }
-
-
-class Opt(Family):
-    POSITIONS = 2  # rows before the first position
-    body = {  # noqa: RUF012
-        "words.weight": "model.decoder.embed_tokens.weight",
-        "positions.weight": "model.decoder.embed_positions.weight",
-        "final_norm.weight": "model.decoder.final_layer_norm.weight",
-        "final_norm.bias": "model.decoder.final_layer_norm.bias",
-    }
-
-    def refusals(self, source: Any) -> dict[str, bool]:
-        return {
-            "norms behind its parts, as OPT-350M": not source.do_layer_norm_before,
-            "no last norm": source._remove_final_layer_norm,
-            "norms without weights": not source.layer_norm_elementwise_affine,
-            "words of another width than its layers": source.word_embed_proj_dim != source.hidden_size,
-        }
-
-    def form(self, source: Any) -> dict[str, Any]:
-        return {
-            "intermediate": source.ffn_dim,
-            "activation": source.activation_function,
-            "norm": LAYER_NORM,
-            "norm_eps": nn.LayerNorm(1).eps,
-            "biases": source.enable_bias,
-        }
-
-    def layer(self, weights: Weights, number: int) -> dict[str, Tensor]:
-        own = f"model.decoder.layers.{number}"
-        return {
-            **_joined(weights, QKV, [f"{own}.self_attn.{part}_proj" for part in "qkv"]),
-            **_joined(weights, ATTENTION_OUT, [f"{own}.self_attn.out_proj"]),
-            **_joined(weights, "attention_norm", [f"{own}.self_attn_layer_norm"]),
-            **_joined(weights, FFN_IN, [f"{own}.fc1"]),
-            **_joined(weights, FFN_OUT, [f"{own}.fc2"]),
-            **_joined(weights, "ffn_norm", [f"{own}.final_layer_norm"]),
-        }
-
-    def renamed(self, weights: Weights, layers: int, next_token: Tensor) -> dict[str, Tensor]:
-        renamed = super().renamed(weights, layers, next_token)
-        return renamed | {"positions.weight": renamed["positions.weight"][self.POSITIONS :]}
-
-
-FAMILIES: dict[str, Family] = {"gpt2": Gpt2(), "llama": Llama(), "opt": Opt()}
+LLAMA = Family(
+    Names(
+        body={"words": "model.embed_tokens", "final_norm": "model.norm"},
+        layers="model.layers",
+        layer={
+            QKV: [f"self_attn.{part}_proj" for part in "qkv"],
+            ATTENTION_OUT: ["self_attn.o_proj"],
+            "attention_norm": ["input_layernorm"],
+            FFN_IN: ["mlp.gate_proj", "mlp.up_proj"],
+            FFN_OUT: ["mlp.down_proj"],
+            "ffn_norm": ["post_attention_layernorm"],
+        },
+    ),
+    form=lambda source: {
+        "intermediate": source.intermediate_size,
+        "activation": source.hidden_act,
+        "norm": RMS,
+        "norm_eps": source.rms_norm_eps,
+        "biases": source.attention_bias,
+        "gated": True,
+        "kv_heads": source.num_key_value_heads,
+        "head": source.head_dim,
+        "rotary_base": float(source.rope_parameters["rope_theta"]),
+    },
+    refusals=lambda source: {
+        f"positions scaled by {source.rope_parameters['rope_type']!r}": source.rope_parameters["rope_type"] != "default",
+        "biases in some of its projections only": source.attention_bias != source.mlp_bias,
+    },
+)
+GPT2 = Family(
+    Names(
+        body={"words": "transformer.wte", "positions": "transformer.wpe", "final_norm": "transformer.ln_f"},
+        layers="transformer.h",
+        layer={
+            QKV: ["attn.c_attn"],
+            ATTENTION_OUT: ["attn.c_proj"],
+            "attention_norm": ["ln_1"],
+            FFN_IN: ["mlp.c_fc"],
+            FFN_OUT: ["mlp.c_proj"],
+            "ffn_norm": ["ln_2"],
+        },
+        transposed=True,
+    ),
+    form=lambda source: {
+        "intermediate": source.n_inner or 4 * source.n_embd,
+        "activation": source.activation_function,
+        "norm": LAYER_NORM,
+        "norm_eps": source.layer_norm_epsilon,
+        "biases": True,
+    },
+    refusals=lambda source: {
+        "unscaled attention": not source.scale_attn_weights,
+        "attention scaled by layer": source.scale_attn_by_inverse_layer_idx,
+        "cross-attention": source.add_cross_attention,
+    },
+)
+OPT = Family(
+    Names(
+        body={
+            "words": "model.decoder.embed_tokens",
+            "positions": "model.decoder.embed_positions",
+            "final_norm": "model.decoder.final_layer_norm",
+        },
+        layers="model.decoder.layers",
+        layer={
+            QKV: [f"self_attn.{part}_proj" for part in "qkv"],
+            ATTENTION_OUT: ["self_attn.out_proj"],
+            "attention_norm": ["self_attn_layer_norm"],
+            FFN_IN: ["fc1"],
+            FFN_OUT: ["fc2"],
+            "ffn_norm": ["final_layer_norm"],
+        },
+        first_position=2,
+    ),
+    form=lambda source: {
+        "intermediate": source.ffn_dim,
+        "activation": source.activation_function,
+        "norm": LAYER_NORM,
+        "norm_eps": nn.LayerNorm(1).eps,
+        "biases": source.enable_bias,
+    },
+    refusals=lambda source: {
+        "norms behind its parts, as OPT-350M": not source.do_layer_norm_before,
+        "no last norm": source._remove_final_layer_norm,
+        "norms without weights": not source.layer_norm_elementwise_affine,
+        "words of another width than its layers": source.word_embed_proj_dim != source.hidden_size,
+    },
+)
+FAMILIES: dict[str, Family] = {"gpt2": GPT2, "llama": LLAMA, "opt": OPT}
 
 
 def form_of(model: str, source: Any) -> dict[str, Any]:
@@ -179,7 +172,6 @@ def form_of(model: str, source: Any) -> dict[str, Any]:
     }
 
 
-def _joined(weights: Weights, ours: str, theirs: Sequence[str]) -> dict[str, Tensor]:
-    """Returns the weight and the bias, where there is one, of several products as those of one."""
-    found = {kind: [weights[f"{name}.{kind}"] for name in theirs if f"{name}.{kind}" in weights] for kind in KINDS}
-    return {f"{ours}.{kind}": torch.cat(parts) for kind, parts in found.items() if parts}
+def part_of(weights: Weights, begin: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names begin so, without this beginning."""
+    return {name.removeprefix(begin): own for name, own in weights.items() if name.startswith(begin)}

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import RMS
+from hplm.model.families import Names
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from hplm.model.tensors import tensor_of
 
 SUFFIX = ".gguf"
 ARCHITECTURE = "llama"
+HEADS, KV_HEADS = "llama.attention.head_count", "llama.attention.head_count_kv"
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens
-PARTS = {  # our names of a layer's tensors -> those in the file, which are joined
-    f"{QKV}.weight": ("attn_q", "attn_k", "attn_v"),
-    f"{ATTENTION_OUT}.weight": ("attn_output",),
-    "attention_norm.weight": ("attn_norm",),
-    f"{FFN_IN}.weight": ("ffn_gate", "ffn_up"),
-    f"{FFN_OUT}.weight": ("ffn_down",),
-    "ffn_norm.weight": ("ffn_norm",),
-}
+NAMES = Names(
+    body={"words": "token_embd", "final_norm": "output_norm"},
+    layers="blk",
+    layer={
+        QKV: ["attn_q", "attn_k", "attn_v"],
+        ATTENTION_OUT: ["attn_output"],
+        "attention_norm": ["attn_norm"],
+        FFN_IN: ["ffn_gate", "ffn_up"],
+        FFN_OUT: ["ffn_down"],
+        "ffn_norm": ["ffn_norm"],
+    },
+)
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -44,19 +47,12 @@ WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is not merged
 SAMPLE = "Hello, World! 3.14 naïve façade — 水は 🙂👩‍👩‍👧\n\n\tdef f(x):\r\n    return x  # ok  "
 
 
-@dataclass(frozen=True)
-class GgufModel:
-    form: dict[str, Any]  # fields of `BackboneConfig`
-    layers: int
-    weights: dict[str, Tensor]  # with our names (`hplm.model.decoders`)
-    tokenizer_json: str
-
-
 def is_gguf(model: str) -> bool:
     return model.lower().endswith(SUFFIX)
 
 
-def read_gguf(path: Path) -> GgufModel:
+def read_gguf(path: Path) -> tuple[dict[str, Any], int, dict[str, Tensor], str]:
+    """Returns the fields of `BackboneConfig`, the number of layers, their weights with our names, and the tokenizer in JSON."""
     try:
         library: Any = import_module("gguf")  # it has few types
     except ImportError:
@@ -67,74 +63,64 @@ def read_gguf(path: Path) -> GgufModel:
         file = _File(path, library.GGUFReader(path), library.dequantize)
     except Exception as error:  # the library raises anything at a damaged file
         raise InvalidInput(f"cannot read {path} as {SUFFIX} ({_first_line(error)}): download it again") from error
-    if (found := file.word("general.architecture")) != ARCHITECTURE:
+    if (found := str(file.given("general.architecture"))) != ARCHITECTURE:
         raise InvalidInput(f"{path} is a {found!r} model, but hPLMs read {SUFFIX} files of the {ARCHITECTURE!r} architecture")
     try:
-        form, layers = _form(file), file.number("llama.block_count")
-        weights = _weights(file, layers, form["heads"], form["kv_heads"])
+        form, layers = _form(file), int(file.given("llama.block_count"))
+        weights = _weights(file, layers)
     except InvalidInput:
         raise
     except Exception as error:
         raise InvalidInput(f"cannot read the weights of {path} ({_first_line(error)}): download it again") from error
-    return GgufModel(form, layers, weights, _tokenizer(file))
+    return form, layers, weights, _tokenizer(file)
 
 
-class _File:
-    """The fields and tensors of a file."""
+class _File(dict[str, Tensor]):
+    """The fields of a file, and by their names its weights, which are read when they are asked for."""
 
     def __init__(self, path: Path, reader: Any, dequantize: Any) -> None:
+        super().__init__()
         self.path = path
         self._fields = {str(name): field for name, field in reader.fields.items()}
-        self._tensors = {str(tensor.name): tensor for tensor in reader.tensors}
+        self.tensors = {str(tensor.name): tensor for tensor in reader.tensors}
         self._dequantize = dequantize
 
     def find(self, name: str, otherwise: Any = None) -> Any:
         return self._fields[name].contents() if name in self._fields else otherwise
 
-    def _given(self, name: str) -> Any:
+    def given(self, name: str) -> Any:
         if name not in self._fields:
             raise InvalidInput(f"{self.path} lacks {name!r}: download it again, or take another file")
         return self.find(name)
 
-    def number(self, name: str) -> int:
-        return int(self._given(name))
-
-    def word(self, name: str) -> str:
-        return str(self._given(name))
-
-    def items(self, name: str) -> Sequence[Any]:
-        return self._given(name)
-
-    def has_tensor(self, name: str) -> bool:
-        return f"{name}.weight" in self._tensors
-
-    def tensors(self) -> set[str]:
-        return set(self._tensors)
-
-    def tensor(self, name: str) -> Tensor:
-        """Returns fp32, whatever the file stores."""
-        found = self._tensors.get(f"{name}.weight")
+    def __missing__(self, name: str) -> Tensor:
+        """Returns a tensor in fp32, whatever the file stores."""
+        found = self.tensors.get(name)
         if found is None:
-            raise InvalidInput(f"{self.path} lacks the tensor '{name}.weight': take a complete file")
-        return tensor_of(np.array(self._dequantize(found.data, found.tensor_type), dtype=np.float32))  # not the mapped file
+            raise InvalidInput(f"{self.path} lacks the tensor {name!r}: take a complete file")
+        tensor = tensor_of(np.array(self._dequantize(found.data, found.tensor_type), dtype=np.float32))  # not the mapped file
+        heads = self.given(HEADS)
+        if name.endswith("attn_q.weight"):
+            return _halves(tensor, int(heads))
+        return _halves(tensor, int(self.find(KV_HEADS, heads))) if name.endswith("attn_k.weight") else tensor
 
 
 def _form(file: _File) -> dict[str, Any]:
-    hidden, heads = file.number("llama.embedding_length"), file.number("llama.attention.head_count")
+    hidden, heads = int(file.given("llama.embedding_length")), int(file.given(HEADS))
     head = int(file.find("llama.attention.key_length", hidden // heads))
-    if (scaled := file.find("llama.rope.scaling.type", "none")) != "none" or file.has_tensor("rope_freqs"):
+    if (scaled := file.find("llama.rope.scaling.type", "none")) != "none" or "rope_freqs.weight" in file.tensors:
         raise InvalidInput(f"{file.path} has positions scaled by {scaled!r}, which hPLMs cannot compute: take another file")
     if (turned := file.find("llama.rope.dimension_count", head)) != head:
         raise InvalidInput(f"{file.path} rotates {turned} of {head} numbers of a head, but hPLMs rotate all: take another file")
     ends = dict.fromkeys(file.find(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
     return {
-        "vocabulary": len(file.items("tokenizer.ggml.tokens")),
+        "vocabulary": len(file.given("tokenizer.ggml.tokens")),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": int(file.find("llama.attention.head_count_kv", heads)),
+        "kv_heads": int(file.find(KV_HEADS, heads)),
         "head": head,
-        "intermediate": file.number("llama.feed_forward_length"),
-        "positions": file.number("llama.context_length"),
+        "intermediate": int(file.given("llama.feed_forward_length")),
+        "positions": int(file.given("llama.context_length")),
         "activation": "silu",
         "norm": RMS,
         "norm_eps": float(file.find("llama.attention.layer_norm_rms_epsilon", 1e-5)),
@@ -142,27 +128,19 @@ def _form(file: _File) -> dict[str, Any]:
         "biases": False,
         "gated": True,
         "rotary_base": float(file.find("llama.rope.freq_base", 10_000)),
-        "start_id": file.number("tokenizer.ggml.bos_token_id"),
+        "start_id": int(file.given("tokenizer.ggml.bos_token_id")),
         "end_ids": tuple(int(end) for end in ends if end is not None),
         "chat_template": file.find("tokenizer.chat_template"),
     }
 
 
-def _weights(file: _File, layers: int, heads: int, kv_heads: int) -> dict[str, Tensor]:
-    biases = [name for name in file.tensors() if name.endswith(".bias")]
+def _weights(file: _File, layers: int) -> dict[str, Tensor]:
+    biases = [name for name in file.tensors if name.endswith(".bias")]
     if biases:
         raise InvalidInput(f"{file.path} has biases ({biases[0]!r}), which a llama of hPLMs lacks: take another file")
-    words = file.tensor("token_embd")
-    weights = {"words.weight": words, "final_norm.weight": file.tensor("output_norm")}
-    weights["next_token.weight"] = file.tensor("output") if file.has_tensor("output") else words
-    turned = {"attn_q": heads, "attn_k": kv_heads}
-    for number in range(layers):
-        for ours, names in PARTS.items():
-            parts = [(name, file.tensor(f"blk.{number}.{name}")) for name in names]
-            weights[f"layers.{number}.{ours}"] = torch.cat(
-                [_halves(part, turned[name]) if name in turned else part for name, part in parts]
-            )
-    return weights
+    weights = NAMES.ours(file, layers)
+    own = "output.weight" in file.tensors
+    return weights | {"next_token.weight": file["output.weight"] if own else weights["words.weight"]}
 
 
 def _halves(weight: Tensor, heads: int) -> Tensor:
@@ -176,16 +154,16 @@ def _halves(weight: Tensor, heads: int) -> Tensor:
 
 def _tokenizer(file: _File) -> str:
     """Makes the tokenizer from the file's tokens and merges, and checks that texts come back from it."""
-    kind, splitting = file.word("tokenizer.ggml.model"), str(file.find("tokenizer.ggml.pre", "gpt-2"))
+    kind, splitting = str(file.given("tokenizer.ggml.model")), str(file.find("tokenizer.ggml.pre", "gpt-2"))
     if kind != "gpt2" or splitting not in SPLITTING:
         raise InvalidInput(
             f"{file.path} has a tokenizer of kind {kind!r} that splits words as {splitting!r}, but hPLMs read 'gpt2' with "
             f"{', '.join(map(repr, SPLITTING))}: convert its Hugging Face folder instead"
         )
-    tokens: list[str] = list(file.items("tokenizer.ggml.tokens"))
+    tokens: list[str] = list(file.given("tokenizer.ggml.tokens"))
     kinds = list(file.find("tokenizer.ggml.token_type", [NORMAL] * len(tokens)))
     try:
-        merges = [_pair(merge) for merge in file.items("tokenizer.ggml.merges")]
+        merges = [_pair(merge) for merge in file.given("tokenizer.ggml.merges")]
         model = models.BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=splitting in WHOLE_WORDS)
         tokenizer = HuggingFaceTokenizer(model)
     except Exception as error:  # the library raises no narrower type

@@ -4,38 +4,9 @@
  */
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-#define API __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define VERSION 2 /* of these functions, as in kernel.py */
-
-API int64_t hplm_version(void) { return VERSION; }
-
-/* Threads take pieces of a task until all of its `count` items are computed. */
-typedef struct {
-    void (*compute)(const void *given, int64_t first, int64_t end);
-    const void *given;
-    int64_t count, piece, next;
-} Task;
-
-/* Calls a function in several threads: OpenMP's GOMP_parallel. NULL: there is one thread. */
-typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
-
-static void compute_pieces(void *given) {
-    Task *task = given;
-    for (;;) {
-        int64_t first = task->piece * __atomic_fetch_add(&task->next, 1, __ATOMIC_RELAXED), end = first + task->piece;
-        if (first >= task->count) return;
-        task->compute(task->given, first, end < task->count ? end : task->count);
-    }
-}
-
-static void compute_all(Task task, Parallel *parallel, int64_t threads) {
-    if (parallel && threads > 1) parallel(compute_pieces, &task, (unsigned)threads, 0);
-    else compute_pieces(&task);
-}
+#include "kernel.h"
 
 /* As in eightbit.py: */
 #define LEVELS 127
@@ -79,10 +50,8 @@ typedef struct {
     }
 
 ROUND(round_rows, )
-#if defined(__x86_64__)
 ROUND(round_rows_avx2, __attribute__((target("avx2"))))
 ROUND(round_rows_avx512, __attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512"))))
-#endif
 
 API void hplm_round(
     const float *x, int64_t rows, int64_t inputs, int64_t stride, uint8_t *numbers, float *scales, Parallel *parallel,
@@ -90,16 +59,11 @@ API void hplm_round(
 ) {
     Rounding rounding = {x, inputs, stride, numbers, scales};
     Task task = {round_rows, &rounding, rows, ROWS, 0};
-#if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2")) task.compute = round_rows_avx2;
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) task.compute = round_rows_avx512;
-#endif
     compute_all(task, parallel, threads);
 }
-
-#if defined(__x86_64__)
-#include <immintrin.h>
 
 #define LANES 16 /* keys are computed in groups of so many */
 #define HEADS 4  /* that a thread takes at once */
@@ -267,24 +231,8 @@ INLINE void attend_text(const Attention *a, int64_t start, int64_t length, int64
 ATTEND(attend_avx2, AVX2, SET2)
 ATTEND(attend_avx512, AVX512, SET5)
 
-/* Returns the best set of instructions: 0 none, 1 AVX2, 2 AVX-512. */
-API int64_t hplm_instructions(void) {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    int best = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return best ? 2 : 1;
-}
-
 /* A head has a multiple of LANES numbers. */
 API void hplm_attend(const Attention *attention, int64_t texts, int64_t instructions, Parallel *parallel, int64_t threads) {
     Task task = {instructions == 2 ? attend_avx512 : attend_avx2, attention, texts * attention->heads, HEADS, 0};
     compute_all(task, parallel, threads);
 }
-
-#else
-
-API int64_t hplm_instructions(void) { return 0; }
-
-API void hplm_attend(void) {}
-
-#endif

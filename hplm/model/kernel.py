@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hplm.compiled import library, opened, parallel
+from hplm.compiled import Functions, library, opened, parallel
 
 LIBRARY = library(__file__)
 # As in kernel.c:
@@ -35,17 +35,11 @@ class _Attention(ctypes.Structure):
     )  # fmt: skip
 
 
-class Kernel:
+class Kernel(Functions):
     def __init__(self, path: Path) -> None:
-        compiled = ctypes.CDLL(str(path))
-        compiled.hplm_instructions.restype = c_int64
-        self.instructions = int(compiled.hplm_instructions())
-        self._round = compiled.hplm_round
-        self._round.argtypes = (c_void_p, *(c_int64,) * 3, c_void_p, c_void_p, c_void_p, c_int64)
-        self._round.restype = None
-        self._attend = compiled.hplm_attend
-        self._attend.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int64)
-        self._attend.restype = None
+        super().__init__(path)
+        self._round = self._function("hplm_round", c_void_p, *(c_int64,) * 3, *(c_void_p,) * 3, c_int64)
+        self._attend = self._function("hplm_attend", c_void_p, c_int64, c_int64, c_void_p, c_int64)
         self._parallel = parallel()
 
     def round(self, x: Tensor, numbers: Tensor, scales: Tensor) -> None:

@@ -9,7 +9,7 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory, in the whole process and in threads that start later. Does nothing for other C libraries.
+    """Makes glibc keep freed memory, in the whole process and in threads that start later.
 
     An engine allocates the same large tensors for every batch. By default glibc returns large blocks to the system at once, and
     gets them again with one page fault for every 4 KB.
@@ -28,6 +28,4 @@ def share_one_arena() -> None:
 
 
 def _tune(what: int, value: int) -> None:
-    tune = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tune is not None:
-        tune(what, value)
+    ctypes.CDLL(None).mallopt(what, value)

@@ -17,7 +17,7 @@ from hplm.model.config import BackboneConfig
 class Checkpoint:
     config: BackboneConfig  # with the requested lower_layers and upper_layers
     total_layers: int
-    weights: dict[str, Tensor]  # of an encoder with the names of transformers' BertModel, of a decoder with ours
+    weights: dict[str, Tensor]  # with our names (`hplm.model.families`)
     tokenizer_json: str
     skipbert: bool = False  # its halves were trained apart: no adaptation is needed, and there is no whole BERT to learn from
 

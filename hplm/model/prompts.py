@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from jinja2 import TemplateError
@@ -18,7 +18,7 @@ from hplm.model.chat import Chat, read_messages
 if TYPE_CHECKING:  # processes that only follow snapshots do without torch
     from hplm.model.config import BackboneConfig
 
-
+T = TypeVar("T")
 READ_CHARACTERS = 16  # of a prompt, for each token that the model takes: others wait while a prompt is tokenised
 
 
@@ -28,24 +28,16 @@ class Prompts:
     def __init__(self, tokenizer_json: str, config: BackboneConfig) -> None:
         if config.start_id is None:
             raise ValueError(f"{config.name} is an encoder, which reads no prompts")
-        self.vocabulary = config.vocabulary
         self.most_characters = READ_CHARACTERS * config.positions  # of a prompt
         self._name = config.name
         self._start_id = config.start_id
         self._end_id = config.end_ids[0] if config.end_ids else None
         self._template = config.chat_template
-        self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = unlimited(tokenizer_json)
 
     @classmethod
     def load(cls, path: Path, config: BackboneConfig) -> Prompts:
-        try:
-            return cls(path.read_text("utf-8"), config)
-        except FileNotFoundError:
-            raise Broken(f"{path} is missing: build or copy it again") from None
-        except Exception as error:  # the library raises no narrower type
-            raise Broken(f"{path} does not describe a tokenizer ({error}): build or copy it again") from None
+        return read_tokenizer(path, lambda tokenizer_json: cls(tokenizer_json, config))
 
     def encode(self, text: str) -> Array:
         """Returns the tokens of a prompt, the start id first, int64."""
@@ -68,6 +60,24 @@ class Prompts:
             return Chat(self._template, self._tokenizer, self._start_id, self._end_id)
         except TemplateError as error:
             raise Broken(f"the chat template of {self._name} cannot be read ({error}): build the backbone again") from None
+
+
+def read_tokenizer(path: Path, made: Callable[[str], T]) -> T:
+    """Returns what is made of the JSON of a tokenizer."""
+    try:
+        return made(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise Broken(f"{path} is missing: build or copy it again") from None
+    except Exception as error:  # the library raises no narrower type
+        raise Broken(f"{path} does not describe a tokenizer ({error}): build or copy it again") from None
+
+
+def unlimited(tokenizer_json: str) -> HuggingFaceTokenizer:
+    """Returns a tokenizer that neither pads nor cuts."""
+    tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def started(tokens: Array, start_id: int) -> Array:

@@ -13,17 +13,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, BertModel
 
 from hplm.errors import InvalidInput
-from hplm.model.stacks import LowerStack, UpperStack
+from hplm.model.config import BackboneConfig
+from hplm.model.families import Halves, Weights, part_of
 from hplm.model.windows import TRIGRAMS, Window
 
 FULL_LAYERS = "num_full_hidden_layers"  # in its config.json: the number of layers that see the whole text
 ENTRY_EPS = 1e-5  # epsilon of the norm before the full layers, independent of the configuration
 OWN_TENSOR = "position_embeddings2"  # no plain BERT has it
+UPPER = "upper."
+BODY = {  # the names of what it has beside a BERT's parts
+    "gate": "attn",
+    f"{UPPER}positions": "embeddings.position_embeddings2",
+    f"{UPPER}segments": "embeddings.token_type_embeddings2",
+    f"{UPPER}norm": "norm",
+}
 SHALLOW_DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072}  # of the shallow layers, independent of the other layers
 
 
@@ -78,14 +85,11 @@ def refuse_disguised(model: str, unexpected: set[str]) -> None:
         )
 
 
-@torch.no_grad()
-def take_over(lower: LowerStack, upper: UpperStack, weights: dict[str, Tensor]) -> None:
-    """Copies the tensors around the layers. The layers, the words and the first norm have a plain BERT's names."""
-    places = weights["embeddings.position_embeddings.weight"][: len(lower.places)]
-    lower.places.copy_(places + weights["embeddings.token_type_embeddings.weight"][0])
-    lower.gate.copy_(weights["attn.weight"].expand_as(lower.gate))
-    lower.gate_bias.copy_(weights["attn.bias"].expand_as(lower.gate_bias))
-    upper.positions.weight.copy_(weights["embeddings.position_embeddings2.weight"])
-    upper.segments.weight.copy_(weights["embeddings.token_type_embeddings2.weight"])
-    upper.norm.weight.copy_(weights["norm.weight"])
-    upper.norm.bias.copy_(weights["norm.bias"])
+def halves_of(config: BackboneConfig, weights: Weights) -> Halves:
+    n = config.window.n
+    below = {
+        "places": weights["positions.weight"][:n] + weights["segments.weight"][0],
+        "gate": weights["gate.weight"].expand(n, -1),
+        "gate_bias": weights["gate.bias"].expand(n),
+    }
+    return below, part_of(weights, UPPER)

@@ -132,10 +132,6 @@ class UpperStack(nn.Module):
         turn = turn_of(self.config, positions, sums.dtype)
         return through(self.layers, self.enter(sums, positions, segments), attend, adapters, rows, turn)
 
-    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None, rows: Tensor | None = None) -> Tensor:
-        """Computes an encoder's layers alone."""
-        return through(self.layers, x, attend, adapters, rows)
-
     def logits(self, x: Tensor) -> Tensor:
         """Returns a decoder's logits of the token behind each row: rows x vocabulary, fp32."""
         return self.next_token(self.final_norm(x)).float()

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
-from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
-from hplm.errors import Broken, InvalidInput
-from hplm.model.prompts import started
+from hplm.errors import InvalidInput
+from hplm.model.prompts import read_tokenizer, started, unlimited
 from hplm.model.words import ITEM, Words
 
 WORD = re.compile(r"\S+")
@@ -75,21 +74,16 @@ class Tokenizer:
         """`start_id`: of a decoder, whose documents begin with it and have no other special tokens."""
         self.positions = positions
         self._start_id = start_id
-        self._tokenizer = HuggingFaceTokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._added_length = _added_length(tokenizer_json)
-        self._words = Words(self._tokenizer) if self._added_length is not None and _reads_words(tokenizer_json) else None
+        self._tokenizer = unlimited(tokenizer_json)
+        added = _found_before_words(tokenizer_json)
+        self._added_length = None if added is None else max((len(token["content"]) for token in added), default=0)
+        takes_spaces = any(" " in token["content"] or token["lstrip"] or token["rstrip"] for token in added or ())
+        self._words = None if added is None or takes_spaces else Words(self._tokenizer)
         self._special_tokens = {pair: self._tokenizer.num_special_tokens_to_add(is_pair=pair) for pair in (False, True)}
 
     @classmethod
     def load(cls, path: Path, positions: int, start_id: int | None = None) -> Tokenizer:
-        try:
-            return cls(path.read_text("utf-8"), positions, start_id)
-        except FileNotFoundError:
-            raise Broken(f"{path} is missing: build or copy it again") from None
-        except Exception as error:  # the library raises no narrower type
-            raise Broken(f"{path} does not describe a tokenizer ({error}): build or copy it again") from None
+        return read_tokenizer(path, lambda tokenizer_json: cls(tokenizer_json, positions, start_id))
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
         (encoded,) = self.encode_all([Given(text, pair, truncate, in_windows)])
@@ -214,8 +208,8 @@ def _parts(encoding: Encoding) -> Array:
     return np.array([-1 if of is None else of for of in encoding.sequence_ids])
 
 
-def _added_length(tokenizer_json: str) -> int | None:
-    """Returns the characters of the longest token that is found before words are. None if a text cannot be cut at all.
+def _found_before_words(tokenizer_json: str) -> list[dict[str, Any]] | None:
+    """Returns the tokens that are found before words are. None if a text cannot be cut at all.
 
     A beginning of a text has the text's own words, but for the last one, if nothing looks farther than one word: so it is with
     BERT's normalizer and its splitting into words. Of other tokenizers this is not known.
@@ -224,15 +218,8 @@ def _added_length(tokenizer_json: str) -> int | None:
     steps: list[dict[str, Any]] = [parts.get(part) or {} for part in ("normalizer", "pre_tokenizer")]
     kinds = [step.get("type") for step in steps]
     added: list[dict[str, Any]] = parts.get("added_tokens") or []
-    if kinds != ["BertNormalizer", "BertPreTokenizer"] or any(token["normalized"] for token in added):
-        return None
-    return max((len(token["content"]) for token in added), default=0)
-
-
-def _reads_words(tokenizer_json: str) -> bool:
-    """Whether no token that is found before words are takes spaces."""
-    added: list[dict[str, Any]] = json.loads(tokenizer_json).get("added_tokens") or []
-    return not any(" " in token["content"] or token["lstrip"] or token["rstrip"] for token in added)
+    is_bert = kinds == ["BertNormalizer", "BertPreTokenizer"]
+    return added if is_bert and not any(token["normalized"] for token in added) else None
 
 
 def words_of(text: str) -> list[tuple[int, int]]:

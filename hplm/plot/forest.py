@@ -28,17 +28,12 @@ class Hits(NamedTuple):
 
     addresses: Array  # int64
     tries: Array  # int64: places tried before the hit: the links of the chain at the first level, then at the next
-    chain: int  # number of links
+    chain: int  # number of links: `tries % chain` is that of the table that has the row
 
     @property
     def levels(self) -> Array:
         """The number of times that the window was shortened."""
         return self.tries // self.chain
-
-    @property
-    def links(self) -> Array:
-        """The position in the chain of the table that has the row."""
-        return self.tries % self.chain
 
 
 class Chain:
@@ -67,16 +62,12 @@ class Chain:
 
     def lookup_by_arrays(self, tokens: Array, lengths: Array) -> Hits:
         """Does the same without the compiled kernel."""
-        return self.find(self.space.of(tokens, lengths))
-
-    def find(self, whole: Array) -> Hits:
-        """Returns the first hit of each key of a whole window: windows x words (`KeySpace`)."""
-        masks = self.space.masks
+        whole, masks = self.space.of(tokens, lengths), self.space.masks
         # All levels are searched at once: a search costs more per call than per key.
         keys = (whole & masks[:, None]).reshape(-1, self.space.words)
         found = np.empty((len(masks), len(self.links), len(whole)), dtype=np.int64)
         for link, (table, base) in enumerate(self.links):
-            rows = table.find(keys)
+            rows = table.index.find(keys)
             np.add(rows, base, out=rows, where=rows > 0)
             found[:, link] = rows.reshape(len(masks), -1)
         tries = found.reshape(-1, len(whole))  # in order of preference
@@ -160,9 +151,9 @@ class Forest:
         return path
 
 
-def assign_addresses(tables: Iterable[Table], first: int = 0) -> list[Branch]:
-    """Gives the tables ranges of addresses, one after the other, from `first` on."""
-    branches: list[Branch] = []
+def assign_addresses(tables: Iterable[Table]) -> list[Branch]:
+    """Gives the tables ranges of addresses, one after the other."""
+    first, branches = 0, list[Branch]()
     for table in tables:
         branches.append(Branch(table.meta.domain, table.meta.version, first))
         first += table.size

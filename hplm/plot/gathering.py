@@ -17,7 +17,6 @@ from hplm.model.prepacked import with_rows
 from hplm.model.tensors import sent
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
-from hplm.plot.kernel import kernel
 from hplm.plot.rows import disk_faults
 from hplm.plot.summing import Sums, can_sum
 from hplm.plot.table import Table
@@ -41,7 +40,7 @@ class Gatherer:
         self._device = device
         self._dtype = dtype
         self._resident = resident
-        self._compiled = compiled and not resident and kernel() is not None
+        self._compiled = compiled and not resident
         self._said = False
         self._tables: list[tuple[Table, int]] = []  # of the last batch
         self._sums: Sums | None = None  # of these; None: the kernel cannot sum them

@@ -4,20 +4,12 @@
  * processor has them.
  */
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#define VERSION 1      /* of these functions, as kernel.py has it */
+#include "../model/kernel.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
-
-#define API __attribute__((visibility("default")))
 #define MOST_WORDS 5   /* of a key: a token has at most 64 bits and a window at most five tokens */
 #define AHEAD 2        /* rows that are read ahead of the sums */
 #define BLOCK 64       /* tokens whose searches wait for memory together */
-#define VERSION 1      /* of these functions, as kernel.py has it */
 #define ODD 0x9E3779B97F4A7C15ull
 
 enum { FP16, BF16, INT8 };            /* codings (values.py) */
@@ -38,8 +30,6 @@ typedef struct {
     int64_t word[MOST_WORDS], shift[MOST_WORDS];
     uint64_t masks[MOST_WORDS * (MOST_WORDS + 1)];  /* levels x words */
 } Space;
-
-API int64_t hplm_version(void) { return VERSION; }
 
 static uint64_t bucket_of(const uint64_t *key, int64_t words, int64_t bits) {
     uint64_t mixed = key[0] * ODD;
@@ -144,8 +134,6 @@ typedef struct {
     int64_t base, size;
 } Rows;
 
-#if defined(__x86_64__)
-
 /* Sums stored vectors, in the order given. */
 typedef void Sum(void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden);
 
@@ -154,7 +142,7 @@ typedef void Sum(void *restrict out, const uint8_t *const *vectors, int64_t coun
 
 /* Defines a Sum. BEGIN turns numbers of a vector into fp32, ADD adds those of another, STORE writes the sum. */
 #define SUM(NAME, TARGET, REGISTER, WIDTH, BEGIN, ADD, STORE)                                                \
-    TARGET static inline __attribute__((always_inline)) void NAME##_of(                                      \
+    TARGET INLINE void NAME##_of(                                                                            \
         void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden                     \
     ) {                                                                                                      \
         for (int64_t at = 0; at < hidden; at += WIDTH) {                                                     \
@@ -229,16 +217,6 @@ static Sum *const SUMS[2][2][3] = {
      {fp16_to_bf16_avx512, bf16_to_bf16_avx512, int8_to_bf16_avx512}},
 };
 
-/* Returns the best set of instructions for gathering: 0 none, 1 AVX2, 2 AVX-512. */
-API int64_t hplm_instructions(void) {
-    unsigned int a, b, c, d;
-    __builtin_cpu_init();
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 29))) return 0;  /* F16C */
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") ? 2 : 1;
-}
-
 /* Returns where an address's row is, or NULL if no table has it. `guess` is the table of the last one. */
 static inline const uint8_t *row_at(const Rows *tables, int64_t count, int64_t *guess, int64_t address, int64_t stride) {
     for (int64_t i = *guess, tried = 0; tried < count; tried++, i = i + 1 < count ? i + 1 : 0) {
@@ -284,11 +262,3 @@ API int64_t hplm_gather(
     }
     return 0;
 }
-
-#else
-
-API int64_t hplm_instructions(void) { return 0; }
-
-API int64_t hplm_gather(void) { return -1; }
-
-#endif

@@ -7,7 +7,6 @@ It is compiled where hplm is installed and a C compiler is found. Where it is mi
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from functools import cache
@@ -16,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.compiled import library, opened
+from hplm.compiled import Functions, library, opened
 from hplm.plot.index import Index
 from hplm.plot.keys import KeySpace
 
-log = logging.getLogger(__name__)
 LIBRARY = library(__file__)
 # As in kernel.c:
 VERSION = 1  # of its functions
@@ -43,18 +41,14 @@ class _Link(ctypes.Structure):
 _Start = ctypes.c_char * 0  # of a buffer of any size
 
 
-class Kernel:
+class Kernel(Functions):
     def __init__(self, path: Path) -> None:
-        others = ctypes.CDLL(str(path))
-        others.hplm_instructions.restype = c_int64
-        self._lookup, self._long_lookup = ctypes.PyDLL(str(path)).hplm_lookup, others.hplm_lookup
-        for lookup in (self._lookup, self._long_lookup):
-            lookup.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p)
-            lookup.restype = c_int64
-        self.instructions = int(others.hplm_instructions())
-        self.gather = others.hplm_gather
-        self.gather.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, *(c_int64,) * 5, c_void_p, c_int64, c_int64)
-        self.gather.restype = c_int64
+        super().__init__(path)
+        lookup = "hplm_lookup", c_void_p, *(c_void_p, c_int64) * 3, c_void_p
+        self._long_lookup = self._function(*lookup, result=c_int64)
+        self._lookup = self._function(*lookup, result=c_int64, library=ctypes.PyDLL(str(path)))
+        places = *(c_void_p, c_int64) * 2, c_void_p, *(c_int64,) * 5
+        self.gather = self._function("hplm_gather", *places, c_void_p, c_int64, c_int64, result=c_int64)
 
     def lookup(self, space: int, links: ctypes.Array[_Link], tokens: Array, lengths: Array, found: Array) -> int:
         # A short lookup takes microseconds and keeps the interpreter's lock: to get that back can take milliseconds.
@@ -66,11 +60,8 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """Returns the kernel, or None if it was not compiled. Says once which of both."""
-    found = opened(LIBRARY, VERSION, Kernel, "numpy and torch look up and gather instead, which takes several times as long")
-    if found is not None:
-        log.info("the compiled kernel is there")
-    return found
+    """Returns the kernel, or None if it was not compiled. Says so once."""
+    return opened(LIBRARY, VERSION, Kernel, "numpy and torch look up and gather instead, which takes several times as long")
 
 
 class Search:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.plot.values import Coding
+from hplm.plot.table import TableMeta
 
 BLOCK = 8 << 20
 READERS = 8
@@ -33,23 +33,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class StoredRows:
     """Row 0 is zeros. Frequent n-grams have the first rows, so that rows in use are close together."""
 
-    def __init__(self, values: Path, checksums: Path, rows: int, vectors: int, vector_bytes: int, coding: Coding) -> None:
-        self._path = values
-        self._checksums = np.fromfile(checksums, dtype="<u4")
-        self._file = open(values, "rb")  # noqa: SIM115
+    def __init__(self, folder: Path, meta: TableMeta) -> None:
+        self._path = folder / "values"
+        self._checksums = np.fromfile(folder / "checksums", dtype="<u4")
+        self._file = open(self._path, "rb")  # noqa: SIM115
         mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
         mapped.madvise(mmap.MADV_RANDOM)  # otherwise each fault also reads the 128 KiB around it
         self._bytes = memoryview(mapped)
-        self._stride = vectors * vector_bytes
-        self._coding = coding
-        self._vectors = vectors
+        self._stride, self._vectors, self._coding = meta.row_bytes, meta.window.vectors, meta.coding
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to it
             stored = torch.frombuffer(mapped, dtype=torch.uint8)
-        self.typed = coding.typed(stored.view(rows * vectors, vector_bytes))
+        self.typed = self._coding.typed(stored.view(-1, meta.vector_bytes))
         self._locked = 0
-        self._sound = np.zeros(rows, dtype=bool)  # the row has matched its checksum
-        self._warm = np.zeros(rows, dtype=bool)  # the row was read, and no sign says that it has left memory
+        self._sound = np.zeros(meta.rows, dtype=bool)  # the row has matched its checksum
+        self._warm = np.zeros(meta.rows, dtype=bool)  # the row was read, and no sign says that it has left memory
 
     def __len__(self) -> int:
         return len(self._sound)

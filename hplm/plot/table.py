@@ -13,18 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.arrays import Array
 from hplm.errors import MISFITS, Broken, InvalidInput
 from hplm.model.windows import Window
+from hplm.options import TABLE_DTYPES
 from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
-from hplm.plot.widths import vector_bytes
 
 if TYPE_CHECKING:  # lookup, which reads no rows, starts without torch
     from hplm.plot.rows import StoredRows
     from hplm.plot.values import Coding
 
 FORMAT = 2
+SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,16 @@ class TableSpec:
 
     @property
     def coding(self) -> Coding:
-        from hplm.plot.values import coding
+        from hplm.plot.values import CODINGS
 
-        return coding(self.dtype)
+        return CODINGS[self.dtype]
 
     @property
     def vector_bytes(self) -> int:
-        return vector_bytes(self.dtype, self.hidden)
+        """The bytes that a stored vector takes."""
+        if self.dtype not in TABLE_DTYPES:
+            raise InvalidInput(f"unknown table dtype {self.dtype!r}: choose {', '.join(TABLE_DTYPES)}")
+        return self.hidden + SCALE_AND_OFFSET if self.dtype == "int8" else 2 * self.hidden
 
     @property
     def row_bytes(self) -> int:
@@ -142,14 +145,7 @@ class Table:
     def rows(self) -> StoredRows:
         from hplm.plot.rows import StoredRows
 
-        meta = self.meta
-        return StoredRows(
-            self.folder / "values", self.folder / "checksums", meta.rows, meta.window.vectors, meta.vector_bytes, meta.coding
-        )
-
-    def find(self, keys: Array) -> Array:
-        """Returns the row of each key, or 0 if the table does not have the key."""
-        return self.index.find(keys)
+        return StoredRows(self.folder, self.meta)
 
     def verify(self) -> None:
         """Checks all files against their checksums. Raises Broken with the file and the row."""

@@ -5,49 +5,35 @@ The engine and the reference read the same stored numbers.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from hplm.options import TABLE_DTYPES
-from hplm.plot.widths import SCALE_AND_OFFSET, check_dtype
+from hplm.plot.table import SCALE_AND_OFFSET
 
 
-class Coding(ABC):
-    @abstractmethod
-    def encode(self, vectors: Tensor) -> Tensor:
-        """Turns fp32 (... x hidden) into uint8 (vectors x `vector_bytes`)."""
-
-    @abstractmethod
-    def typed(self, stored: Tensor) -> Tensor:
-        """Returns a view of uint8 (vectors x `vector_bytes`) in the stored type, without a copy."""
-
-    @abstractmethod
-    def decode(self, typed: Tensor) -> Tensor:
-        """Returns fp32 (vectors x hidden)."""
-
-    @abstractmethod
-    def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns in `dtype` the sums of the vectors that each row of `index` names, on the vectors' device."""
-
-
-class SixteenBit(Coding):
+class SixteenBit:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
     def encode(self, vectors: Tensor) -> Tensor:
+        """Turns fp32 (... x hidden) into uint8 (vectors x `vector_bytes`)."""
         return vectors.reshape(-1, vectors.shape[-1]).to(self._dtype).contiguous().view(torch.uint8)
 
     def typed(self, stored: Tensor) -> Tensor:
+        """Returns a view of uint8 (vectors x `vector_bytes`) in the stored type, without a copy."""
         return stored.view(self._dtype)
 
     def decode(self, typed: Tensor) -> Tensor:
+        """Returns fp32 (vectors x hidden)."""
         return typed.float()
 
     def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Sums in fp32 for an fp32 engine, which must be exact. A 16-bit engine takes the fused 16-bit sum."""
+        """Returns in `dtype` the sums of the vectors that each row of `index` names, on the vectors' device.
+
+        An fp32 engine, which must be exact, sums in fp32. A 16-bit engine takes the fused 16-bit sum.
+        """
         tokens, n = index.shape
         if dtype == torch.float32:
             vectors = typed.index_select(0, index.T.flatten()).view(n, tokens, -1)
@@ -61,7 +47,7 @@ class SixteenBit(Coding):
         return sums if sums.dtype == dtype else sums.float().to(dtype)
 
 
-class EightBit(Coding):
+class EightBit:
     """Stores each vector in 255 steps between its own lowest and highest number."""
 
     def encode(self, vectors: Tensor) -> Tensor:
@@ -82,15 +68,11 @@ class EightBit(Coding):
         return self.decode(typed.index_select(0, index.flatten())).view(*index.shape, -1).sum(1).to(dtype)
 
 
+Coding = SixteenBit | EightBit
 CODINGS: dict[str, Coding] = dict(
     zip(TABLE_DTYPES, (SixteenBit(torch.float16), SixteenBit(torch.bfloat16), EightBit()), strict=True)
 )
 LEAST_COSINE = 0.999  # between a vector and its stored form
-
-
-def coding(name: str) -> Coding:
-    check_dtype(name)
-    return CODINGS[name]
 
 
 def closeness(vectors: Tensor, decoded: Tensor) -> float:

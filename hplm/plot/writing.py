@@ -73,8 +73,21 @@ def write_table(
 def _write_parts(
     work: Path, spec: TableSpec, keys: Array, encoder: Encoder, batch: int, progress: Callable[[int], object]
 ) -> None:
-    """Writes the values, the index, and last `meta.json`, whose presence means that the table is complete."""
-    _write_values(work, spec, keys, encoder, batch, progress)
+    """Writes the values, the index, and last `meta.json`, whose presence means that the table is complete.
+
+    One batch of values is computed while the batch before it is written.
+    """
+    with _Drafts(work, spec, batch) as drafts, ThreadPoolExecutor(1) as writer:
+        written: Future[None] | None = None
+        progress(min(drafts.batches * batch, len(keys)))
+        for start in range(drafts.batches * batch, len(keys), batch):
+            rows, close = encoder(np.asarray(keys[start : start + batch]))
+            if written is not None:
+                written.result()
+            written = writer.submit(drafts.append, rows, close)
+            progress(len(rows))
+        if written is not None:
+            written.result()
     index = write_index(work, keys)
     least = float(np.fromfile(work / CLOSENESS, dtype="<f4").min()) if len(keys) else 1.0
     meta = TableMeta(**asdict(spec), keys=len(keys), least_cosine=round(least, 6), index=index)
@@ -89,23 +102,6 @@ def _sync(file: Path) -> None:
         os.fsync(written.fileno())
 
 
-def _write_values(
-    work: Path, spec: TableSpec, keys: Array, encoder: Encoder, batch: int, progress: Callable[[int], object]
-) -> None:
-    """Writes the values. One batch is computed while the batch before it is written."""
-    with _Drafts(work, spec, batch) as drafts, ThreadPoolExecutor(1) as writer:
-        written: Future[None] | None = None
-        progress(min(drafts.batches * batch, len(keys)))
-        for start in range(drafts.batches * batch, len(keys), batch):
-            rows, close = encoder(np.asarray(keys[start : start + batch]))
-            if written is not None:
-                written.result()
-            written = writer.submit(drafts.append, rows, close)
-            progress(len(rows))
-        if written is not None:
-            written.result()
-
-
 class Encoder:
     """Turns keys into stored rows, and returns the lowest cosine between computed and stored vectors."""
 
@@ -117,7 +113,7 @@ class Encoder:
     def __call__(self, keys: Array) -> tuple[Array, float]:
         if self._known is None:
             return self._computed(keys)
-        found = self._known.find(keys)
+        found = self._known.index.find(keys)
         old = found[found > 0]
         if len(broken := self._known.rows.touch(old)):
             raise Broken(f"row {broken[0]} of {self._known.folder} does not match its checksum: build that table again")

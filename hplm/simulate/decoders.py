@@ -68,11 +68,11 @@ class Simulation:
         self._answers: dict[Request, Answer] = {}
         self._machine = _Machine(cost, self._answers)
         cache = Cache(settings.cache_tokens, LONGEST, 1, 1, settings.device)
-        self._queue = SequenceQueue(policy(settings.policy), settings.limits, cache.size_for, settings.admission)
         running = Running(cache, settings.max_sequences, settings.step_tokens)
+        self._queue = SequenceQueue(policy(settings.policy), settings.limits, running, settings.admission)
         machine = self._machine
         self.meter = Meter()
-        self._loop = Loop(self._queue, running, machine, machine, (END,), lambda: machine.now_ns, self.meter)
+        self._loop = Loop(self._queue, machine, machine, (END,), lambda: machine.now_ns, self.meter)
         self._asked = 0
 
     @property

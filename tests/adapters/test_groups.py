@@ -112,7 +112,7 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
     base, tiles, found = torch.randn(len(x), 3 * outputs, generator=generator), Tiles(of_row, CPU), {}
     for instructions in range(1, kernels.kernel().instructions + 1):
         with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
-            for groups in (tiles, InPlace(of_text, None if rows else np.array(lengths))):
+            for groups in (tiles, InPlace(of_text, CPU, None if rows else np.array(lengths))):
                 spread, changed = groups.spread(x), base.clone()
                 groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, down, up, *biases, function)
                 groups.add(changed[:, :outputs], groups.linear(spread, down, biases[0]), up)

@@ -64,7 +64,7 @@ class Decoders:
 
     def offer(self):
         chance, world = self.chance, self.world
-        world.queue.learned.share = self.settings["share"]  # what was learned of other answers makes put-backs rare
+        world.running.learned.share = self.settings["share"]  # what was learned of other answers makes put-backs rare
         for _ in range(chance.randrange(1, 6)):
             sampling, promise, before = self.sampling(), self.promise(), len(world.queue)
             prompt = [3 + i % 4 for i in range(chance.choice([0, 3, 12, 20, 40]))]

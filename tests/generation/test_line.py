@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hplm.generation.forecast import Ahead, Learned, Load, forecast
+from hplm.generation.forecast import Ahead, Load, forecast
 from hplm.generation.request import Request, Sequence
+from hplm.generation.running import Learned
 from hplm.generation.sampling import Sampling
 from hplm.scheduling.cost import Cost
 from tests.generation.fake import Fake
@@ -75,7 +76,7 @@ def test_forecasts_learn_nothing_from_the_time_in_the_front_door():
         for _ in range(5):
             world.ask([3], Sampling(max_tokens=3), waited_ns=waited_ns)
         world.run()
-        factors.append(world.queue.learned.factor)
+        factors.append(world.running.learned.factor)
     assert factors[0] == factors[1] != 1
 
 

@@ -127,7 +127,7 @@ def test_what_is_remembered_takes_no_room_from_others():
     for i in range(8):
         world.ask([3 + i] * 20, greedy(10))
         world.run()
-    assert world.cache.free < 128 == world.running.free == world.running.capacity(1.0).tokens
+    assert world.cache.free < 128 == world.running.free == world.running.capacity.tokens
     whole = world.ask(ALIKE, greedy(90))
     world.run()
     assert not world.running.put_back and world.assert_right(whole) == 90

@@ -139,13 +139,13 @@ class World:
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
         self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
         choice = policy(order) if isinstance(order, str) else order
-        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.cache.size_for, admission)
-        self.queue.learned.share = share
         self.running = Running(self.cache, seats, step_tokens)
+        self.running.learned.share = share
+        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.running, admission)
         self.stager, self.decoder = model.machine(self, self.cache, seats)
         self.meter = Meter()
         self.ended = 0  # how often the process would have ended
-        parts = self.queue, self.running, self.stager, self.decoder, self.model.config.end_ids
+        parts = self.queue, self.stager, self.decoder, self.model.config.end_ids
         self.loop = Loop(*parts, clock or self._tick, self.meter, device_failed=self._fail)
         self.said: list[Said] = []
 

@@ -30,10 +30,10 @@ def saved(tmp_path):
 @torch.no_grad()
 def states(checkpoint, encoded):
     weights, layers = checkpoint.weights, full_stack(checkpoint)
-    sums = weights["embeddings.word_embeddings.weight"][encoded.tokens]
-    sums = sums + weights["embeddings.position_embeddings.weight"][: len(sums)]
-    sums = sums + weights["embeddings.token_type_embeddings.weight"][encoded.segments.astype(int)]
-    norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
+    sums = weights["words.weight"][encoded.tokens]
+    sums = sums + weights["positions.weight"][: len(sums)]
+    sums = sums + weights["segments.weight"][encoded.segments.astype(int)]
+    norm = weights["norm.weight"], weights["norm.bias"]
     x = torch.nn.functional.layer_norm(sums, sums.shape[1:], *norm, checkpoint.config.norm_eps)
     return through(layers, x, PackedAttention([len(sums)], 3))
 

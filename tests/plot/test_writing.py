@@ -14,8 +14,7 @@ from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
-from hplm.plot.values import CODINGS, LEAST_COSINE, closeness, coding
-from hplm.plot.widths import vector_bytes
+from hplm.plot.values import CODINGS, LEAST_COSINE, closeness
 from hplm.plot.writing import write_table
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
 from tests.support.killed import content
@@ -86,8 +85,8 @@ def test_known_rows_are_copied_byte_for_byte(tmp_path):
 
         spec = spec_of("d", None, SPACE, dtype, version=2)
         table = write_table(tmp_path / dtype / "d/2", spec, KEYS, values_of, batch=32, known=known)
-        old = table.find(SPACE.pack(np.array([[0, 51, 0]])))
-        assert (table.rows.raw(old) == known.rows.raw(known.find(SPACE.pack(np.array([[0, 51, 0]]))))).all()
+        old, copied = (one.rows.raw(one.index.find(SPACE.pack(np.array([[0, 51, 0]])))) for one in (known, table))
+        assert (old == copied).all()
         assert sorted(computed) == [i for i in range(1, 301) if i >= 100 or i % 2 == 0]
         table.verify()
 
@@ -161,9 +160,10 @@ def test_a_flipped_bit_is_found_by_verify_or_when_its_row_is_first_read(table):
 def test_stored_values_are_close_to_computed_ones(name):
     vectors = torch.randn(200, 3, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 200)[:, None, None]
     vectors[5, 1] = 0
-    kind = coding(name)
+    spec = replace(spec_of("d", None, SPACE, name), hidden=64)
+    kind = spec.coding
     typed = kind.typed(kind.encode(vectors))
-    assert typed.shape[0] == 600 and kind.encode(vectors).shape[1] == vector_bytes(name, 64)
+    assert typed.shape[0] == 600 and kind.encode(vectors).shape[1] == spec.vector_bytes
     decoded = kind.decode(typed).view_as(vectors)
     assert closeness(vectors, decoded) >= LEAST_COSINE
     assert (decoded[5, 1] == 0).all()

@@ -53,7 +53,7 @@ def test_a_change_that_fits_is_kept_whole(store, tmp_path):
     adapter, kept = family.change(found, layout)
     assert kept == pytest.approx(1, abs=1e-4) and 0 < found.distance < 0.5
     for number, layer in enumerate(adapter):
-        name = f"encoder.layer.{store.config.lower_layers + number}.intermediate.dense.weight"
+        name = f"layers.{store.config.lower_layers + number}.ffn_in.weight"
         wanted = found.checkpoint.weights[name] - family.base.weights[name]
         assert torch.allclose(layer["ffn_in/b"] @ layer["ffn_in/a"], wanted, atol=1e-4)
     assert family.change(found, adapter_layout(store.config, "lora", 2, tuple(PROJECTIONS)))[1] < 0.9

@@ -159,7 +159,7 @@ def test_the_checkpoints_head_is_its_own(model):
         stock = AutoModelForMaskedLM.from_pretrained(folder)
         hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            words = checkpoint.weights["embeddings.word_embeddings.weight"]
+            words = checkpoint.weights["words.weight"]
             assert torch.allclose(head(hidden, words), stock.cls(hidden), atol=1e-5)
 
 

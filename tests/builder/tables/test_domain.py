@@ -108,7 +108,7 @@ def test_the_root_can_be_updated_but_is_not_adapted(tmp_path):
     with pytest.raises(InvalidInput, match="--minutes 0"):
         update_domain(store, "root", [corpus(tmp_path, 1)], UpdateOptions(), LEARNING, DEVICE)
     updated = grow(store, "root", 1)
-    assert (updated.find(store.space.unigrams()) > 0).all()
+    assert (updated.index.find(store.space.unigrams()) > 0).all()
     assert add_domain(store, "bio", 2).meta.parent_version == 2
 
 

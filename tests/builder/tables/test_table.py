@@ -30,8 +30,8 @@ def shares(store, chain, text):
     """Returns the shares (here, above, shorter by name) of the lookups of a served text."""
     hits = looked_up(store, chain, text)
     tokens = chain.space.window.levels().sum(1).tolist()
-    own = ((hits.levels == 0) & (hits.links == 0)).mean()
-    above = ((hits.levels == 0) & (hits.links > 0)).mean()
+    own = (hits.tries == 0).mean()
+    above = ((hits.levels == 0) & (hits.tries > 0)).mean()
     return own, above, {f"{count}-gram": (hits.levels == level).mean() for level, count in enumerate(tokens) if level}
 
 
