@@ -11,12 +11,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from hplm.cluster.admin_socket import AdminSocket
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
 from hplm.cluster.local import HPLM, SERVER_SECONDS, LocalReplica
 from hplm.cluster.pools import PlannedReplica
 from hplm.cluster.router import SOCKET, haproxy, start_command
-from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.placement.files import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen, listens
@@ -49,7 +49,7 @@ class Cluster:
         self._pools: list[list[LocalReplica]] = []
         self._router: Process | None = None
         self._others: list[Process] = []
-        self._traffic = Traffic(self._folder / ROUTER / SOCKET)
+        self._haproxy = AdminSocket(self._folder / ROUTER / SOCKET)
         self._replacing: LocalReplica | None = None
 
     def __enter__(self) -> Cluster:
@@ -98,7 +98,7 @@ class Cluster:
         """Says a line for each replica."""
         found: dict[str, Any] = {}
         for replica in self._replicas:
-            share, taken = self._traffic.share(replica.name), self._taken(replica)
+            share, taken = self._haproxy.share(replica.name), self._taken(replica)
             word = "replaced" if replica is self._replacing else share.word
             found[replica.name] = {
                 "is": word,
@@ -153,7 +153,7 @@ class Cluster:
         watch = Process("hplm route --watch", [*route, "--watch"], self._log("route"))
         self._others += [self._router, watch]
         self._router.start()
-        self._router.wait_until(lambda: listens(self._port) and self._traffic.takes_commands(), PLAIN_SECONDS)
+        self._router.wait_until(lambda: listens(self._port) and self._haproxy.takes_commands(), PLAIN_SECONDS)
         watch.start()
         for replica in self._replicas:
             self._until_up(replica)
@@ -166,19 +166,19 @@ class Cluster:
         self._replacing = replica
         try:
             say(f"{replica.name:<13} gets no new requests")
-            self._traffic.drain(replica.name)
-            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, IDLE_SECONDS)
+            self._haproxy.drain(replica.name)
+            self._until(lambda: self._haproxy.share(replica.name).in_flight == 0, IDLE_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
             replica.replace(self._meanwhile)
         finally:  # also where it has failed: it is started again, and only then found healthy
             self._replacing = None
             with suppress(HplmError):  # HAProxy is away; a new one knows of no drain
-                self._traffic.give_back(replica.name)
+                self._haproxy.give_back(replica.name)
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
     def _until_up(self, replica: LocalReplica) -> None:
-        if not self._until(lambda: self._traffic.share(replica.name).is_up, UP_SECONDS):
+        if not self._until(lambda: self._haproxy.share(replica.name).is_up, UP_SECONDS):
             raise HplmError(
                 f"HAProxy does not find {replica.name} healthy within {UP_SECONDS:g} s: read {self._log('haproxy')}"
             )
