@@ -233,22 +233,18 @@ class Manager:
         change.branches = [branch for branch in change.branches if branch not in removed]
         return _recorded(change, replace(done, removed=sorted(f"{branch.domain}/{branch.version}" for branch in removed)))
 
-    def settle(self, generation: int) -> list[str]:
-        """Waits until every server that reads this folder has taken the generation. Returns those that have not.
+    def settle(self) -> list[str]:
+        """Waits until every server that reads this folder has this manager's last change. Returns those that have not.
 
         Servers of a bucket look each second, and nobody waits for them.
         """
         if self.state is None:
             return []
         try:
-            return self.state.wait_for_readers(generation)
+            return self.state.wait_for_readers(self.registry.decided)
         except OSError as error:  # the change is made, and its result (such as a new key) must not be lost
-            log.warning("cannot read which servers have taken generation %d: %s", generation, error)
+            log.warning("cannot read which servers have taken generation %d: %s", self.registry.decided, error)
             return []
-
-    def settle_now(self) -> list[str]:
-        """Waits for the last change that this manager made."""
-        return self.settle(self.registry.decided)
 
     @cached_property
     def _width(self) -> int | None:

@@ -61,7 +61,7 @@ def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, ch
 def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
     secret, key = live.add_key("tenant-0")
     with FaultyStore(live.state.folder, decides="CURRENT").at(1, FaultyStore.fail):
-        late = live.settle_now()
+        late = live.settle()
     assert secret.startswith("hplm_") and late == [] and live.current().find("tenant-0").keys == (key,)
 
 
