@@ -30,6 +30,7 @@ from hplm.tenants.students import Students
 
 log = logging.getLogger(__name__)
 FORMAT = 10
+RESTORE = "restore the state, or use one version of hplm"
 EXPORT_AGAIN = "export the repository again with `hplm export` and --replace"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
@@ -236,7 +237,7 @@ def newest_of(store: Store, pointer: Pointer, exported: Snapshot) -> Snapshot:
         return exported
     name = f"{SNAPSHOTS}/{pointer.snapshot}"
     try:
-        snapshot = Snapshot.read(store.get(name), f"{store}/{name}", "restore the state, or use one version of hplm")
+        snapshot = Snapshot.read(store.get(name), f"{store}/{name}", RESTORE)
     except Absent as error:
         raise Broken(f"{error}: restore the state") from None
     if snapshot.export != exported.export:

@@ -24,7 +24,7 @@ from hplm.clock import Clock
 from hplm.errors import Broken
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import RESTORE, Snapshot
 
 # The names in an exported model folder.
 EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
@@ -115,7 +115,7 @@ class State:
         pointer = self.pointer()
         if pointer is None or generation not in pointer.snapshots:
             raise Broken(f"{self.folder} has no generation {generation}: restore the state")
-        return Snapshot.load(self.snapshots / pointer.snapshots[generation])
+        return Snapshot.load(self.snapshots / pointer.snapshots[generation], RESTORE)
 
     def wait_for_readers(self, generation: int) -> list[str]:
         """Waits until all readers have taken the generation. Returns the names of late readers after ten seconds.

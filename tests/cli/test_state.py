@@ -221,7 +221,7 @@ def test_what_is_broken_in_a_state_is_named(live, capsys):
     snapshot = max((state / "toy/snapshots").iterdir())
     for damage in (lambda: snapshot.write_text("{"), snapshot.unlink):
         damage()
-        expect_broken(refused(capsys, "verify", *places), [snapshot])
+        expect_broken(refused(capsys, "verify", *places), [snapshot, "restore"])
     for content in ("seven", "7", "{}"):
         (state / "toy/CURRENT").write_text(content)
         expect_broken(refused(capsys, "verify", *places), [state / "toy/CURRENT"])
