@@ -16,7 +16,7 @@ from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
+from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State, exported_folders
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,7 @@ class Directory:
         """
         self._clock = clock
         self._backbones = {
-            path.parent.parent.name: _Newest(path, _store(path, state, copied))
-            for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
+            folder.parent.name: _Newest(folder, _store(folder, state, copied)) for folder in exported_folders(repository)
         }
         self._looking = threading.Lock()
         self._looked_at = clock()
@@ -95,9 +94,9 @@ class Directory:
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, exported: Path, store: Store | None) -> None:
-        self._exported, self._folder = Snapshot.load(exported), exported.parent
-        self.snapshot = filtered(self._exported, self._folder)
+    def __init__(self, folder: Path, store: Store | None) -> None:
+        self._exported, self._folder = Snapshot.load(folder / EXPORTED_TENANTS), folder
+        self.snapshot = filtered(self._exported, folder)
         self._store = store
         self._tag: object = None  # of the CURRENT that was read last
         self.refresh()
@@ -116,14 +115,14 @@ class _Newest:
         self._tag = found[1]
 
 
-def _store(exported: Path, state: Place | None, copied: bool) -> Store | None:
+def _store(folder: Path, state: Place | None, copied: bool) -> Store | None:
     if state is None:
         return None
-    name = exported.parent.parent.name
+    store = opened(state / folder.parent.name)
     if not copied or not isinstance(state, Remote):
-        return opened(state / name)
-    folder = local(state) / name
-    mirror = Mirror(exported.parent, opened(state / name), State(folder))
+        return store
+    copy = local(state) / folder.parent.name
+    mirror = Mirror(folder, store, State(copy))
     mirror.begin()
     mirror.close()  # the backbone's models go on with it
-    return Folder(folder)
+    return Folder(copy)

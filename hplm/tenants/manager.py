@@ -21,7 +21,7 @@ from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import PROMISES, SETTINGS, Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TENANTS, State
+from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
 log = logging.getLogger(__name__)
@@ -255,11 +255,11 @@ class Manager:
 
 def exported_folder(repository: Path, backbone: str | None = None) -> Path:
     """Returns the folder of the named backbone, or of the repository's only one."""
-    found = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
-    if len(found) != 1:
-        which = ", ".join(path.parent.parent.name for path in found) or "none"
+    found = named_folders(repository, backbone)
+    if len(found) > 1:
+        which = ", ".join(folder.parent.name for folder in found)
         raise InvalidInput(f"{repository} contains {len(found)} backbones ({which}): name one of them with --backbone")
-    return found[0].parent
+    return found[0]
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:

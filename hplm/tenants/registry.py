@@ -41,7 +41,7 @@ from hplm.registry.store import (
 )
 from hplm.tenants.change import Change, Kept, begun
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS
+from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS, exported_folders
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -238,8 +238,8 @@ class Registry:
 def registries_of(repository: Path, state: Place, backbone: str | None = None) -> dict[str, Registry]:
     """Returns the registry of each exported backbone, or of the named one."""
     return {
-        path.parent.parent.name: Registry(opened(state / path.parent.parent.name), Snapshot.load(path))
-        for path in sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+        folder.parent.name: Registry(opened(state / folder.parent.name), Snapshot.load(folder / EXPORTED_TENANTS))
+        for folder in exported_folders(repository, backbone)
     }
 
 
