@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_locked_memory_must_suffice_for_hot_rows(toy, tmp_path):
 
 
 READABLE = [(0o600, OK), (0o400, OK), (0o640, PROBLEM), (0o644, PROBLEM), (0o604, PROBLEM)]
+def test_one_engine_locks_the_rows_of_all_backbones_of_a_group(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=10))
+    shutil.copytree(tmp_path / "toy", tmp_path / "more")
+    (tmp_path / "toy-upper").rename(tmp_path / "toy+more-upper")
+    needed = 2 * 3 * 10 * (3 * 32 * 2)  # backbones, and as above
+    assert checks.locked_memory(tmp_path, None, needed - 1, 0).status == PROBLEM
+    assert checks.locked_memory(tmp_path, None, needed, 0).status == OK
+
+
 
 
 @pytest.mark.parametrize(("mode", "status"), READABLE)
