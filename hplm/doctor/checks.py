@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.errors import MISFITS, HplmError
 from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.registry.store import Place, local
@@ -217,7 +218,10 @@ _RESTRICTED = (
 
 def version_at(server: str) -> str:
     """Returns the version that a running server tells."""
-    return json.loads(_ask(server, "GET", "/v2")[1])["version"]
+    try:
+        return json.loads(_ask(server, "GET", "/v2")[1])["version"]
+    except (OSError, http.client.HTTPException, *MISFITS) as error:
+        raise HplmError(f"no Triton answers at {server} ({error}): give --server the HOST:PORT of its HTTP") from None
 
 
 def is_open_address(address: str) -> bool:
