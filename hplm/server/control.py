@@ -32,11 +32,11 @@ class Control:
         Metrics are asked last: once they answer, none of the three services can fail to start.
         """
         try:
-            return (
-                self._get("/v2/health/ready") is not None
-                and self._name() == server_id
-                and self._ask(metrics_port, "GET", "/metrics")[0] == 200
-            )
+            if self._ask(self._port, "GET", "/v2/health/ready")[0] != 200:
+                return False
+            status, answer = self._ask(self._port, "GET", "/v2")
+            is_ours = status == 200 and json.loads(answer)["name"] == server_id
+            return is_ours and self._ask(metrics_port, "GET", "/metrics")[0] == 200
         except (OSError, http.client.HTTPException):  # it does not listen yet
             return False
 
@@ -97,14 +97,14 @@ class Control:
         left: set[str] | None = None
         while left != set() and time.monotonic() < deadline:
             try:
+                live = {model["name"] for model in self._index() if model.get("state") in _LIVE}
                 if left is None:
-                    unloaded = self._live_models() - set(keep)
-                    if keep:
-                        unloaded = {model for model in unloaded if not self._is_ensemble(model)}
-                    for model in unloaded:
+                    going = {model for model in live - set(keep) if not (keep and self._is_ensemble(model))}
+                    for model in going:
                         self._ask(self._port, "POST", f"/v2/repository/models/{model}/unload", b"{}")
-                    left = unloaded
-                left = self._live_models() & left
+                    left = going
+                else:
+                    left &= live
             except TimeoutError:  # the machine is busy
                 continue
             except (OSError, http.client.HTTPException):  # the server died; the caller kills what is left
@@ -117,22 +117,10 @@ class Control:
         except HplmError:  # it is just being loaded or unloaded
             return False
 
-    def _name(self) -> str | None:
-        answer = self._get("/v2")
-        return json.loads(answer)["name"] if answer else None
-
-    def _live_models(self) -> set[str]:
-        return {model["name"] for model in self._index() if model.get("state") in _LIVE}
-
     def _index(self) -> list[dict[str, Any]]:
         """Returns what the server says about its models; nothing if it does not tell us."""
         status, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
         return json.loads(index) if status == 200 else []
-
-    def _get(self, path: str) -> bytes | None:
-        """Returns the body of an answer with status 200, else None."""
-        status, content = self._ask(self._port, "GET", path)
-        return content if status == 200 else None
 
     def _ask(self, port: int, method: str, path: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._host, port, timeout=timeout)
