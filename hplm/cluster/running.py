@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -14,7 +16,6 @@ from typing import Any
 from hplm.cluster.admin_socket import AdminSocket
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
-from hplm.cluster.local import HPLM, SERVER_SECONDS, LocalReplica
 from hplm.cluster.pools import PlannedReplica
 from hplm.cluster.router import SOCKET, haproxy, start_command
 from hplm.errors import HplmError
@@ -23,9 +24,12 @@ from hplm.server.ports import LOOPBACK, Ports, free_ports, listen, listens
 from hplm.server.process import Process
 from hplm.server.triton import DRAIN_SECONDS
 from hplm.tenants.registry import registries_of
-from hplm.tenants.state import State
+from hplm.tenants.state import READER, State
 
+HPLM = (sys.executable, "-m", "hplm.cli.main")
 CLUSTER, LOCK, ROUTER = "cluster.json", "lock", "router"
+START_SECONDS = 300.0  # for a server
+SERVER_SECONDS = 25.0  # for it to end: `hplm serve` gives its models ten to drain
 PLAIN_SECONDS = 300.0  # for HAProxy to start, on a machine that is busy with other things too
 UP_SECONDS = 300.0  # for the router to find a ready replica healthy
 IDLE_SECONDS = 30.0  # for the requests of a replica that is replaced
@@ -33,6 +37,26 @@ END_SECONDS = 5.0  # for processes that hold no requests
 LOOK_SECONDS = 0.5
 SHORT_SECONDS = 0.05
 PORTS = 3  # of a server
+READY = re.compile(r"^Ready", re.MULTILINE)
+
+
+class LocalReplica(Process):
+    """One server, which reads the cluster's registry."""
+
+    def __init__(self, plan: PlannedReplica, folder: Path, state: Path, ports: Ports) -> None:
+        self.plan = plan
+        logs = folder / "logs"
+        serve = ["env", f"{READER}={plan.name}", *HPLM, "serve"]
+        serve += ["--repository", str(plan.repository), "--state", str(state)]
+        serve += ["--state-must-exist", "--log-file", str(logs / f"{plan.name}-triton.log")]
+        for flag, port in ports.items():
+            serve += [flag, str(port)]
+        super().__init__(plan.name, serve, logs / f"{plan.name}.log", plan.cores)
+        self.http, self.grpc, self.metrics = (f"{LOOPBACK}:{port}" for _, port in ports.items())
+
+    def until_ready(self, meanwhile: Callable[[], None]) -> None:
+        """Returns when the server, which was started, is ready."""
+        self.wait_until(lambda: self.pid is not None and READY.search(self.said()), START_SECONDS, meanwhile)
 
 
 class Cluster:
@@ -169,7 +193,9 @@ class Cluster:
             self._haproxy.drain(replica.name)
             self._until(lambda: self._haproxy.share(replica.name).in_flight == 0, IDLE_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
-            replica.replace(self._meanwhile)
+            replica.stop(SERVER_SECONDS, meanwhile=self._meanwhile)
+            replica.start()
+            replica.until_ready(self._meanwhile)
         finally:  # also where it has failed: it is started again, and only then found healthy
             self._replacing = None
             with suppress(HplmError):  # HAProxy is away; a new one knows of no drain
