@@ -177,7 +177,7 @@ def test_a_model_whose_configuration_cannot_be_read_has_no_probe_and_is_not_load
     asked = []
 
     class Unread(Control):
-        def _ask(self, port, method, path, *_):
+        def _ask(self, method, path, *_):
             asked.append(path)
             return 400, b'{"error": "Request for unknown model: \'toy\' has no available versions"}'
 
