@@ -48,11 +48,6 @@ class Supervisor:
         self._recycled = 0.0  # when
         self._begin()
 
-    @property
-    def watched(self) -> list[str]:
-        """The models that are asked."""
-        return list(self._probes)
-
     def look(self) -> None:
         """Looks at the server once, and mends what it finds. Takes a second if the server is well."""
         code = self._server.wait(self._look_s)
