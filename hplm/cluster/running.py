@@ -144,8 +144,9 @@ class Cluster:
             if not (replica.plan.repository / file.parent.name).is_dir():
                 continue  # its group has no tenants of this backbone
             state = State(file.parent)
-            served = [taken.generation for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
-            found[file.parent.name] = (min(served, default=0), state.current())
+            own = [taken for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
+            served = min((taken.generation for taken in own if not taken.is_silent), default=0)
+            found[file.parent.name] = (served, state.current())
         return found
 
     def _start(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -139,6 +140,19 @@ def test_questions_are_answered_and_bad_ones_harm_nobody(cluster):
     said = []
     assert ask(cluster.folder, "status", said.append).keys() == cluster.replicas.keys()
     assert [line.split()[0] for line in said] == list(cluster.replicas)
+
+
+@pytest.mark.slow
+def test_the_generation_of_a_replica_is_not_that_of_a_process_of_it_that_was_killed(cluster):
+    readers = cluster.state / "toy/readers"
+    readers.mkdir(exist_ok=True)
+    written = {readers / "replica-1-1-a": (2, 60), readers / "replica-1-2-b": (7, -3600), readers / "replica-1-3-c": (9, -3600)}
+    for file, (generation, ago) in written.items():
+        file.write_text(f"{generation}\n")
+        os.utime(file, (time.time() - ago,) * 2)
+    assert [own["generations"]["toy"][0] for own in cluster.status().values()] == [7, 0]
+    for file in written:
+        file.unlink()
 
 
 @pytest.mark.slow
