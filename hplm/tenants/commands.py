@@ -118,7 +118,7 @@ class Commands:
         name = given.get("command")
         if not isinstance(name, str) or name not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
-        self._manager.registry.check_begun()
+        self._manager.registry.pointer()
         form, run = self._known[name]
         return json.dumps(run(_read(name, form, given)))
 

@@ -151,8 +151,7 @@ class Manager:
             kind = type(error) if isinstance(error, HplmError) else HplmError
             opens = "may still open" if isinstance(error, Away | OSError) else "still opens"
             raise kind(f"{error}. The key {key_id!r} {opens} tenant {tenant_id!r}: revoke it again") from error
-        pointer = self.registry.pointer()
-        return time.time() + (pointer.lease_s if pointer is not None else 0)
+        return time.time() + self.registry.pointer().lease_s
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
         """Sets a tenant's quotas, homes and default deadline and, if it generates text, the times that its tokens may take."""
