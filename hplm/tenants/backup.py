@@ -11,10 +11,10 @@ from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry, needed_by, objects_of
+from hplm.tenants.registry import Registry, needed_by
 from hplm.tenants.snapshot import Snapshot, files_of
 
 FORMAT = 2

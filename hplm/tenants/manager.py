@@ -15,7 +15,7 @@ from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, OutOfCapacity
 from hplm.plot.table import Table
 from hplm.registry.store import Away, Busy, Denied, Place, opened
-from hplm.tenants.change import Change
+from hplm.tenants.change import Change, Kept
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
@@ -179,14 +179,15 @@ class Manager:
         """Copies a table's folder into the registry and serves it. The tables that it falls back to must be served."""
         self.tables.check_arrival(name, version, source, self.current().branches)
         table = Table(source)
-        with self.tables.brought([table], self.current) as put:
+        kept = Kept(self.registry.store)
+        kept.table(table)
 
-            def edit(change: Change) -> DomainChange:
-                self.tables.check_arrival(name, version, source, change.branches)
-                change.add_branch(name, version, put[name, version], table.size)
-                return self.close(change, DomainChange(change.generation, name, version))
+        def edit(change: Change) -> DomainChange:
+            self.tables.check_arrival(name, version, source, change.branches)
+            change.add_branch(name, version, kept.table(table), table.size)
+            return self.close(change, DomainChange(change.generation, name, version))
 
-            return self.registry.change("domain add", edit)
+        return self.registry.change("domain add", edit, kept)
 
     def roll_back_domain(self, name: str) -> DomainChange:
         """Rolls back all tenants of the newest version to the older version that they had before."""

@@ -38,6 +38,7 @@ from hplm.registry.store import (
     Place,
     Store,
     not_begun,
+    objects_of,
     opened,
 )
 from hplm.tenants.change import Change, Kept, begun
@@ -194,7 +195,6 @@ class Registry:
             self.store.delete([f"{SNAPSHOTS}/{name}"])
             return False
 
-    def _after(self, before: Snapshot, action: str, change: Change, now: float) -> Snapshot:
     def _has(self, generation: int, name: str) -> bool:
         """Whether CURRENT names this snapshot."""
         with suppress(Absent):
@@ -202,6 +202,7 @@ class Registry:
             return found is not None and found[0].snapshots.get(generation) == name
         return False
 
+    def _after(self, before: Snapshot, action: str, change: Change, now: float) -> Snapshot:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
         ledger = Ledger(change.next_uid, change.next_address, change.last_versions, tuple(change.before.values()))
         after = Snapshot(change.generation, change.branches, tenants, self.exported.export, ledger)
@@ -244,14 +245,6 @@ def needed_by(snapshot: Snapshot) -> set[str]:
     """Returns the records of a snapshot and the tables that were added since its export, by their names in the registry."""
     records = {f"{RECORDS}/{file}" for file in files_of((*snapshot.tenants, *snapshot.ledger.before))}
     return records | {f"{TABLES}/{branch.folder}/" for branch in snapshot.branches if branch.unique}
-
-
-def objects_of(store: Store, names: Iterable[str]) -> list[str]:
-    """Returns these objects, and those below names that end with a slash."""
-    found: list[str] = []
-    for name in names:
-        found += [one.name for one in store.names(name[:-1])] if name.endswith("/") else [name]
-    return found
 
 
 def _forgotten(pointer: Pointer, generation: int) -> list[str]:
