@@ -19,6 +19,7 @@ from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State, exported_folders
 
 log = logging.getLogger(__name__)
+PAUSE = 10.0  # seconds until a snapshot that could not be read is tried again: it may be large, and requests wait
 
 
 class Directory:
@@ -35,7 +36,7 @@ class Directory:
         """
         self._clock = clock
         self._backbones = {
-            folder.parent.name: _Newest(folder, _store(folder, state, copied)) for folder in exported_folders(repository)
+            folder.parent.name: _Newest(folder, _store(folder, state, copied), clock) for folder in exported_folders(repository)
         }
         self._looking = threading.Lock()
         self._looked_at = clock()
@@ -94,11 +95,13 @@ class Directory:
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, folder: Path, store: Store | None) -> None:
+    def __init__(self, folder: Path, store: Store | None, clock: Callable[[], float]) -> None:
         self._exported, self._folder = Snapshot.load(folder / EXPORTED_TENANTS), folder
         self.snapshot = filtered(self._exported, folder)
         self._store = store
+        self._clock = clock
         self._tag: object = None  # of the CURRENT that was read last
+        self._failed: tuple[object, float, HplmError] | None = None  # the tag of one that was not, when, and why
         self.refresh()
 
     def refresh(self) -> None:
@@ -110,9 +113,16 @@ class _Newest:
             raise not_begun(self._store) from None
         if found is None:
             return
-        if found[0].generation != self.snapshot.generation:
-            self.snapshot = filtered(newest_of(self._store, found[0], self._exported), self._folder)
-        self._tag = found[1]
+        pointer, tag = found
+        if pointer.generation != self.snapshot.generation:
+            if self._failed is not None and self._failed[0] == tag and self._clock() < self._failed[1] + PAUSE:
+                raise self._failed[2].with_traceback(None)
+            try:
+                self.snapshot = filtered(newest_of(self._store, pointer, self._exported), self._folder)
+            except HplmError as error:
+                self._failed = tag, self._clock(), error
+                raise
+        self._tag = tag
 
 
 def _store(folder: Path, state: Place | None, copied: bool) -> Store | None:
