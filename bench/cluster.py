@@ -212,9 +212,11 @@ def _changes(cluster: ServedCluster, material: Material, count: int) -> Rows:
         random_tenant(material.store, replace(like, id=guest), SPREAD, seed=1000 + number)
         with AtEach(cluster, material, guest) as asking:
             began = time.monotonic()
-            manager.settle(add_tenant(manager, material.store, guest).generation)
+            add_tenant(manager, material.store, guest)
+            manager.settle()
             took.append(asking.all_heard(began) - began)
-            manager.settle(manager.delete(guest).generation)
+            manager.delete(guest)
+            manager.settle()
             returned = time.monotonic()
             time.sleep(AFTER)
         after += sum(one.is_answered for own in asking.heard for one in own if one.asked >= returned)
@@ -230,7 +232,7 @@ def _revoked(cluster: ServedCluster, material: Material, table_mb: float) -> Row
     random_table(store, NEWCOMER, 1, ("root", 1), round(1e6 * table_mb / row_bytes), seed=9)  # most tokens bring a new row
     manager.add_key(tenant)  # a last one cannot be revoked
     secret, key = manager.add_key(tenant)
-    manager.settle_now()
+    manager.settle()
     with AtEach(cluster, material, tenant, secret) as asking:
         asking.all_heard(time.monotonic())
         say("a table is published and a key is revoked")

@@ -56,7 +56,7 @@ def add_live(store: Store, folder: Path, tenant: DemoTenant) -> None:
         add_domain(manager, store, tenant.domain)
     if tenant.id not in {one.id for one in served.tenants}:
         add_tenant(manager, store, tenant.id)
-        if late := manager.settle_now():
+        if late := manager.settle():
             raise HplmError(f"tenant {tenant.id} was added, but {', '.join(late)} does not serve it: see its log")
 
 

@@ -137,7 +137,7 @@ def _quota(given: argparse.Namespace, server: ServedCopy) -> Generator[None]:
 
     def limit(in_flight: float, rate: float) -> None:
         manager.limit(given.noisy, in_flight=in_flight, rate=rate)
-        manager.settle_now()
+        manager.settle()
 
     limit(QUOTA_IN_FLIGHT, given.quota_rate)
     yield

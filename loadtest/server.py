@@ -177,13 +177,13 @@ class ServedCopy(Running):
         tensors = {name: tensor[: layout.size] for name, tensor in records.weights(head)[0].items()}
         labels, domain = tuple(tenant.labels), (tenant.domain, tenant.domain_version)
         manager.add(GUEST, Knowledge(*domain, task=tenant.task, labels=labels, head=(layout, tensors), adapter=adapter))
-        manager.settle_now()
+        manager.settle()
         return tenant.id
 
     def delete_guest(self) -> None:
         manager = self.manager()
         manager.delete(GUEST)
-        manager.settle_now()
+        manager.settle()
 
 
 class ServedCluster(Running):

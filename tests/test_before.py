@@ -31,6 +31,7 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.levels.calibration import Calibration
 from hplm.model.weights import save_weights
+from hplm.registry.pointer import is_begun
 from hplm.tenants.backup import restore
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.import_state import import_state
@@ -208,7 +209,7 @@ def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, kind
     with pytest.raises(OSError, match=kind):
         before.bring_over(manager=manager)
     with pytest.raises(InvalidInput, match="CURRENT is missing"):
-        before.manager().registry.check_begun()
+        before.manager().registry.pointer()
     assert before.bring_over()
     assert_answers(before.reference(), VERSIONS["state"])
 
@@ -354,7 +355,7 @@ def test_what_does_not_fit_is_refused_and_nothing_begins(before, wrong):
     with pytest.raises(HplmError) as error:
         before.bring_over()
     assert mentions(error.value, *named)
-    assert before.manager().registry.pointer() is None and not (before.live / BACKBONE / "snapshots").exists()
+    assert not is_begun(before.manager().registry.store) and not (before.live / BACKBONE / "snapshots").exists()
 
 
 def test_the_command_brings_a_state_over_once_and_names_what_it_needs(before, capsys):

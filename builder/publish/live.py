@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from builder.store.store import Store
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.branch import Branch
 from hplm.plot.table import Table
-from hplm.tenants.change import Change
+from hplm.tenants.change import Change, Kept
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -39,14 +39,14 @@ def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:
     _check_store(manager, store)
     _check_new(manager.current(), name)
     version = store.latest(name)
-    with manager.tables.brought(_missing(manager, store, manager.current(), name, version), manager.current) as put:
+    kept = _written(manager, store, manager.current(), name, version)
 
-        def edit(change: Change) -> DomainChange:
-            _check_new(change, name)
-            _bring(manager, store, change, name, version, put)
-            return manager.close(change, DomainChange(change.generation, name, version))
+    def edit(change: Change) -> DomainChange:
+        _check_new(change, name)
+        _bring(manager, store, change, name, version)
+        return manager.close(change, DomainChange(change.generation, name, version))
 
-        return manager.registry.change("domain add", edit)
+    return manager.registry.change("domain add", edit, kept)
 
 
 def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0) -> DomainChange:
@@ -58,12 +58,12 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
     _check_not_older(store, name, version, newest_version(served, name))
     on_newest = [tenant for tenant in store.readable_tenants() if (tenant.domain, tenant.domain_version) == (name, version)]
     tuned = {tenant.id: tenant for tenant in on_newest}
-    missing = list(_missing(manager, store, served, name, version))
+    kept = _written(manager, store, served, name, version)
 
     def edit(change: Change) -> DomainChange:
         here = newest_version(change, name)
         _check_not_older(store, name, version, here)
-        _bring(manager, store, change, name, version, put)
+        _bring(manager, store, change, name, version)
         mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
         ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
         on_it = sum(tenant.place == (name, version) for tenant in change.tenants.values())
@@ -91,8 +91,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
             )
         return manager.close(change, done)
 
-    with manager.tables.brought(missing, manager.current) as put:
-        return manager.registry.change("domain update", edit)
+    return manager.registry.change("domain update", edit, kept)
 
 
 def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
@@ -122,12 +121,18 @@ def _check_store(manager: Manager, store: Store) -> None:
         raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
 
 
-def _bring(manager: Manager, store: Store, change: Change, name: str, version: int, put: Mapping[tuple[str, int], str]) -> None:
-    """Adds the table and those it falls back to, unless they are served. `put`: those that are in the registry already."""
+def _written(manager: Manager, store: Store, served: Snapshot, name: str, version: int) -> Kept:
+    """Writes the table and those it falls back to into the registry, unless they are served."""
+    kept = Kept(manager.registry.store)
+    for table in list(_missing(manager, store, served, name, version)):
+        kept.table(table)
+    return kept
+
+
+def _bring(manager: Manager, store: Store, change: Change, name: str, version: int) -> None:
+    """Adds the table and those it falls back to, unless they are served."""
     for table in list(_missing(manager, store, change, name, version)):
-        place = table.meta.domain, table.meta.version
-        unique = put.get(place) or manager.tables.put([table])[place]  # it was served when the others were put
-        change.add_branch(*place, unique, table.size)
+        change.add_branch(table.meta.domain, table.meta.version, change.kept.table(table), table.size)
 
 
 def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:

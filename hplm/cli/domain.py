@@ -27,7 +27,7 @@ from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
-    from hplm.tenants.manager import DomainChange
+    from hplm.tenants.manager import DomainChange, Manager
 
 Name = Annotated[str, about("name of the domain")]
 
@@ -68,7 +68,7 @@ def add(*, name: Name, store: StoreFolder, served: Served, json: Json = False) -
     """Serve a domain of the store, without a restart."""
     from builder.publish.live import add_domain
 
-    return _said(served, add_domain(served.manager(), open_store(store), name))
+    return _said(manager := served.manager(), add_domain(manager, open_store(store), name))
 
 
 def update(
@@ -88,7 +88,7 @@ def update(
     from builder.publish.live import update_domain
 
     refuse_given("works only with --corpus, which builds a version: leave it out with --repository", building)
-    return _said(served, update_domain(served.manager(), open_store(store), name, canary))
+    return _said(manager := served.manager(), update_domain(manager, open_store(store), name, canary))
 
 
 def _built(folder: Path, name: str, corpus: tuple[Path, ...], of: Building) -> dict:
@@ -107,7 +107,7 @@ def _built(folder: Path, name: str, corpus: tuple[Path, ...], of: Building) -> d
 
 def rollback(*, name: Name, served: Served, json: Json = False) -> dict:
     """Return the tenants of a domain's newest served version to the version that they had before."""
-    return _said(served, served.manager().roll_back_domain(name))
+    return _said(manager := served.manager(), manager.roll_back_domain(name))
 
 
 def delete(
@@ -119,7 +119,7 @@ def delete(
     """
     if isinstance(found := _found(store, of), Served):
         refuse_given("works only with --store: a served version is removed when no tenant needs it", version=version)
-        return _said(found, found.manager().delete_domain(name))
+        return _said(manager := found.manager(), manager.delete_domain(name))
     from builder.tables.domain import delete_domain
 
     versions = delete_domain(found, name, version)
@@ -137,8 +137,8 @@ def _found(store: Path | None, of: MaybeServed) -> Store | Served:
     return open_store(store)
 
 
-def _said(served: Served, change: DomainChange) -> dict:
-    late = served.manager().settle(change.generation)
+def _said(manager: Manager, change: DomainChange) -> dict:
+    late = manager.settle()
     print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
     for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
         if names:

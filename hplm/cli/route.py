@@ -29,8 +29,16 @@ def route(
     :param unchecked: write files for a HAProxy of another machine: none is needed here
     """
     from hplm.cluster.description import ClusterDescription
-    from hplm.cluster.health import probes_of
-    from hplm.cluster.router import CONFIG, Listening, check_file, haproxy, router_files, start_command, write_files
+    from hplm.cluster.router import (
+        CONFIG,
+        Listening,
+        check_file,
+        haproxy,
+        probes_of,
+        router_files,
+        start_command,
+        write_files,
+    )  # fmt: skip
     from hplm.cluster.watching import Served
 
     described = ClusterDescription.read(cluster)

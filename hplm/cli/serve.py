@@ -87,7 +87,7 @@ def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
 
     for registry in registries_of(repository, state).values():
         if must_exist or not isinstance(state, Path):
-            registry.check_begun()
+            registry.pointer()
         elif registry.begin():
             say(f"state         {registry.store} is new: nothing was changed since the export")
 

@@ -46,7 +46,7 @@ class Served:
             raise InvalidInput("--state is missing: give the folder of `hplm serve --state`, which holds all changes")
         manager = Manager.open(self.repository, self.state, self.backbone)
         if begun:
-            manager.registry.check_begun()
+            manager.registry.pointer()
         return manager
 
 

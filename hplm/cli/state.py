@@ -28,6 +28,7 @@ def begin(
     from hplm.tenants.import_state import import_state
     from hplm.tenants.manager import Manager
     from hplm.tenants.registry import registries_of
+    from hplm.tenants.state import named_folders
 
     repository, state, backbone = served.repository, served.state, served.backbone
     if state is None:
@@ -36,10 +37,8 @@ def begin(
         raise InvalidInput(f"--lease {lease:g}: give a positive number of seconds")
     if (source is None) != (from_repository is None):
         raise InvalidInput("give --from and --from-repository together: a live state, and the export that it was served with")
+    named_folders(repository, backbone)  # a wrong one is an error
     registries = registries_of(repository, state, backbone)
-    if not registries:
-        wanted = f"no backbone {backbone!r}" if backbone else "no backbone"
-        raise InvalidInput(f"{repository} contains {wanted}: name the folder of `hplm export`")
     begun: list[str] = []
     for name, registry in registries.items():
         if source is None or from_repository is None:

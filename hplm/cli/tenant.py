@@ -12,7 +12,7 @@ from hplm.cli.served import HERE, ServedHere, print_late
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hplm.tenants.manager import TenantChange
+    from hplm.tenants.manager import Manager, TenantChange
 
 Id = Annotated[str, about("name of the tenant")]
 
@@ -51,26 +51,26 @@ def add(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json 
     """Serve a tenant of the store, without a restart."""
     from builder.publish.live import add_tenant
 
-    return _said(served, add_tenant(served.manager(), open_store(store), id))
+    return _said(manager := served.manager(), add_tenant(manager, open_store(store), id))
 
 
 def update(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json = False) -> dict:
     """Serve the store's newest version of a tenant; requests in flight use the old version."""
     from builder.publish.live import update_tenant
 
-    return _said(served, update_tenant(served.manager(), open_store(store), id))
+    return _said(manager := served.manager(), update_tenant(manager, open_store(store), id))
 
 
 def publish(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json = False) -> dict:
     """Serve the store's newest version of a tenant, whether it is served already or not."""
     from builder.publish.live import publish_tenant
 
-    return _said(served, publish_tenant(served.manager(), open_store(store), id))
+    return _said(manager := served.manager(), publish_tenant(manager, open_store(store), id))
 
 
 def rollback(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict:
     """Return a tenant to the version that it had before."""
-    return _said(served, served.manager().roll_back(id))
+    return _said(manager := served.manager(), manager.roll_back(id))
 
 
 def delete(id: Id, /, *, store: StoreFolder | None = None, served: ServedHere = HERE, json: Json = False) -> dict:
@@ -79,7 +79,7 @@ def delete(id: Id, /, *, store: StoreFolder | None = None, served: ServedHere = 
     With --store, delete all versions of the tenant from this store instead; served ones stay as they are.
     """
     if store is None:
-        return _said(served, served.manager().delete(id))
+        return _said(manager := served.manager(), manager.delete(id))
     if served.state is not None or served.backbone is not None:
         raise InvalidInput("give either --store, to delete from a store, or --state, to delete from what is served")
     from builder.training.tenant import delete_tenant
@@ -97,7 +97,7 @@ def key_add(id: Id, /, *, days: float = 0.0, served: ServedHere = HERE, json: Js
     manager = served.manager()
     secret, key = manager.add_key(id, days)
     print(f"key {key.id} of tenant {id}; its secret, which is shown only now:\n{secret}", flush=True)
-    late = manager.settle_now()
+    late = manager.settle()
     print_late(late)
     return {"tenant": id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
@@ -123,7 +123,7 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: ServedHere = 
     """
     manager = served.manager()
     dead = manager.revoke_key(id, key)
-    late = manager.settle_now()
+    late = manager.settle()
     print(f"key {key} of tenant {id} is revoked; a server that is cut off may take it until", end=" ")
     print(time.strftime("%F %T", time.localtime(math.ceil(dead))), flush=True)
     print_late(late)
@@ -164,7 +164,7 @@ def limit(
         )
     manager = served.manager()
     manager.limit(id, **limits)
-    late = manager.settle_now()
+    late = manager.settle()
     print(f"tenant {id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
     print_late(late)
     return {"tenant": id, **limits, "late": late}
@@ -203,8 +203,8 @@ def log(*, served: ServedHere = HERE, json: Json = False) -> dict:
     return {"changes": changes}
 
 
-def _said(served: ServedHere, change: TenantChange) -> dict:
-    late = served.manager().settle(change.generation)
+def _said(manager: Manager, change: TenantChange) -> dict:
+    late = manager.settle()
     print(
         f"tenant {change.tenant}: version {change.before or 'none'} -> {change.after or 'none'}, generation {change.generation}"
     )

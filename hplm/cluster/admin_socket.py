@@ -1,4 +1,4 @@
-"""Commands to a running HAProxy, through its admin socket."""
+"""Commands to a running HAProxy, through its admin socket: what each replica gets, and the maps of tenants."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import HplmError, InvalidInput
@@ -19,6 +20,20 @@ LONGEST_PATH = 107  # bytes of a socket's path that Linux takes
 
 class NotRunning(HplmError):
     """No process listens at the socket."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A replica's part of the traffic, over all backends that it is in."""
+
+    in_flight: int
+    requests: int
+    is_up: bool
+    drains: bool
+
+    @property
+    def word(self) -> str:
+        return "draining" if self.drains else "up" if self.is_up else "down"
 
 
 class AdminSocket:
@@ -44,10 +59,49 @@ class AdminSocket:
             raise HplmError(f"no HAProxy answers at {self._path}: start it with the file beside this socket")
         return int(found[1])
 
+    def takes_commands(self) -> bool:
+        """Whether HAProxy has made its socket, which may come later than its port."""
+        try:
+            return self.pid() > 0
+        except HplmError:
+            return False
+
     def statistics(self, types: int = -1) -> list[dict[str, str]]:
         """Returns what HAProxy counts for each frontend, backend and server. `types`: SERVERS for these alone."""
         table = self.ask(f"show stat -1 {types} -1").strip().removeprefix("# ")
         return list(csv.DictReader(table.splitlines()))
+
+    def share(self, replica: str) -> Share:
+        rows = self._rows(replica)
+        return Share(
+            in_flight=sum(int(row["scur"]) for row in rows),
+            requests=sum(int(row["stot"]) for row in rows),
+            is_up=bool(rows) and all(row["status"].startswith(("UP", "no check")) for row in rows),
+            drains=any(row["status"].startswith("DRAIN") for row in rows),
+        )
+
+    def drain(self, replica: str) -> None:
+        """Lets a replica finish its requests and gives it no new ones."""
+        self._set(replica, "drain")
+
+    def give_back(self, replica: str) -> None:
+        """Gives requests to a replica again, as soon as its health is checked."""
+        self._set(replica, "ready")
+
+    def _set(self, replica: str, state: str) -> None:
+        rows = self._rows(replica)
+        if not rows:
+            raise HplmError(f"HAProxy knows no replica {replica!r}: has {self._path.parent} been written for another cluster?")
+        for row in rows:
+            if row["tracked"]:
+                continue  # it is as the server that it tracks
+            said = self.ask(f"set server {row['pxname']}/{replica} state {state}").strip()
+            if said:
+                raise HplmError(f"HAProxy does not set {row['pxname']}/{replica} to {state}: {said}")
+
+    def _rows(self, replica: str) -> list[dict[str, str]]:
+        """Returns the replica's statistics in each backend."""
+        return [row for row in self.statistics(SERVERS) if row["svname"] == replica]
 
     def read_map(self, file: Path) -> dict[str, str]:
         """Returns the keys and values of a map, which HAProxy knows by its file."""

@@ -8,17 +8,22 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hplm.cluster import haproxy_config as parts
+from jinja2 import Environment, StrictUndefined
+
 from hplm.cluster.admin_socket import check_socket_path
-from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, Replica, is_address
+from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, is_address
 from hplm.cluster.routes import Routes
 from hplm.errors import HplmError, InvalidInput
-from hplm.server.probing import Probe
+from hplm.server.probing import Probe, probe_of
 from hplm.server.process import program
+from hplm.server.repository import model_names
 from hplm.tenants.authorize import HEADER, UNSEEN
 from hplm.tenants.snapshot import NAME
+from hplm.tenants.state import EXPORTED_TENANTS
 
+TEMPLATE = "haproxy.cfg.j2"
 CONFIG, SOCKET, SCRIPT, POOLS, HOMES = "haproxy.cfg", "haproxy.sock", "tenant.lua", "pools.map", "homes.map"
 LONGEST_SOCKET = 93  # bytes of a path: HAProxy first makes the socket under a longer name
 FOLDER = re.compile(r"[A-Za-z0-9/._+@=-]+")  # of which HAProxy reads no character as its own
@@ -26,6 +31,10 @@ FOLDER = re.compile(r"[A-Za-z0-9/._+@=-]+")  # of which HAProxy reads no charact
 # (docs/triton.md).
 AT_ONCE, LIMITED_AT_ONCE = 160, 96
 READ_BYTES = 50_000  # of a body that is searched for the tenant as a whole; HAProxy's buffer holds a little more
+ALIAS = "hplm"
+_TEXT = {"data_type": "TYPE_STRING", "dims": [1]}
+_ENCODER: dict[str, Any] = {"max_batch_size": 1, "input": [{"name": "TEXT", **_TEXT}]}
+_DECODER: dict[str, Any] = {"model_transaction_policy": {"decoupled": True}, "input": [{"name": "text_input", **_TEXT}]}
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,14 @@ class Listening:
     port: int = 8000
     stats_port: int = 8404  # 0: none
     stats_address: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if not is_address(f"{self.address}:{self.port}"):
+            raise InvalidInput(f"{self.address}:{self.port} is no address to listen on: give --address and --port")
+        if not is_address(f"{self.stats_address}:{self.port}"):
+            raise InvalidInput(f"--stats-address {self.stats_address}: it is no address to listen on")
+        if not 0 <= self.stats_port <= LARGEST_PORT or self.stats_port == self.port:
+            raise InvalidInput(f"--stats-port {self.stats_port}: give another port than --port, or 0 for none")
 
 
 def router_files(
@@ -53,21 +70,36 @@ def router_files(
     check_folder(folder)
     if not 1 <= routers <= LIMITED_AT_ONCE:
         raise InvalidInput(f"--routers {routers}: give 1 to {LIMITED_AT_ONCE}")
-    check_listening(listening)
-    pools = "\n".join(_backends(pool, probes[pool.name], routers) for pool in cluster.pools)
-    config = parts.HEAD.substitute(
+    text = Path(__file__).with_name(TEMPLATE).read_text("utf-8")
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    config = environment.from_string(text).render(
         folder=folder.resolve(),
         bind=f"{listening.address}:{listening.port}",
+        stats=f"{listening.stats_address}:{listening.stats_port}" if listening.stats_port else "",
         header=HEADER,
         unseen=UNSEEN,
         name=NAME.pattern,
-        first=cluster.pools[0].name,
-        others=_choice_by_model(cluster, probes),
         read_bytes=READ_BYTES,
-        stats=parts.STATS.substitute(bind=f"{listening.stats_address}:{listening.stats_port}") if listening.stats_port else "",
-        resolvers=parts.RESOLVERS if any(map(_is_name, cluster.pools)) else "",
+        pools=cluster.pools,
+        others=_choice_by_model(cluster, probes),
+        by_name=[pool.name for pool in cluster.pools if _is_name(pool)],
+        probes=probes,
+        quoted=_quoted,
+        most=AT_ONCE // routers,
+        most_of_homes=LIMITED_AT_ONCE // routers,
     )
-    return {CONFIG: config + pools, SCRIPT: parts.LUA, **map_files(routes)}
+    return {CONFIG: config, SCRIPT: Path(__file__).with_name(SCRIPT).read_text("utf-8"), **map_files(routes)}
+
+
+def probes_of(repository: Path) -> dict[str, Probe]:
+    """Returns the probe of each backbone, and of the model that finds the backbones of tenants."""
+    models = model_names(repository)
+    backbones = [model for model in models if (repository / model / "1" / EXPORTED_TENANTS).is_file()]
+    if not backbones:
+        raise InvalidInput(f"{repository} contains no backbone: export one with `hplm export`")
+    public = backbones + [ALIAS] * (ALIAS in models)
+    configs = {model: (repository / model / "config.pbtxt").read_text("utf-8") for model in public}
+    return {model: probe_of(_DECODER if "decoupled: true" in config else _ENCODER) for model, config in configs.items()}
 
 
 def map_files(routes: Routes) -> dict[str, str]:
@@ -92,15 +124,6 @@ def check_folder(folder: Path) -> None:
     check_socket_path(Path(path, SOCKET), "--to", LONGEST_SOCKET)
 
 
-def check_listening(listening: Listening) -> None:
-    if not is_address(f"{listening.address}:{listening.port}"):
-        raise InvalidInput(f"{listening.address}:{listening.port} is no address to listen on: give --address and --port")
-    if not is_address(f"{listening.stats_address}:{listening.port}"):
-        raise InvalidInput(f"--stats-address {listening.stats_address}: it is no address to listen on")
-    if not 0 <= listening.stats_port <= LARGEST_PORT or listening.stats_port == listening.port:
-        raise InvalidInput(f"--stats-port {listening.stats_port}: give another port than --port, or 0 for none")
-
-
 def start_command(folder: Path) -> list[str]:
     """Returns the command that runs the router in the foreground. SIGUSR2 has it read its file again."""
     return [haproxy(), "-W", "-db", "-f", str(folder.resolve() / CONFIG)]
@@ -117,58 +140,15 @@ def haproxy() -> str:
     return program("haproxy", "haproxy")
 
 
-def _choice_by_model(cluster: ClusterDescription, probes: Mapping[str, Mapping[str, Probe]]) -> str:
-    """Requests without a tenant, such as for metadata, go to the first pool that has the model."""
-    lines: list[str] = []
+def _choice_by_model(cluster: ClusterDescription, probes: Mapping[str, Mapping[str, Probe]]) -> list[tuple[str, str]]:
+    """Returns the pools that have models which none before them has, and a pattern of these: for requests without a tenant."""
+    found: list[tuple[str, str]] = []
     known = set(probes[cluster.pools[0].name])
     for pool in cluster.pools[1:]:
-        own = sorted(set(probes[pool.name]) - known)
+        if own := sorted(set(probes[pool.name]) - known):
+            found.append((pool.name, "|".join(map(re.escape, own))))
         known.update(own)
-        if own:
-            names = "|".join(re.escape(name) for name in own)
-            asks_for_one = f"path_reg ^/v2/models/({names})(-[a-z]+)?(/|$)"
-            lines.append(f"    http-request set-var(txn.pool) str({pool.name}) if !named {{ {asks_for_one} }}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _backends(pool: Pool, probes: Mapping[str, Probe], routers: int) -> str:
-    """Returns a backend for tenants without limits, and one for those that have homes; over HTTP and over gRPC."""
-    name = pool.name
-    checks = "".join(
-        parts.CHECK.substitute(model=model, path=probe.path, body=_quoted(probe.body))
-        for model, probe in sorted(probes.items())
-    )
-    servers = "".join(f"    server {one.name} {one.http} id {one.id}\n" for one in pool.replicas)
-    resolved = parts.RESOLVED if _is_name(pool) else ""
-    # The only server: one slow answer to a check must not close the door.
-    fall = 2 if len(pool.replicas) > 1 else 3
-    checked = parts.OVERFLOW + parts.CHECKED.substitute(checks=checks, fall=fall)
-    main = {"name": name, "at_once": AT_ONCE // routers, "resolved": resolved}
-    homes = {"name": f"{name}:homes", "at_once": LIMITED_AT_ONCE // routers, "resolved": resolved, "rules": _chosen(pool)}
-    backends = [
-        parts.HTTP.substitute(main, rules=checked, servers=servers),
-        parts.GRPC.substitute(main, rules=parts.OVERFLOW, servers=_tracking(pool, "grpc")),
-        parts.HTTP.substitute(homes, servers=_tracking(pool, "http")),
-        parts.GRPC.substitute(homes, servers=_tracking(pool, "grpc")),
-    ]
-    for one in pool.replicas:
-        home = _tracking_one(pool, one, "http")
-        backends.append(parts.HOME.substitute(name=f"{name}:home:{one.id}", server=home, resolved=resolved))
-    return "\n".join(backends)
-
-
-def _chosen(pool: Pool) -> str:
-    """Returns rules that choose the home. Without one, the hash of the tenant's name chooses."""
-    return "".join(f"    use-server {one.name} if {{ var(txn.home) -m str {one.id} }}\n" for one in pool.replicas)
-
-
-def _tracking(pool: Pool, protocol: str) -> str:
-    return "".join(f"    server {_tracking_one(pool, one, protocol)}\n" for one in pool.replicas)
-
-
-def _tracking_one(pool: Pool, replica: Replica, protocol: str) -> str:
-    """Returns a server that takes its health from the pool's main backend."""
-    return f"{replica.name} {getattr(replica, protocol)} id {replica.id} track {pool.name}/{replica.name}"
+    return found
 
 
 def _quoted(body: bytes) -> str:

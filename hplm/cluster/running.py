@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from hplm.cluster.admin_socket import AdminSocket
 from hplm.cluster.control import Listener, Say
 from hplm.cluster.description import FORMAT, KIND
-from hplm.cluster.local import HPLM, SERVER_SECONDS, LocalReplica
 from hplm.cluster.pools import PlannedReplica
 from hplm.cluster.router import SOCKET, haproxy, start_command
-from hplm.cluster.traffic import Traffic
 from hplm.errors import HplmError
 from hplm.placement.files import write
 from hplm.server.ports import LOOPBACK, Ports, free_ports, listen, listens
 from hplm.server.process import Process
 from hplm.server.triton import DRAIN_SECONDS
 from hplm.tenants.registry import registries_of
-from hplm.tenants.state import State
+from hplm.tenants.state import READER, State
 
+HPLM = (sys.executable, "-m", "hplm.cli.main")
 CLUSTER, LOCK, ROUTER = "cluster.json", "lock", "router"
+START_SECONDS = 300.0  # for a server
+SERVER_SECONDS = 25.0  # for it to end: `hplm serve` gives its models ten to drain
 PLAIN_SECONDS = 300.0  # for HAProxy to start, on a machine that is busy with other things too
 UP_SECONDS = 300.0  # for the router to find a ready replica healthy
 IDLE_SECONDS = 30.0  # for the requests of a replica that is replaced
@@ -33,6 +37,26 @@ END_SECONDS = 5.0  # for processes that hold no requests
 LOOK_SECONDS = 0.5
 SHORT_SECONDS = 0.05
 PORTS = 3  # of a server
+READY = re.compile(r"^Ready", re.MULTILINE)
+
+
+class LocalReplica(Process):
+    """One server, which reads the cluster's registry."""
+
+    def __init__(self, plan: PlannedReplica, folder: Path, state: Path, ports: Ports) -> None:
+        self.plan = plan
+        logs = folder / "logs"
+        serve = ["env", f"{READER}={plan.name}", *HPLM, "serve"]
+        serve += ["--repository", str(plan.repository), "--state", str(state)]
+        serve += ["--state-must-exist", "--log-file", str(logs / f"{plan.name}-triton.log")]
+        for flag, port in ports.items():
+            serve += [flag, str(port)]
+        super().__init__(plan.name, serve, logs / f"{plan.name}.log", plan.cores)
+        self.http, self.grpc, self.metrics = (f"{LOOPBACK}:{port}" for _, port in ports.items())
+
+    def until_ready(self, meanwhile: Callable[[], None]) -> None:
+        """Returns when the server, which was started, is ready."""
+        self.wait_until(lambda: self.pid is not None and READY.search(self.said()), START_SECONDS, meanwhile)
 
 
 class Cluster:
@@ -49,7 +73,7 @@ class Cluster:
         self._pools: list[list[LocalReplica]] = []
         self._router: Process | None = None
         self._others: list[Process] = []
-        self._traffic = Traffic(self._folder / ROUTER / SOCKET)
+        self._haproxy = AdminSocket(self._folder / ROUTER / SOCKET)
         self._replacing: LocalReplica | None = None
 
     def __enter__(self) -> Cluster:
@@ -98,7 +122,7 @@ class Cluster:
         """Says a line for each replica."""
         found: dict[str, Any] = {}
         for replica in self._replicas:
-            share, taken = self._traffic.share(replica.name), self._taken(replica)
+            share, taken = self._haproxy.share(replica.name), self._taken(replica)
             word = "replaced" if replica is self._replacing else share.word
             found[replica.name] = {
                 "is": word,
@@ -120,8 +144,9 @@ class Cluster:
             if not (replica.plan.repository / file.parent.name).is_dir():
                 continue  # its group has no tenants of this backbone
             state = State(file.parent)
-            served = [taken.generation for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
-            found[file.parent.name] = (min(served, default=0), state.current())
+            own = [taken for taken in state.taken(state.clock()) if taken.name.startswith(f"{replica.name}-")]
+            served = min((taken.generation for taken in own if not taken.is_silent), default=0)
+            found[file.parent.name] = (served, state.current())
         return found
 
     def _start(self) -> None:
@@ -153,7 +178,7 @@ class Cluster:
         watch = Process("hplm route --watch", [*route, "--watch"], self._log("route"))
         self._others += [self._router, watch]
         self._router.start()
-        self._router.wait_until(lambda: listens(self._port) and self._traffic.takes_commands(), PLAIN_SECONDS)
+        self._router.wait_until(lambda: listens(self._port) and self._haproxy.takes_commands(), PLAIN_SECONDS)
         watch.start()
         for replica in self._replicas:
             self._until_up(replica)
@@ -166,19 +191,21 @@ class Cluster:
         self._replacing = replica
         try:
             say(f"{replica.name:<13} gets no new requests")
-            self._traffic.drain(replica.name)
-            self._until(lambda: self._traffic.share(replica.name).in_flight == 0, IDLE_SECONDS)
+            self._haproxy.drain(replica.name)
+            self._until(lambda: self._haproxy.share(replica.name).in_flight == 0, IDLE_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
-            replica.replace(self._meanwhile)
+            replica.stop(SERVER_SECONDS, meanwhile=self._meanwhile)
+            replica.start()
+            replica.until_ready(self._meanwhile)
         finally:  # also where it has failed: it is started again, and only then found healthy
             self._replacing = None
             with suppress(HplmError):  # HAProxy is away; a new one knows of no drain
-                self._traffic.give_back(replica.name)
+                self._haproxy.give_back(replica.name)
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
     def _until_up(self, replica: LocalReplica) -> None:
-        if not self._until(lambda: self._traffic.share(replica.name).is_up, UP_SECONDS):
+        if not self._until(lambda: self._haproxy.share(replica.name).is_up, UP_SECONDS):
             raise HplmError(
                 f"HAProxy does not find {replica.name} healthy within {UP_SECONDS:g} s: read {self._log('haproxy')}"
             )

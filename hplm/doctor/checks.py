@@ -9,10 +9,12 @@ import os
 import re
 import resource
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.errors import MISFITS, HplmError
 from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.registry.store import Place, local
@@ -110,7 +112,10 @@ def shared_memory(folder: Path, space: os.statvfs_result) -> Finding:
 
 
 def locked_memory(repository: Path, state: Place | None, limit: int, capabilities: int) -> Finding:
-    needed = {folder.name: _hot_bytes(repository, folder, state) for folder in _backbones(repository)}
+    needed = Counter[Path]()  # by the engine, which may compute several backbones
+    for tables in sorted(repository.glob(f"*/1/{EXPORTED_TABLES}")):
+        config = upper_config(repository, tables.parents[1].name)
+        needed[config] += _hot_bytes(config, tables, state)
     largest = max(needed.values(), default=0)
     if not largest:
         return Finding("locked memory", OK, "no rows of tables are to be locked in memory")
@@ -213,7 +218,10 @@ _RESTRICTED = (
 
 def version_at(server: str) -> str:
     """Returns the version that a running server tells."""
-    return json.loads(_ask(server, "GET", "/v2")[1])["version"]
+    try:
+        return json.loads(_ask(server, "GET", "/v2")[1])["version"]
+    except (OSError, http.client.HTTPException, *MISFITS) as error:
+        raise HplmError(f"no Triton answers at {server} ({error}): give --server the HOST:PORT of its HTTP") from None
 
 
 def is_open_address(address: str) -> bool:
@@ -239,21 +247,17 @@ def _ask(server: str, method: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def _backbones(repository: Path) -> list[Path]:
-    return [path.parents[1] for path in sorted(repository.glob(f"*/1/{EXPORTED_TABLES}"))]
-
-
-def _hot_bytes(repository: Path, backbone: Path, state: Place | None) -> int:
-    config = upper_config(repository, backbone.name)
+def _hot_bytes(config: Path, tables: Path, state: Place | None) -> int:
+    """Returns the bytes of a backbone's tables that an engine with this configuration locks."""
     if not config.is_file():  # a decoder locks no rows
         return 0
     parameters = parameters_of(config)
     rows = int(parameters.get("plot_hot") or 0)
     if not rows or parameters.get("device", "auto").startswith("cuda"):  # then the rows are on the device
         return 0
-    folders = versions(backbone / "1" / EXPORTED_TABLES)
+    folders = versions(tables)
     if state is not None:
-        folders += versions(State(local(state) / backbone.name).tables)
+        folders += versions(State(local(state) / tables.parents[1].name).tables)
     return sum(Table(folder).rows.first_bytes(rows) for folder in folders if (folder / "meta.json").exists())
 
 

@@ -98,6 +98,14 @@ class Store(Protocol):
         """Does not mind names that do not exist."""
 
 
+def objects_of(store: Store, names: Iterable[str]) -> list[str]:
+    """Returns these objects, and those below names that end with a slash."""
+    found: list[str] = []
+    for name in names:
+        found += [one.name for one in store.names(name[:-1])] if name.endswith("/") else [name]
+    return found
+
+
 def place_of(text: str) -> Place:
     """Reads the option --state: a folder, or the address of a bucket."""
     scheme, found, rest = text.partition("://")

@@ -26,17 +26,10 @@ class Control:
         self._host, self._port = host, http_port
         self._headers = {**admin, "Connection": "close"}
 
-    def ready(self, server_id: str, metrics_port: int) -> bool:
-        """Whether every model is loaded and the answering server is the one with this id. Another may still have the port.
-
-        Metrics are asked last: once they answer, none of the three services can fail to start.
-        """
+    def ready(self) -> bool:
+        """Whether every model is loaded."""
         try:
-            return (
-                self._get("/v2/health/ready") is not None
-                and self._name() == server_id
-                and self._ask(metrics_port, "GET", "/metrics")[0] == 200
-            )
+            return self._ask("GET", "/v2/health/ready")[0] == 200
         except (OSError, http.client.HTTPException):  # it does not listen yet
             return False
 
@@ -65,12 +58,12 @@ class Control:
 
     def probe(self, model: str, probe: Probe, timeout: float) -> Health:
         try:
-            return probing.health(*self._ask(self._port, "POST", f"/v2/models/{model}/{probe.path}", probe.body, timeout))
+            return probing.health(*self._ask("POST", f"/v2/models/{model}/{probe.path}", probe.body, timeout))
         except (OSError, http.client.HTTPException) as error:
             return probing.silent(error)
 
     def config(self, model: str) -> dict[str, Any]:
-        status, answer = self._ask(self._port, "GET", f"/v2/models/{model}/config")
+        status, answer = self._ask("GET", f"/v2/models/{model}/config")
         if status != 200:
             said = shortened(answer.decode(errors="replace"))
             raise HplmError(f"the configuration of model {model!r} cannot be read ({status}: {said}): load the model")
@@ -88,7 +81,7 @@ class Control:
             parameters[REVIVED] = {"string_value": str(before + 1)}
             body = json.dumps({"parameters": {"config": json.dumps({**config, "parameters": parameters})}})
             path = f"/v2/repository/models/{model}/load"
-            return self._ask(self._port, "POST", path, body.encode(), _LOADING_SECONDS)[0] == 200
+            return self._ask("POST", path, body.encode(), _LOADING_SECONDS)[0] == 200
         except (HplmError, OSError, http.client.HTTPException):
             return False
 
@@ -97,14 +90,14 @@ class Control:
         left: set[str] | None = None
         while left != set() and time.monotonic() < deadline:
             try:
+                live = {model["name"] for model in self._index() if model.get("state") in _LIVE}
                 if left is None:
-                    unloaded = self._live_models() - set(keep)
-                    if keep:
-                        unloaded = {model for model in unloaded if not self._is_ensemble(model)}
-                    for model in unloaded:
-                        self._ask(self._port, "POST", f"/v2/repository/models/{model}/unload", b"{}")
-                    left = unloaded
-                left = self._live_models() & left
+                    going = {model for model in live - set(keep) if not (keep and self._is_ensemble(model))}
+                    for model in going:
+                        self._ask("POST", f"/v2/repository/models/{model}/unload", b"{}")
+                    left = going
+                else:
+                    left &= live
             except TimeoutError:  # the machine is busy
                 continue
             except (OSError, http.client.HTTPException):  # the server died; the caller kills what is left
@@ -117,25 +110,13 @@ class Control:
         except HplmError:  # it is just being loaded or unloaded
             return False
 
-    def _name(self) -> str | None:
-        answer = self._get("/v2")
-        return json.loads(answer)["name"] if answer else None
-
-    def _live_models(self) -> set[str]:
-        return {model["name"] for model in self._index() if model.get("state") in _LIVE}
-
     def _index(self) -> list[dict[str, Any]]:
         """Returns what the server says about its models; nothing if it does not tell us."""
-        status, index = self._ask(self._port, "POST", "/v2/repository/index", b"{}")
+        status, index = self._ask("POST", "/v2/repository/index", b"{}")
         return json.loads(index) if status == 200 else []
 
-    def _get(self, path: str) -> bytes | None:
-        """Returns the body of an answer with status 200, else None."""
-        status, content = self._ask(self._port, "GET", path)
-        return content if status == 200 else None
-
-    def _ask(self, port: int, method: str, path: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, port, timeout=timeout)
+    def _ask(self, method: str, path: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         try:
             connection.request(method, path, body, self._headers)
             response = connection.getresponse()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hplm.errors import HplmError
 from hplm.server.embedded import INSTALL, embedded, obstacle
-from hplm.server.installation import STUB, Installation
+from hplm.server.installation import PYTHON, STUB, Installation
 
 GROUP = "hplm.backends"  # entry-point group: packages register Triton backends here
 IN_CONTAINERS = Path("/opt/tritonserver/bin/tritonserver")
@@ -60,10 +60,9 @@ def _installed(binary: Path, description: str) -> Installation:
     if not stub.is_file():
         raise HplmError(f"{binary} has no Python backend ({stub} is missing): use an image with it, such as *-py3")
     built_for = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes())
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if built_for and built_for[1].decode() != ours:
+    if built_for and built_for[1].decode() != PYTHON:
         raise HplmError(
-            f"the Python backend of {binary} runs Python {built_for[1].decode()}, but hplm is installed for {ours}: "
+            f"the Python backend of {binary} runs Python {built_for[1].decode()}, but hplm is installed for {PYTHON}: "
             f"install it with python{built_for[1].decode()} -m pip"
         )
     return Installation(binary, description, stock)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import HplmError
-from hplm.server.installation import STUB, Installation
+from hplm.server.installation import PYTHON, STUB, Installation
 
 TRITON_VERSION = "2.51.0"  # of the wheel that pyproject.toml names
 FOLDERS = tuple(dict.fromkeys([sysconfig.get_config_var("LIBDIR") or "", str(Path(sys.base_prefix) / "lib")]))
@@ -24,11 +24,10 @@ def embedded() -> Installation | None:
         return None
     _check_numpy()
     root = Path(package.origin).parent / "tritonserver"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = root / "python_backend_stubs" / version / STUB
+    stub = root / "python_backend_stubs" / PYTHON / STUB
     if not stub.is_file():
         raise HplmError(
-            f"the embedded Triton has no stub for Python {version}: "
+            f"the embedded Triton has no stub for Python {PYTHON}: "
             f"use one of {', '.join(sorted(path.name for path in stub.parent.parent.iterdir()))}"
         )
     wheel_libraries = root.parent.parent / "nvidia_pytriton.libs"
@@ -55,15 +54,14 @@ def obstacle(machine: str, libc: str, version: str) -> str | None:
 
 def libpython(folders: Sequence[str] = FOLDERS) -> Path:
     """Returns the shared library of this interpreter. The stub is a separate Python that must load our modules."""
-    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    name = f"libpython{PYTHON}.so.1.0"
     for folder in folders:
         if (Path(folder) / name).is_file():
             return Path(folder) / name
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     raise HplmError(
         f"no shared {name} in {' or '.join(filter(None, folders))}, which the embedded Triton needs to run Python. "
-        f"On Debian or Ubuntu: apt-get install libpython{version}. With pyenv: "
-        f"PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {version}. "
+        f"On Debian or Ubuntu: apt-get install libpython{PYTHON}. With pyenv: "
+        f"PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {PYTHON}. "
         "Or make the environment with another Python that has this library"
     )
 

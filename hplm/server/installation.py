@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STUB = "triton_python_backend_stub"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"  # of this process, which the stub must be of too
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from hplm.errors import HplmError
 WILDCARD = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LISTENING = "0A"  # in the kernel's tables of sockets
 FIRST_FREE = 20_000  # below are those of well-known services
 
 
@@ -58,6 +61,25 @@ def listens(port: int) -> bool:
     """Whether somebody listens at this port of the loopback address."""
     with socket.socket() as connection:
         return connection.connect_ex((LOOPBACK, port)) == 0
+
+
+def listens_at(pid: int, ports: Iterable[int]) -> bool:
+    """Whether a process listens at these ports itself. Where the system does not show its sockets: whether anybody does."""
+    own: set[str] | None = set()
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                own.add(os.readlink(link))
+    except FileNotFoundError:  # it has ended
+        return False
+    except PermissionError:
+        own = None
+    found: set[int] = set()
+    for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == LISTENING and (own is None or f"socket:[{inode}]" in own):
+            found.add(int(local.rpartition(":")[2], 16))
+    return found.issuperset(ports)
 
 
 def resolve(address: str) -> str:

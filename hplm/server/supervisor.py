@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from hplm.clock import Clock
 from hplm.errors import HplmError
@@ -22,42 +21,36 @@ from hplm.server.process import SOON_SECONDS, longer, restarting
 from hplm.server.stubs import make_private, regions, size_of, stubs
 from hplm.server.triton import TritonServer
 
+LOOK_SECONDS = 1.0  # between two looks
+PROBE_SECONDS = 5.0  # for an answer: a busy machine may take long
+REGIONS_SHARE = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
 SILENT_SECONDS = 15.0  # a model that says nothing, or that it is broken, for so long does not recover
 RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The pauses of a supervisor, and its bound for shared memory."""
-
-    look_s: float = 1.0  # between two looks
-    probe_s: float = 5.0  # for an answer: a busy machine may take long
-    regions_share: float = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
-
-
-LIMITS = Limits()
 
 
 class Supervisor:
     """Supervises a server that has started."""
 
-    def __init__(self, server: TritonServer, say: Callable[[str], None], limits: Limits = LIMITS, clock: Clock = time) -> None:
+    def __init__(
+        self,
+        server: TritonServer,
+        say: Callable[[str], None],
+        look_s: float = LOOK_SECONDS,
+        probe_s: float = PROBE_SECONDS,
+        regions_share: float = REGIONS_SHARE,
+        clock: Clock = time,
+    ) -> None:
         self._server = server
         self._say = say
-        self._limits = limits
+        self._look_s, self._probe_s, self._regions_share = look_s, probe_s, regions_share
         self._time = clock
         self._pause = 0.0
         self._recycled = 0.0  # when
         self._begin()
 
-    @property
-    def watched(self) -> list[str]:
-        """The models that are asked."""
-        return list(self._probes)
-
     def look(self) -> None:
         """Looks at the server once, and mends what it finds. Takes a second if the server is well."""
-        code = self._server.wait(self._limits.look_s)
+        code = self._server.wait(self._look_s)
         if code is not None:
             self._restart(f"tritonserver ended with {process_group.reason(code)}")
             return
@@ -82,7 +75,7 @@ class Supervisor:
 
     def _ask(self, model: str, probe: Probe) -> str | None:
         """Asks a model, and loads it again if its process has ended. Returns why the server must be started again instead."""
-        health = self._control.probe(model, probe, self._limits.probe_s)
+        health = self._control.probe(model, probe, self._probe_s)
         if health.state not in (State.SILENT, State.BROKEN):
             self._heard[model] = self._time.monotonic()
         if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
@@ -153,7 +146,7 @@ class Supervisor:
     def _recycle(self) -> None:
         """Replaces the process with the largest region when regions take too much of /dev/shm."""
         taken = sum(map(size_of, regions(self._server.id)))
-        bound = self._limits.regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
+        bound = self._regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
         if taken < bound or self._time.monotonic() - self._recycled < RECYCLE_SECONDS:
             return
         largest = max(stubs(self._server.group), key=lambda stub: size_of(stub.region), default=None)

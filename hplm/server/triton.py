@@ -20,7 +20,7 @@ from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
 from hplm.server.flags import SECRET_HEADER, contract_flags
 from hplm.server.held import holders, wait_until_idle
-from hplm.server.ports import Ports, in_use, reachable, resolve
+from hplm.server.ports import Ports, in_use, listens_at, reachable, resolve
 from hplm.server.process import Process, Tie
 from hplm.server.repository import model_names
 from hplm.server.secrecy import hide
@@ -63,7 +63,7 @@ class TritonServer:
         self._extra_args = tuple(extra_args)
         self._start_timeout = start_timeout
         self._wanted = self._ports = Ports(http_port, grpc_port, metrics_port)
-        # The id is in the server's name in /v2 and in its regions in /dev/shm, so that both are known to be ours.
+        # The id is the server's name in /v2, and begins the names of its files in /dev/shm, so that they are known to be ours.
         self.id = f"hplm-{secrets.token_hex(6)}"
         self._secret = _admin_secret()
         self.restarts = 0
@@ -238,7 +238,8 @@ class TritonServer:
             if pid and not hidden and _STARTED.search(process.said()):
                 hide(pid, self._secret)
                 hidden = True
-            return control.ready(self.id, self._ports.metrics)
+            # Others, who answer too, may have taken a port that was free. That of metrics is the last one.
+            return bool(pid) and listens_at(pid, (self._ports.http, self._ports.metrics)) and control.ready()
 
         if not process.comes_to(is_ready, deadline - time.monotonic()) or not (pid := process.pid):
             return False

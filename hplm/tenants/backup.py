@@ -11,10 +11,10 @@ from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry, needed_by, objects_of
+from hplm.tenants.registry import Registry, needed_by
 from hplm.tenants.snapshot import Snapshot, files_of
 
 FORMAT = 2
@@ -28,7 +28,7 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
         raise InvalidInput(f"{target} exists already: name a new folder")
     writing = target.with_name(f"{target.name}.writing")
     registry, copy = manager.registry, Folder(writing)
-    registry.check_begun()
+    registry.pointer()  # it must be begun
     manifest, named = None, {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
     for left in reversed(range(TRIES)):
         shutil.rmtree(writing, ignore_errors=True)
@@ -51,7 +51,6 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
 
 def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
     pointer = registry.pointer()
-    assert pointer is not None  # it was begun
     snapshot, store = registry.at(pointer), registry.store
     objects = objects_of(store, needed_by(snapshot) - {f"{RECORDS}/{file}" for file in files_of(registry.exported.tenants)})
     if pointer.generation:

@@ -1,4 +1,4 @@
-"""A change of what is served, while a manager edits it, and the record files that it writes."""
+"""A change of what is served, while a manager edits it, and the objects that it writes: record files and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed
 from hplm.plot.branch import Branch
-from hplm.registry.store import RECORDS, Store
+from hplm.plot.room import bytes_in
+from hplm.plot.table import Table
+from hplm.registry.store import RECORDS, TABLES, Store, objects_of
+from hplm.tenants.assembly import Place
 from hplm.tenants.snapshot import SETTINGS, Snapshot, Tenant
 
 AT_ONCE = 16  # objects that are written side by side
@@ -19,14 +22,15 @@ HELD_BYTES = 128 << 20  # of records that are not written yet
 
 
 class Kept:
-    """The records that a change writes. If the change is made again, they are there already."""
+    """The records and tables that a change writes. If the change is made again, they are there already."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
+        self._tables: dict[Place, str] = {}
         self._waiting: list[Packed] = []
         self._bytes = 0  # of those
-        self._written: set[str] = set()
+        self._written: set[str] = set()  # names of records, and of tables with a slash behind
 
     def of(self, key: Hashable, packed_of: Callable[[], Packed]) -> Mapping[str, Record]:
         """`key`: what one change keeps once."""
@@ -40,6 +44,21 @@ class Kept:
                 self.write()
         return self._records[key]
 
+    def table(self, table: Table) -> str:
+        """Writes a table, which nobody sees yet, unless it has. Returns the unique part of its folder's name.
+
+        It may take minutes. Before the change, other managers go on meanwhile.
+        """
+        place = table.meta.domain, table.meta.version
+        if place not in self._tables:
+            self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
+            unique = self._tables[place] = f"-{secrets.token_hex(4)}"
+            folder = f"{TABLES}/{place[0]}/{place[1]}{unique}/"
+            self._written.add(folder)
+            for file in sorted(table.folder.iterdir()):
+                self._store.put(f"{folder}{file.name}", file)
+        return self._tables[place]
+
     def write(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if len(waiting) < 2:
@@ -51,7 +70,7 @@ class Kept:
 
     def remove(self, needed: Set[str] = frozenset()) -> None:
         """Removes what it has written, but for the names that are needed."""
-        self._store.delete(self._written - needed)
+        self._store.delete(objects_of(self._store, self._written - needed))
 
     def _put(self, packed: Packed) -> None:
         name = f"{RECORDS}/{packed.name}"

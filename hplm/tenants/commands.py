@@ -118,7 +118,7 @@ class Commands:
         name = given.get("command")
         if not isinstance(name, str) or name not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
-        self._manager.registry.check_begun()
+        self._manager.registry.pointer()
         form, run = self._known[name]
         return json.dumps(run(_read(name, form, given)))
 
@@ -136,21 +136,21 @@ class Commands:
 
     def _changed(self, change: Any) -> dict[str, Any]:
         """Waits until every reader has taken the change, and returns the answer."""
-        return {**asdict(change), "late": self._manager.settle(change.generation)}
+        return {**asdict(change), "late": self._manager.settle()}
 
     def _limit(self, given: Any) -> dict[str, Any]:
         limits = {name: value for name in (*LIMITS, "homes") if (value := getattr(given, name)) is not UNSET}
         self._manager.limit(given.id, **limits)
-        return {"tenant": given.id, **limits, "late": self._manager.settle_now()}
+        return {"tenant": given.id, **limits, "late": self._manager.settle()}
 
     def _add_key(self, given: _NewKey) -> dict[str, Any]:
         secret, key = self._manager.add_key(given.id, given.days)
-        late = self._manager.settle_now()
+        late = self._manager.settle()
         return {"tenant": given.id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
     def _revoke_key(self, given: _OfKey) -> dict[str, Any]:
         dead = self._manager.revoke_key(given.id, given.key)
-        late = self._manager.settle_now()
+        late = self._manager.settle()
         return {"tenant": given.id, "revoked": given.key, "late": late, "dead_at": round(dead, 3)}
 
     def _add_domain(self, given: _NewDomain) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State
+from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State, exported_folders
 
 log = logging.getLogger(__name__)
+PAUSE = 10.0  # seconds until a snapshot that could not be read is tried again: it may be large, and requests wait
 
 
 class Directory:
@@ -35,8 +36,7 @@ class Directory:
         """
         self._clock = clock
         self._backbones = {
-            path.parent.parent.name: _Newest(path, _store(path, state, copied))
-            for path in sorted(repository.glob(f"*/1/{EXPORTED_TENANTS}"))
+            folder.parent.name: _Newest(folder, _store(folder, state, copied), clock) for folder in exported_folders(repository)
         }
         self._looking = threading.Lock()
         self._looked_at = clock()
@@ -95,11 +95,13 @@ class Directory:
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, exported: Path, store: Store | None) -> None:
-        self._exported, self._folder = Snapshot.load(exported), exported.parent
-        self.snapshot = filtered(self._exported, self._folder)
+    def __init__(self, folder: Path, store: Store | None, clock: Callable[[], float]) -> None:
+        self._exported, self._folder = Snapshot.load(folder / EXPORTED_TENANTS), folder
+        self.snapshot = filtered(self._exported, folder)
         self._store = store
+        self._clock = clock
         self._tag: object = None  # of the CURRENT that was read last
+        self._failed: tuple[object, float, HplmError] | None = None  # the tag of one that was not, when, and why
         self.refresh()
 
     def refresh(self) -> None:
@@ -111,19 +113,26 @@ class _Newest:
             raise not_begun(self._store) from None
         if found is None:
             return
-        if found[0].generation != self.snapshot.generation:
-            self.snapshot = filtered(newest_of(self._store, found[0], self._exported), self._folder)
-        self._tag = found[1]
+        pointer, tag = found
+        if pointer.generation != self.snapshot.generation:
+            if self._failed is not None and self._failed[0] == tag and self._clock() < self._failed[1] + PAUSE:
+                raise self._failed[2].with_traceback(None)
+            try:
+                self.snapshot = filtered(newest_of(self._store, pointer, self._exported), self._folder)
+            except HplmError as error:
+                self._failed = tag, self._clock(), error
+                raise
+        self._tag = tag
 
 
-def _store(exported: Path, state: Place | None, copied: bool) -> Store | None:
+def _store(folder: Path, state: Place | None, copied: bool) -> Store | None:
     if state is None:
         return None
-    name = exported.parent.parent.name
+    store = opened(state / folder.parent.name)
     if not copied or not isinstance(state, Remote):
-        return opened(state / name)
-    folder = local(state) / name
-    mirror = Mirror(exported.parent, opened(state / name), State(folder))
+        return store
+    copy = local(state) / folder.parent.name
+    mirror = Mirror(folder, store, State(copy))
     mirror.begin()
     mirror.close()  # the backbone's models go on with it
-    return Folder(folder)
+    return Folder(copy)

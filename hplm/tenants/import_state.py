@@ -188,7 +188,7 @@ class _Import:
             table = Table(own if own.is_dir() else self._exported / where)
             branch = exported.get(place)
             if branch is None:
-                branch = change.add_branch(*place, self._manager.tables.put([table])[place], table.size)
+                branch = change.add_branch(*place, change.kept.table(table), table.size)
             elif not self._manager.tables.is_same(branch, table):
                 raise InvalidInput(
                     f"{self._manager.folder} has another version {place[1]} of domain {place[0]!r} than {table.folder}: "

@@ -13,20 +13,15 @@ from hplm.registry.store import Place
 from hplm.tenants.keys import Key
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS
+from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, named_folders
 
 
 def served_tenants(repository: Path, state: Place | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
     """Returns all tenants with the names of their backbones, or only those of one backbone."""
-    if not repository.is_dir():
-        raise InvalidInput(f"{repository} is not a folder: name the model repository with --repository")
-    paths = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
-    if not paths:
-        raise InvalidInput(f"{repository} contains no backbone{' ' + backbone if backbone else ''}: run `hplm export`")
     found: list[tuple[str, Tenant]] = []
-    for path in paths:
-        snapshot = Manager(path.parent, state).current() if state is not None else Snapshot.load(path)
-        found += [(path.parent.parent.name, tenant) for tenant in snapshot.tenants]
+    for folder in named_folders(repository, backbone):
+        snapshot = Manager(folder, state).current() if state is not None else Snapshot.load(folder / EXPORTED_TENANTS)
+        found += [(folder.parent.name, tenant) for tenant in snapshot.tenants]
     return found
 
 

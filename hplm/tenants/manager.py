@@ -15,13 +15,13 @@ from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, OutOfCapacity
 from hplm.plot.table import Table
 from hplm.registry.store import Away, Busy, Denied, Place, opened
-from hplm.tenants.change import Change
+from hplm.tenants.change import Change, Kept
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import PROMISES, SETTINGS, Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TENANTS, State
+from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
 log = logging.getLogger(__name__)
@@ -151,8 +151,7 @@ class Manager:
             kind = type(error) if isinstance(error, HplmError) else HplmError
             opens = "may still open" if isinstance(error, Away | OSError) else "still opens"
             raise kind(f"{error}. The key {key_id!r} {opens} tenant {tenant_id!r}: revoke it again") from error
-        pointer = self.registry.pointer()
-        return time.time() + (pointer.lease_s if pointer is not None else 0)
+        return time.time() + self.registry.pointer().lease_s
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
         """Sets a tenant's quotas, homes and default deadline and, if it generates text, the times that its tokens may take."""
@@ -180,14 +179,15 @@ class Manager:
         """Copies a table's folder into the registry and serves it. The tables that it falls back to must be served."""
         self.tables.check_arrival(name, version, source, self.current().branches)
         table = Table(source)
-        with self.tables.brought([table], self.current) as put:
+        kept = Kept(self.registry.store)
+        kept.table(table)
 
-            def edit(change: Change) -> DomainChange:
-                self.tables.check_arrival(name, version, source, change.branches)
-                change.add_branch(name, version, put[name, version], table.size)
-                return self.close(change, DomainChange(change.generation, name, version))
+        def edit(change: Change) -> DomainChange:
+            self.tables.check_arrival(name, version, source, change.branches)
+            change.add_branch(name, version, kept.table(table), table.size)
+            return self.close(change, DomainChange(change.generation, name, version))
 
-            return self.registry.change("domain add", edit)
+        return self.registry.change("domain add", edit, kept)
 
     def roll_back_domain(self, name: str) -> DomainChange:
         """Rolls back all tenants of the newest version to the older version that they had before."""
@@ -233,22 +233,18 @@ class Manager:
         change.branches = [branch for branch in change.branches if branch not in removed]
         return _recorded(change, replace(done, removed=sorted(f"{branch.domain}/{branch.version}" for branch in removed)))
 
-    def settle(self, generation: int) -> list[str]:
-        """Waits until every server that reads this folder has taken the generation. Returns those that have not.
+    def settle(self) -> list[str]:
+        """Waits until every server that reads this folder has this manager's last change. Returns those that have not.
 
         Servers of a bucket look each second, and nobody waits for them.
         """
         if self.state is None:
             return []
         try:
-            return self.state.wait_for_readers(generation)
+            return self.state.wait_for_readers(self.registry.decided)
         except OSError as error:  # the change is made, and its result (such as a new key) must not be lost
-            log.warning("cannot read which servers have taken generation %d: %s", generation, error)
+            log.warning("cannot read which servers have taken generation %d: %s", self.registry.decided, error)
             return []
-
-    def settle_now(self) -> list[str]:
-        """Waits for the last change that this manager made."""
-        return self.settle(self.registry.decided)
 
     @cached_property
     def _width(self) -> int | None:
@@ -259,11 +255,11 @@ class Manager:
 
 def exported_folder(repository: Path, backbone: str | None = None) -> Path:
     """Returns the folder of the named backbone, or of the repository's only one."""
-    found = sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
-    if len(found) != 1:
-        which = ", ".join(path.parent.parent.name for path in found) or "none"
+    found = named_folders(repository, backbone)
+    if len(found) > 1:
+        which = ", ".join(folder.parent.name for folder in found)
         raise InvalidInput(f"{repository} contains {len(found)} backbones ({which}): name one of them with --backbone")
-    return found[0].parent
+    return found[0]
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:

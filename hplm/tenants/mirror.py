@@ -36,6 +36,7 @@ from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, 
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
 BRINGING_SECONDS = 0.5  # how long records are brought before the registry is looked at again
+ARRIVING = "arriving"  # the folder of tables that are not yet whole
 AT_ONCE = 16  # records that are brought side by side
 LATER = 5.0  # seconds until a table that failed is tried again
 FREE_BYTES = 64 << 20  # of the disk that tables leave, so that changes of tenants always find room
@@ -228,12 +229,15 @@ class Mirror:
             return
         needed = {f"{RECORDS}/{file}" for file in files_of((*newest.tenants, *wanted.tenants))}
         needed |= {f"{TABLES}/{branch.folder}" for branch in (*newest.branches, *wanted.branches)}
+        needed |= {f"{ARRIVING}/{branch.folder}" for branch in wanted.branches}
         needed |= {f"{SNAPSHOTS}/{name}" for name in pointer.snapshots.values()}
-        here = (*self._state.records.glob("*"), *self._state.tables.glob("*/*"), *self._state.snapshots.glob("*"))
+        folder = self._state.folder
+        here = [path for kind in (RECORDS, SNAPSHOTS) for path in folder.glob(f"{kind}/*")]
+        here += [path for kind in (TABLES, ARRIVING) for path in folder.glob(f"{kind}/*/*")]
         now = self._time.monotonic()
         self._sweep_at = now + REST_SECONDS / 2
         for path in here:
-            name = str(path.relative_to(self._state.folder))
+            name = str(path.relative_to(folder))
             if name in needed:
                 self._until.pop(name, None)
             elif self._until.setdefault(name, now + REST_SECONDS) <= now:
@@ -294,7 +298,7 @@ class _Tables:
                     self._change.wait_for(lambda later=later: self._ended or self._wanted is not later, LATER)
 
     def _bring(self, branch: Branch) -> None:
-        whole, arriving = self._state.tables / branch.folder, self._state.folder / "arriving" / branch.folder
+        whole, arriving = self._state.tables / branch.folder, self._state.folder / ARRIVING / branch.folder
         found = list(self._store.names(f"{TABLES}/{branch.folder}"))
         if not found:
             raise Absent(f"{self._store} has no table {branch.folder}: restore the registry")

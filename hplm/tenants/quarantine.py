@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hplm.errors import InvalidInput, Quarantined
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state import exported_folders
 
 SECONDS = 3600.0  # after which a tenant is released by itself
 FOLDER = Path("/dev/shm")
@@ -81,7 +81,7 @@ def _is_of(status: os.stat_result, owner: int | None) -> bool:
 
 def release(tenant_id: str, repository: Path, backbone: str | None = None) -> list[str]:
     """Releases a tenant of a repository. Returns the backbones for which it was quarantined. Raises if there is none."""
-    folders = sorted(path.parent.parent for path in repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+    folders = [folder.parent for folder in exported_folders(repository, backbone)]
     released = [folder.name for folder in folders if Quarantine(folder).release(tenant_id)]
     if not released:
         raise InvalidInput(

@@ -14,6 +14,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,11 +38,12 @@ from hplm.registry.store import (
     Place,
     Store,
     not_begun,
+    objects_of,
     opened,
 )
 from hplm.tenants.change import Change, Kept, begun
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS
+from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS, exported_folders
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -76,28 +78,20 @@ class Registry:
         after.ledger = replace(after.ledger, resting=())  # nobody has read this registry yet
         return self._publish(Pointer(0, secrets.token_hex(8), lease_s=lease_s), None, after)
 
-    def check_begun(self) -> None:
-        """Raises if there is no registry. Without it nobody knows of keys and deletions since the export."""
-        if self.pointer() is None:
-            raise not_begun(self.store)
-
-    def pointer(self) -> Pointer | None:
-        """Returns what CURRENT says. None: there is no registry."""
-        try:
-            return self._seen()[0]
-        except Absent:
-            return None
+    def pointer(self) -> Pointer:
+        """Returns what CURRENT says. Raises if there is no registry: nobody knows of keys and deletions since the export."""
+        return self._seen()[0]
 
     def current(self) -> Snapshot:
         """Returns the newest snapshot."""
-        pointer = self.pointer()
-        if pointer is None:
-            raise not_begun(self.store)
-        return self.at(pointer)
+        return self.at(self.pointer())
 
-    def change(self, action: str, edit: Callable[[Change], Result]) -> Result:
-        """Makes a change, and publishes it unless `edit` raises. `edit` may be called again, with a newer generation."""
-        kept = Kept(self.store)
+    def change(self, action: str, edit: Callable[[Change], Result], kept: Kept | None = None) -> Result:
+        """Makes a change, and publishes it unless `edit` raises. `edit` may be called again, with a newer generation.
+
+        `kept`: what was written for it. Of that, only what the new generation needs stays.
+        """
+        kept = kept or Kept(self.store)
         try:
             try:
                 return self._change(kept, action, edit)
@@ -112,10 +106,7 @@ class Registry:
     def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
         until = self._time.monotonic() + PATIENCE
         while True:
-            try:
-                pointer, tag = self._seen()
-            except Absent:
-                raise not_begun(self.store) from None
+            pointer, tag = self._seen()
             if pointer.copied is not None:
                 raise InvalidInput(f"{self.store} is a copy of {pointer.copied.address}: change tenants there")
             before = self.at(pointer)
@@ -158,8 +149,6 @@ class Registry:
     def collect(self) -> int:
         """Removes what no generation and no request can need any more. Returns its bytes."""
         now, pointer = self._time.time(), self.pointer()
-        if pointer is None:
-            return 0
         snapshot = self.at(pointer)
         resting = dict(snapshot.ledger.resting)
         needed = needed_by(snapshot) | {f"{SNAPSHOTS}/{name}" for name in pointer.snapshots.values()}
@@ -178,7 +167,10 @@ class Registry:
         return newest_of(self.store, pointer, self.exported)
 
     def _seen(self) -> tuple[Pointer, Any]:
-        found = read_current(self.store)
+        try:
+            found = read_current(self.store)
+        except Absent:
+            raise not_begun(self.store) from None
         assert found is not None  # only a tag that was seen may still be the newest
         return found
 
@@ -195,14 +187,20 @@ class Registry:
             self.store.delete([f"{SNAPSHOTS}/{name}"])
             raise
         except (Conflict, Away, OSError) as error:
-            now = self.pointer()
-            if now is not None and now.snapshots.get(after.generation) == name:
+            if self._has(after.generation, name):
                 log.warning("a change of %s is made, though %s", self.store, error or "its answer was lost")
                 return True
             if not isinstance(error, Conflict):
                 raise
             self.store.delete([f"{SNAPSHOTS}/{name}"])
             return False
+
+    def _has(self, generation: int, name: str) -> bool:
+        """Whether CURRENT names this snapshot."""
+        with suppress(Absent):
+            found = read_current(self.store)
+            return found is not None and found[0].snapshots.get(generation) == name
+        return False
 
     def _after(self, before: Snapshot, action: str, change: Change, now: float) -> Snapshot:
         tenants = [change.tenants[name] for name in sorted(change.tenants)]
@@ -238,8 +236,8 @@ class Registry:
 def registries_of(repository: Path, state: Place, backbone: str | None = None) -> dict[str, Registry]:
     """Returns the registry of each exported backbone, or of the named one."""
     return {
-        path.parent.parent.name: Registry(opened(state / path.parent.parent.name), Snapshot.load(path))
-        for path in sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))
+        folder.parent.name: Registry(opened(state / folder.parent.name), Snapshot.load(folder / EXPORTED_TENANTS))
+        for folder in exported_folders(repository, backbone)
     }
 
 
@@ -247,14 +245,6 @@ def needed_by(snapshot: Snapshot) -> set[str]:
     """Returns the records of a snapshot and the tables that were added since its export, by their names in the registry."""
     records = {f"{RECORDS}/{file}" for file in files_of((*snapshot.tenants, *snapshot.ledger.before))}
     return records | {f"{TABLES}/{branch.folder}/" for branch in snapshot.branches if branch.unique}
-
-
-def objects_of(store: Store, names: Iterable[str]) -> list[str]:
-    """Returns these objects, and those below names that end with a slash."""
-    found: list[str] = []
-    for name in names:
-        found += [one.name for one in store.names(name[:-1])] if name.endswith("/") else [name]
-    return found
 
 
 def _forgotten(pointer: Pointer, generation: int) -> list[str]:

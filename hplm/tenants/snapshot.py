@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -31,6 +30,7 @@ from hplm.tenants.students import Students
 log = logging.getLogger(__name__)
 FORMAT = 10
 EXPORT_AGAIN = "export the repository again with `hplm export` and --replace"
+RESTORE = "restore the state, or use one version of hplm"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
@@ -195,12 +195,10 @@ class Snapshot:
         return msgspec.json.encode(stored)
 
     def save(self, path: Path) -> None:
+        """Replaces a file, of which there may be links. Not synced."""
         temporary = path.with_name(path.name + ".writing")
-        with open(temporary, "wb") as file:
-            file.write(self.written())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        temporary.write_bytes(self.written())
+        temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path, way_out: str = EXPORT_AGAIN) -> Snapshot:
@@ -236,7 +234,7 @@ def newest_of(store: Store, pointer: Pointer, exported: Snapshot) -> Snapshot:
         return exported
     name = f"{SNAPSHOTS}/{pointer.snapshot}"
     try:
-        snapshot = Snapshot.read(store.get(name), f"{store}/{name}", "restore the state, or use one version of hplm")
+        snapshot = Snapshot.read(store.get(name), f"{store}/{name}", RESTORE)
     except Absent as error:
         raise Broken(f"{error}: restore the state") from None
     if snapshot.export != exported.export:

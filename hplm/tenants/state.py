@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.clock import Clock
-from hplm.errors import Broken
+from hplm.errors import Broken, InvalidInput
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import RESTORE, Snapshot
 
 # The names in an exported model folder.
 EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
@@ -115,7 +115,7 @@ class State:
         pointer = self.pointer()
         if pointer is None or generation not in pointer.snapshots:
             raise Broken(f"{self.folder} has no generation {generation}: restore the state")
-        return Snapshot.load(self.snapshots / pointer.snapshots[generation])
+        return Snapshot.load(self.snapshots / pointer.snapshots[generation], RESTORE)
 
     def wait_for_readers(self, generation: int) -> list[str]:
         """Waits until all readers have taken the generation. Returns the names of late readers after ten seconds.
@@ -157,6 +157,19 @@ class State:
             return file.stat().st_mtime
         finally:
             file.unlink()
+
+
+def exported_folders(repository: Path, backbone: str | None = None) -> list[Path]:
+    """Returns the folder of each exported backbone (`<backbone>/1`), or of the named one."""
+    return [path.parent for path in sorted(repository.glob(f"{backbone or '*'}/1/{EXPORTED_TENANTS}"))]
+
+
+def named_folders(repository: Path, backbone: str | None = None) -> list[Path]:
+    """Returns the same. Raises if there is none."""
+    if not (found := exported_folders(repository, backbone)):
+        which = f"no backbone {backbone!r}" if backbone else "no backbone"
+        raise InvalidInput(f"{repository} contains {which}: name the folder of `hplm export` with --repository")
+    return found
 
 
 def may_not_write(error: OSError) -> bool:

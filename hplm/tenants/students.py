@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from hplm.adapters.record import Record
 from hplm.levels.calibration import TEMPERATURE, Calibration
@@ -25,25 +28,21 @@ class Student:
 class Team:
     """A number of members that answer together, always the first ones."""
 
-    members: int
-    cost: float  # of a token: 1.0 is a pass through all layers
+    members: Annotated[int, Meta(ge=1, le=MOST)]
+    cost: Annotated[float, Meta(gt=0)]  # of a token: 1.0 is a pass through all layers
     calibration: Calibration | None = None  # of their logits' sum; None: their answers have no confidence
 
 
 @dataclass(frozen=True)
 class Students:
-    depth: int  # the upper layers that each member passes, the first ones
-    teams: tuple[Team, ...]  # the largest first; smaller ones are for load
+    depth: Annotated[int, Meta(ge=1)]  # the upper layers that each member passes, the first ones
+    teams: Annotated[tuple[Team, ...], Meta(min_length=1)]  # the largest first; smaller ones are for load
     members: tuple[Student, ...] = ()  # empty where the weights are not yet in a record file
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Students:
-        """Reads what `described` has returned. Raises TypeError, KeyError or ValueError if something is missing or wrong."""
-        teams = [
-            Team(one["members"], one["cost"], Calibration.read(one["calibration"]) if one["calibration"] is not None else None)
-            for one in stored["teams"]
-        ]
-        students = cls(stored["depth"], tuple(teams))
+        """Reads what `described` has returned. Raises TypeError or ValueError if something is missing or wrong."""
+        students = msgspec.convert(stored, cls)
         students.check()
         return students
 
@@ -53,15 +52,12 @@ class Students:
 
     def check(self) -> None:
         """Raises TypeError if its parts do not belong together."""
-        if type(self.depth) is not int or self.depth < 1 or not self.teams:
-            raise TypeError(f"students of depth {self.depth} in {len(self.teams)} teams answer nothing")
-        sizes = [(team.members, team.cost) for team in self.teams]
-        if not all(type(members) is int and 1 <= members <= MOST and 0 < cost <= members for members, cost in sizes):
-            raise TypeError(f"teams of {sizes} students: they have 1 to {MOST} members, and a cost of at most so many passes")
         for team in self.teams:
+            if team.cost > team.members:
+                raise TypeError(f"a team of {team.members} students has a cost of more passes")
             if team.calibration is not None:
                 team.calibration.check()
-        if not all(more[0] > fewer[0] and more[1] > fewer[1] for more, fewer in pairwise(sizes)):
+        if not all(more.members > fewer.members and more.cost > fewer.cost for more, fewer in pairwise(self.teams)):
             raise TypeError("the teams of students do not get smaller and cheaper")
 
     def suits(self, labels: int) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import InvalidInput
 from hplm.plot.branch import Branch
-from hplm.plot.room import bytes_in
 from hplm.plot.table import Table, TableMeta
-from hplm.registry.store import TABLES, Absent, Busy, Store
+from hplm.registry.store import TABLES, Absent, Store
 from hplm.tenants.assembly import Place
 from hplm.tenants.change import Change
 from hplm.tenants.snapshot import Snapshot
@@ -54,37 +51,6 @@ class Tables:
             raise InvalidInput(
                 f"{source} was not built for backbone {self._folder.parent.name!r}: name a table of this backbone"
             )
-
-    @contextmanager
-    def brought(self, tables: Iterable[Table], served: Callable[[], Snapshot]) -> Generator[dict[Place, str], None, None]:
-        """Puts tables for the change in the block. Takes away those that are not served then."""
-        put = self.put(tables)
-        try:
-            yield put
-        except (InvalidInput, Busy):
-            self._remove(put, ())
-            raise
-        self._remove(put, served().branches)  # another manager may have brought the same
-
-    def put(self, tables: Iterable[Table]) -> dict[Place, str]:
-        """Writes tables into the registry, where nobody sees them yet. Returns the unique parts of their folders' names.
-
-        It takes minutes, in which other managers go on.
-        """
-        found: dict[Place, str] = {}
-        for table in tables:
-            meta = table.meta
-            unique = found[meta.domain, meta.version] = f"-{secrets.token_hex(4)}"
-            self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
-            for file in sorted(table.folder.iterdir()):
-                self._store.put(f"{TABLES}/{meta.domain}/{meta.version}{unique}/{file.name}", file)
-        return found
-
-    def _remove(self, put: Mapping[Place, str], branches: Iterable[Branch]) -> None:
-        named = {branch.folder for branch in branches}
-        for (domain, version), unique in put.items():
-            if (folder := f"{domain}/{version}{unique}") not in named:
-                self._store.delete([found.name for found in self._store.names(f"{TABLES}/{folder}")])
 
     def unneeded(self, change: Change) -> list[Branch]:
         """Returns the tables of older versions that can be removed.

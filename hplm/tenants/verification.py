@@ -15,7 +15,7 @@ from hplm.adapters.records import WAY_OUT, Records
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
-from hplm.tenants.snapshot import Snapshot
+from hplm.tenants.snapshot import EXPORT_AGAIN, RESTORE, Snapshot
 from hplm.tenants.state import (
     EXPORTED_CONFIG,
     EXPORTED_TABLES,
@@ -72,16 +72,9 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
             parts += [Part("record", file, _check_record) for file in sorted((tables.parent / RECORDS).glob(f"*{ENDING}"))]
         files = [folder / name for name in (EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER)]
         parts += [Part("file", file, check_file) for file in files]
-        snapshots = [folder / EXPORTED_TENANTS]
+        parts.append(Part("snapshot", folder / EXPORTED_TENANTS, partial(_check_snapshot, folder, live, EXPORT_AGAIN)))
         if live is not None and live.current_file.exists():
-            parts.append(Part("file", live.current_file, partial(_check_pointer, live)))
-            try:
-                pointer = live.pointer()
-            except HplmError:  # its own check reports it
-                pointer = None
-            if pointer is not None and pointer.generation:  # older snapshots may name files that were removed
-                snapshots.append(live.snapshots / pointer.snapshots[pointer.generation])
-        parts += [Part("snapshot", snapshot, partial(_check_snapshot, folder, live)) for snapshot in snapshots]
+            parts.append(Part("file", live.current_file, partial(_check_current, folder, live)))
     return parts
 
 
@@ -131,17 +124,21 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         yield f"cannot read file {path}: {error}"
 
 
-def _check_pointer(live: State, path: Path, progress: Progress) -> Iterator[str]:
+def _check_current(folder: Path, live: State, path: Path, progress: Progress) -> Iterator[str]:
+    """Checks CURRENT and the newest snapshot: older ones may name files that were removed."""
     try:
-        live.pointer()
+        pointer = live.pointer()
     except HplmError as error:
         yield f"file {error}"
+        return
+    if pointer is not None and pointer.generation:
+        yield from _check_snapshot(folder, live, RESTORE, live.snapshots / pointer.snapshot, progress)
 
 
-def _check_snapshot(folder: Path, live: State | None, path: Path, progress: Progress) -> Iterator[str]:
+def _check_snapshot(folder: Path, live: State | None, way_out: str, path: Path, progress: Progress) -> Iterator[str]:
     """Checks that the tables of a snapshot exist, and that all records of its tenants are as it says."""
     try:
-        snapshot = Snapshot.load(path)
+        snapshot = Snapshot.load(path, way_out)
     except (HplmError, OSError) as error:
         yield f"snapshot {path}: {error}"
         return

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from builder.publish.export import Exported, check_export, copy_file, export, refuse_mixture
-from builder.publish.model_configs import ANSWERS, MAX_TEXTS, ServingOptions
+from builder.publish.model_configs import MAX_TEXTS, ServingOptions, template
 from builder.store.store import Store, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import INT8
@@ -107,6 +107,6 @@ def _export_whole(
         body.config.save(folder / Backbone.CONFIG)
         copy_file(store.folder / Backbone.TOKENIZER, folder / Backbone.TOKENIZER)
         WholeConfig(tuple(listed)).save(folder)
-        about = CONFIG.format(name=name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS, answers=ANSWERS)
+        about = CONFIG.format(name=name, scheme=scheme, note=NOTES[scheme], max_texts=MAX_TEXTS, answers=template("answers"))
         (written / "config.pbtxt").write_text(about + "".join(PARAMETER.format(*one) for one in parameters.items()), "utf-8")
     return Exported(name, len(tenants), 0, target)

@@ -45,6 +45,8 @@ def test_a_state_is_begun_once_also_if_it_has_lost_current_and_is_saved_before_i
 
 
 def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tmp_path):
+    for command in (["tenant", "list"], ["domain", "list"]):
+        assert mentions(refused(capsys, *command, "--repository", tmp_path), tmp_path, "hplm export", "--repository"), command
     repository = live.folder / "repository"
     other = random_store(tmp_path / "other", replace(CONFIG, name="other"), random_tenants(1, 4, 2))
     export(other, repository, ServingOptions())
@@ -221,7 +223,7 @@ def test_what_is_broken_in_a_state_is_named(live, capsys):
     snapshot = max((state / "toy/snapshots").iterdir())
     for damage in (lambda: snapshot.write_text("{"), snapshot.unlink):
         damage()
-        expect_broken(refused(capsys, "verify", *places), [snapshot])
+        expect_broken(refused(capsys, "verify", *places), [snapshot, "restore"])
     for content in ("seven", "7", "{}"):
         (state / "toy/CURRENT").write_text(content)
         expect_broken(refused(capsys, "verify", *places), [state / "toy/CURRENT"])

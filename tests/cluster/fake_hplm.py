@@ -41,9 +41,9 @@ def _serve(words: list[str]) -> None:
 
 def _other(words: list[str]) -> int:
     from hplm.cli.main import main
-    from hplm.cluster import local
+    from hplm.cluster import running
 
-    local.HPLM = PROGRAM
+    running.HPLM = PROGRAM
     return main(words)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from hplm.cli.main import main
 from hplm.cluster.admin_socket import SERVERS, AdminSocket
 from hplm.cluster.router import SOCKET, start_command
-from hplm.cluster.traffic import Traffic
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import Pointer, begin
 from hplm.server.ports import free_ports, listens
@@ -69,7 +68,7 @@ class Router(Front):
         self.folder = folder
         self.cluster = folder / "cluster.json"
         self.to = Path(tempfile.mkdtemp(prefix="hplm-"))  # the folders of pytest are too long for a socket
-        self.socket, self.traffic = AdminSocket(self.to / SOCKET), Traffic(self.to / SOCKET)
+        self.socket = AdminSocket(self.to / SOCKET)
         port, self.stats = free_ports(2)
         super().__init__(port)
         self.process: Process | None = None
@@ -104,7 +103,7 @@ class Router(Front):
     def start(self) -> None:
         self.process = Process("HAProxy", start_command(self.to), self.folder / "haproxy.log")
         self.process.start()
-        self.process.wait_until(lambda: listens(self.port) and self.traffic.takes_commands(), PATIENCE)
+        self.process.wait_until(lambda: listens(self.port) and self.socket.takes_commands(), PATIENCE)
 
     def stop(self) -> None:
         if self.process is not None:

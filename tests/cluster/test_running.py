@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -142,6 +143,19 @@ def test_questions_are_answered_and_bad_ones_harm_nobody(cluster):
 
 
 @pytest.mark.slow
+def test_the_generation_of_a_replica_is_not_that_of_a_process_of_it_that_was_killed(cluster):
+    readers = cluster.state / "toy/readers"
+    readers.mkdir(exist_ok=True)
+    written = {readers / "replica-1-1-a": (2, 60), readers / "replica-1-2-b": (7, -3600), readers / "replica-1-3-c": (9, -3600)}
+    for file, (generation, ago) in written.items():
+        file.write_text(f"{generation}\n")
+        os.utime(file, (time.time() - ago,) * 2)
+    assert [own["generations"]["toy"][0] for own in cluster.status().values()] == [7, 0]
+    for file in written:
+        file.unlink()
+
+
+@pytest.mark.slow
 def test_the_cluster_is_looked_after_while_a_replica_is_replaced(cluster):
     """Commands are answered meanwhile, but no second roll begins."""
     before = {name: cluster.pid(name) for name in cluster.replicas}
@@ -219,7 +233,8 @@ def test_a_placement_becomes_pools_and_ctrl_c_answers_requests_and_leaves_no_pro
                 cluster.roll()
             manager = cluster.manager()
             manager.registry.begin()  # of the whole repository, which the second start serves
-            assert manager.settle(manager.delete(gone.id).generation) == []
+            manager.delete(gone.id)
+            assert manager.settle() == []
             named = {pid: arguments(pid) for pid in cluster.processes()}
             assert any("haproxy" in words[0] for words in named.values())
             with ThreadPoolExecutor(1) as client, cluster.told(HELD):

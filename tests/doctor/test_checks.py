@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.doctor import checks
 from hplm.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING
+from hplm.errors import HplmError
 from hplm.server.embedded import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import SERVED
 from tests.cluster.fake_server import FakeServer
-from tests.support.message import mentions
+from tests.support.message import mentions, refusing
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +64,15 @@ def test_locked_memory_must_suffice_for_hot_rows(toy, tmp_path):
     assert checks.locked_memory(tmp_path, None, needed, 0).status == OK
     assert checks.locked_memory(tmp_path, None, 0, 1 << 14).status == OK, "root"
     assert checks.locked_memory(tmp_path, None, INF, 0).status == OK
+
+
+def test_one_engine_locks_the_rows_of_all_backbones_of_a_group(toy, tmp_path):
+    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=10))
+    shutil.copytree(tmp_path / "toy", tmp_path / "more")
+    (tmp_path / "toy-upper").rename(tmp_path / "toy+more-upper")
+    needed = 2 * 3 * 10 * (3 * 32 * 2)  # backbones, and as above
+    assert checks.locked_memory(tmp_path, None, needed - 1, 0).status == PROBLEM
+    assert checks.locked_memory(tmp_path, None, needed, 0).status == OK
 
 
 READABLE = [(0o600, OK), (0o400, OK), (0o640, PROBLEM), (0o644, PROBLEM), (0o604, PROBLEM)]
@@ -125,6 +136,13 @@ def test_a_server_that_restricts_nothing_is_a_problem():
     with FakeServer("answers everything") as server:
         finding = checks.restricted(server.http_url)
     assert finding.status == PROBLEM and "/v2/repository/index" in finding.says
+
+
+def test_where_no_triton_answers_the_option_is_named():
+    with FakeServer("answers everything") as other:
+        for server in ("127.0.0.1:1", "127.0.0.1:x", other.http_url):
+            with refusing(HplmError, server, "--server"):
+                checks.version_at(server)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "serving.example"])

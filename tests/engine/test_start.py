@@ -54,7 +54,7 @@ def test_a_server_with_a_read_only_volume_takes_each_change_and_no_manager_waits
     backbone = Backbone(toy.folder, tmp_path)
     with closing(Watch(backbone)):
         live.delete("acme")
-        assert live.settle_now() == []
+        assert live.settle() == []
         eventually(lambda: backbone.view.snapshot.generation == live.state.current())
     with pytest.raises(NoTenant):
         backbone.view.snapshot.find("acme")

@@ -162,8 +162,8 @@ def test_a_record_of_another_content_is_never_served(far):
     far.assert_same()
 
 
-def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
-    far.mirror.begin()
+def cut_off(far):
+    """A table is added, and the copy is cut off while it comes. Returns the files that were asked for."""
     far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
     asked = []
 
@@ -183,10 +183,28 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
         return True
 
     eventually(has_failed)
+    return asked
+
+
+def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
+    far.mirror.begin()
+    asked = cut_off(far)
     far.restart()
     far.catch_up()
     far.assert_same()
     assert len(asked) == len(set(asked)) + 1  # one was asked for twice
+
+
+def test_what_has_come_of_a_table_that_is_deleted_leaves_the_disk(far):
+    far.clock = Clock(1e6)
+    far.restart()
+    cut_off(far)
+    assert list(far.here.rglob("law/1-*/*"))
+    far.manager.delete_domain("law")
+    for _ in range(6):
+        far.mirror.look()
+        far.clock.seconds += 31
+    assert not list(far.here.rglob("law/1-*"))
 
 
 @pytest.fixture

@@ -58,16 +58,26 @@ class TritonPythonModel:
 """
 
 
-# Another process takes the server's port when the model is loaded for the first time, before the server listens.
-PORT_TAKEN_ONCE = """
-import os, pathlib, socket
+# Another server, which answers everything, takes a port when the model is loaded, before the server listens: first that of
+# HTTP, then that of metrics.
+PORTS_TAKEN = """
+import os, pathlib, threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
-once = pathlib.Path(__file__).with_name("once")
-if not once.exists():
-    once.touch()
-    flags = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split(chr(0))
-    (port,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--http-port=")]
-    taken = socket.create_server(("127.0.0.1", int(port)))
+class Other(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+for flag in ("--http-port", "--metrics-port"):
+    taken = pathlib.Path(__file__).with_name(f"taken{flag}")
+    if not taken.exists():
+        taken.touch()
+        flags = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split(chr(0))
+        (port,) = [one.partition("=")[2] for one in flags if one.startswith(f"{flag}=")]
+        other = HTTPServer(("127.0.0.1", int(port)), Other)
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        break
 """
 
 

@@ -11,13 +11,11 @@ import pytest
 from hplm.errors import HplmError
 from hplm.server import discovery, embedded
 from hplm.server.embedded import obstacle
-from hplm.server.installation import STUB, Installation
+from hplm.server.installation import PYTHON, STUB, Installation
 from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
 from hplm.server.repository import model_names
 from tests.server.plain_models import ECHO, add_model
 from tests.support.message import mentioning, mentions, refusing
-
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def container(tmp_path, monkeypatch):
     binary = tmp_path / "opt/bin/tritonserver"
     binary.write_text("#!/bin/sh\n")
     binary.chmod(0o755)
-    (tmp_path / "opt/backends/python" / STUB).write_bytes(f"\x7fELF libpython{VERSION}.so.1.0".encode())
+    (tmp_path / "opt/backends/python" / STUB).write_bytes(f"\x7fELF libpython{PYTHON}.so.1.0".encode())
     monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
     return binary
 
@@ -57,7 +55,7 @@ def test_a_machine_that_cannot_run_the_embedded_server_is_told_why():
 def test_a_stub_for_another_python_and_a_missing_python_backend_are_named(container):
     stub = container.parent.parent / "backends/python" / STUB
     stub.write_bytes(b"\x7fELF libpython3.99.so.1.0")
-    with pytest.raises(HplmError, match=mentioning(container, 3.99, VERSION, "python3.99 -m pip")):
+    with pytest.raises(HplmError, match=mentioning(container, 3.99, PYTHON, "python3.99 -m pip")):
         discovery.find_installation()
     stub.unlink()
     with pytest.raises(HplmError, match=mentioning(container, stub)):
@@ -98,7 +96,7 @@ def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch, tmp_path):
 def test_this_pythons_libpython_is_used_or_the_error_says_how_to_get_it(tmp_path):
     links = embedded.embedded().library_links
     assert links and set(links.values()) == {embedded.libpython()}
-    with pytest.raises(HplmError, match=mentioning(f"libpython{VERSION}.so.1.0", f"apt-get install libpython{VERSION}")):
+    with pytest.raises(HplmError, match=mentioning(f"libpython{PYTHON}.so.1.0", f"apt-get install libpython{PYTHON}")):
         embedded.libpython([str(tmp_path)])
 
 

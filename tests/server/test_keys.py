@@ -24,7 +24,7 @@ def test_a_key_opens_its_tenant_and_everything_else_is_refused_as_an_unknown_ten
     """Which headers are keys, and which name a tenant: `tests/tenants/test_keys.py`."""
     own, other, manager = server.tenant(keyed=True), server.tenant(keyed=True), server.manager()
     second, digest = manager.add_key(own.id)
-    assert manager.settle_now() == []
+    assert manager.settle() == []
     for protocol, model in WAYS:
         stock = server.stock(protocol)
         for secret in (own.secret, second):
@@ -41,7 +41,7 @@ def test_a_key_opens_its_tenant_and_everything_else_is_refused_as_an_unknown_ten
         with refused("no_tenant"):  # no ticket without a key
             stock.client.infer("toy-lookup", [text], parameters={"tenant": own.id})
     manager.revoke_key(own.id, digest.id)
-    assert manager.settle_now() == []
+    assert manager.settle() == []
     revoked = {"authorization": f"Bearer {second}"}
     assert refusal(server.stock(), [WORDS[0]], own.id, headers=revoked) == refusal(server.stock(), [WORDS[0]], "nobody")
 

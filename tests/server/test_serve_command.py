@@ -104,7 +104,7 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
 
         live = Manager.open(toy.repository, state)
         live.add_key("acme")
-        assert live.settle_now() == []
+        assert live.settle() == []
 
         group, first = children_of(process)
         assert models(url) == []

@@ -20,7 +20,6 @@ from hplm.errors import HplmError
 from hplm.server import Supervisor, TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
-from hplm.server.supervisor import Limits
 from testing.toy import WORDS
 from tests.backbones import NAMES
 from tests.server.stock import LIBRARIES, posted
@@ -49,7 +48,7 @@ class Watched:
     def supervise(self, **limits):
         """Looks more often than `hplm serve` does, and waits less for what a server that is not busy does at once."""
         self.said = []
-        self.supervisor = Supervisor(self.server, self.said.append, Limits(look_s=0.1, probe_s=1.5, **limits))
+        self.supervisor = Supervisor(self.server, self.said.append, look_s=0.1, probe_s=1.5, **limits)
 
     def ask(self):
         """Returns the labels of both backbones, or why there are none."""

@@ -18,7 +18,7 @@ from hplm.errors import HplmError
 from hplm.plot.table import Table
 from hplm.server import TritonServer, process_group
 from hplm.server.stubs import stubs
-from tests.server.plain_models import ECHO, PORT_TAKEN_ONCE, REFUSES, SLOW, add_model
+from tests.server.plain_models import ECHO, PORTS_TAKEN, REFUSES, SLOW, add_model
 from tests.server.stock import LIBRARIES, Stock
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, eventually
@@ -39,9 +39,9 @@ kill -ABRT $$
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server of a model that answers, one that takes the server's port once, and a slow one."""
+    """A server of a model that answers, one that twice takes a port of the server, and a slow one."""
     folder = tmp_path_factory.mktemp("echo")
-    for name, code in (("echo", ECHO), ("taker", PORT_TAKEN_ONCE + ECHO), ("slow", SLOW)):
+    for name, code in (("echo", ECHO), ("taker", PORTS_TAKEN + ECHO), ("slow", SLOW)):
         add_model(folder / "repository", name, code)
     server = TritonServer(folder / "repository", state=folder / "state", log_file=folder / "logs/triton.log")
     runs(server, folder / "stands-still", STANDS_STILL.format(binary=server.installation.binary))
@@ -78,9 +78,9 @@ def leftovers(server: TritonServer, group: int = -1) -> list[str]:
     return [*(f"process {pid}" for pid in process_group.members(group)), *regions, *folders]
 
 
-def test_it_was_started_again_because_it_stood_still_and_because_another_process_took_its_port(served):
+def test_it_was_started_again_because_it_stood_still_and_because_another_server_took_its_ports(served):
     assert Path(f"{served.installation.binary}.times").read_text() == "xxxx"
-    assert (served.repository / "taker/1/once").exists() and ask(Stock(served, "http"), "taker")
+    assert len(list(served.repository.glob("taker/1/taken*"))) == 2 and ask(Stock(served, "http"), "taker")
 
 
 def test_key_and_tenant_reach_the_model_in_any_case_of_the_header(served):

@@ -140,7 +140,7 @@ class Lease:
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:
             manager.limit(file.id, **limits)
-        assert manager.settle_now() == [], "a model does not read the state"
+        assert manager.settle() == [], "a model does not read the state"
         return LiveTenant(file.id, secret)
 
     def named(self, name: str, backbone: str = "toy") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hplm.errors import InvalidInput, OutOfCapacity
+from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.registry.folder import LOCK, RESERVE, Folder
 from hplm.registry.pointer import Source
@@ -61,7 +61,7 @@ def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, ch
 def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
     secret, key = live.add_key("tenant-0")
     with FaultyStore(live.state.folder, decides="CURRENT").at(1, FaultyStore.fail):
-        late = live.settle_now()
+        late = live.settle()
     assert secret.startswith("hplm_") and late == [] and live.current().find("tenant-0").keys == (key,)
 
 
@@ -177,6 +177,15 @@ def test_a_change_that_always_meets_others_gives_up(place):
     with refusing(Busy, live.state.folder):
         live.limit("tenant-0", rate=5.0)
     assert not list(live.state.snapshots.glob("*"))
+
+
+def test_a_broken_snapshot_of_a_state_is_to_be_restored_because_another_export_would_refuse_the_state(live):
+    live.add_key("tenant-0")
+    (snapshot,) = live.state.snapshots.iterdir()
+    snapshot.write_text("{")
+    for read in (lambda: live.state.load(1), live.current):
+        with refusing(Broken, snapshot, "restore the state"):
+            read()
 
 
 def test_a_copy_takes_no_changes(live):
