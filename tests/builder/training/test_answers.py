@@ -10,7 +10,7 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.tasks.scores import confusion, is_bio, none_shift
+from builder.tasks.scores import by_label, confusion, is_bio, none_shift
 from builder.tasks.tasks import training_task
 from hplm.tasks import TASKS
 from testing.toy import WORDS
@@ -41,6 +41,13 @@ def test_scores_of_labels_equal_their_definitions():
     assert scores.metric == "micro_f1" and scores.main == pytest.approx(2 * 2 / (3 + 3))
     assert scores.values["exact"] == pytest.approx(1 / 3)
     assert scores.values["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
+    alone = training_task("multilabel").score(["a"], examples, [["a"], ["a"], []])  # the only label
+    assert alone.values == {"micro_f1": pytest.approx(2 / 3), "macro_f1": pytest.approx(2 / 3), "exact": pytest.approx(2 / 3)}
+    assert training_task("multilabel").score(["a"], examples[1:], [[], []]).values == {"micro_f1": 0, "macro_f1": 0, "exact": 1}
+    rows = by_label(["a", "b", "c"], examples, [["a"], [], ["c", "a"]], in_rows=False)
+    assert [tuple(row.values()) for row in rows] == [("a", 1, 2, 1, 0.6667), ("b", 1, 0, 0, 0.0), ("c", 1, 1, 1, 1.0)]
+    (row,) = by_label(["a", "b"], classified("aa"), [["a"], [""]], in_rows=True)
+    assert tuple(row.values()) == ("a", 2, 1, 1, 0.6667)
 
 
 def test_an_entity_is_correct_if_both_ends_and_its_kind_are():
