@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS, rows_of
+from builder.training.finetuning import rows_of
 from builder.training.model import TenantModel
 from builder.training.tenant import begin
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
@@ -228,8 +227,7 @@ def _matched(
     """Trains adapter and head. Returns the part of the report that says how near they came."""
     wanted, examples = teacher.rows(data), data.dev.examples
     variances, spread = _scales(teacher, data)
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs, DOUBT)
     taught = Taught(teacher.states, data, saved.parent, show_progress)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
@@ -252,14 +250,13 @@ def _matched(
         return Exam(now.share, 1 - now.share if now.divergence is None else now.divergence, now.error)
 
     training = Training(
-        "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))],
-        lambda first: islice(chain.from_iterable(epochs), first, None), loss_of, examined, "Use a smaller --learning-rate",
-        betas=(0.9, 0.999),
+        "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))], epochs.starting, loss_of,
+        examined, "Use a smaller --learning-rate", betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, Epochs([len(epoch) for epoch in epochs], options.epochs, DOUBT), Savepoint(saved), show_progress)
+    now = train(training, epochs, Savepoint(saved), show_progress)
     tenant.own.round_to_storage()
     own, rates = tenant.rows(data), {}
-    few = replace(data, dev=replace(data.dev, texts=data.dev.texts[:TIMED], lengths=data.dev.lengths[:TIMED]))
+    few = replace(data, dev=data.dev.first(TIMED))
     for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before
         started = time.perf_counter()
         count = len(model.rows(few))
@@ -277,7 +274,7 @@ def _matched(
 @torch.no_grad()
 def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
     """Returns the variance of the checkpoint's states after each upper layer, and the spread of its logits."""
-    some = next(packed_batches(data.dev.lengths, PACK_TOKENS, len(data.dev.lengths), np.random.default_rng(0)))
+    some = next(packed_batches(data.dev.lengths, rng=np.random.default_rng(0)))
     states, logits = teacher.through(data.reader.pack(data.dev, some, data.device))
     return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
 

@@ -71,4 +71,4 @@ def _first(texts: Texts, tokens: float) -> Texts:
     count = max(1, int(np.searchsorted(np.cumsum(texts.lengths), tokens, side="right")))
     while count < len(texts.texts) and texts.texts[count].window:  # the windows of a text stay together
         count += 1
-    return replace(texts, texts=texts.texts[:count], lengths=texts.lengths[:count])
+    return texts.first(count)

@@ -92,15 +92,6 @@ class Progress:
             self.weights = {name: parameter.detach().clone() for name, parameter in weights.items()}
 
     @property
-    def first_loss(self) -> float:
-        """The mean loss of the first tenth of the steps; 0 without steps."""
-        return _mean(self.losses[: max(1, len(self.losses) // 10)])
-
-    @property
-    def last_loss(self) -> float:
-        return _mean(self.losses[-max(1, len(self.losses) // 10) :])
-
-    @property
     def curve(self) -> list[list[float]]:
         """Returns (step, mean loss) of at most so many equal parts."""
         parts = np.array_split(np.array(self.losses), min(POINTS, len(self.losses))) if self.losses else []
@@ -109,11 +100,12 @@ class Progress:
 
     def reported(self) -> dict[str, Any]:
         """Returns the part that the reports of all trainings share."""
+        tenth = max(1, len(self.losses) // 10)
         return {
             "steps": self.steps,
             "seconds": round(self.seconds, 1),
-            "first_loss": self.first_loss,
-            "last_loss": self.last_loss,
+            "first_loss": _mean(self.losses[:tenth]),  # 0 without steps
+            "last_loss": _mean(self.losses[-tenth:]),
             "curve": self.curve,
             "exams": [{name: round(value, 5) for name, value in exam.items()} for exam in self.exams],
             "kept_step": int(self.exams[self.kept]["step"]) if self.exams else self.steps,

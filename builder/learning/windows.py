@@ -66,7 +66,7 @@ class Reading:
         lengths = np.array([len(document) for document in self._documents])
         place = passed = 0
         for epoch in count():
-            for chosen in packed_batches(lengths, self._tokens, len(lengths), np.random.default_rng([self._seed, epoch])):
+            for chosen in packed_batches(lengths, None, np.random.default_rng([self._seed, epoch]), self._tokens):
                 place += 1
                 for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
                     if passed >= number:
@@ -120,7 +120,7 @@ class Lessons:
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
     """Packs held-out documents, the same way on every device."""
     lengths = np.array([len(document) for document in documents])
-    return [[documents[i] for i in chosen] for chosen in packed_batches(lengths, EXAM_TOKENS, len(documents))]
+    return [[documents[i] for i in chosen] for chosen in packed_batches(lengths, most_tokens=EXAM_TOKENS)]
 
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:

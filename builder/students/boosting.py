@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from torch import Tensor, nn
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Training, train
-from builder.packed_batches import packed_batches
 from builder.store.resumable import Savepoint
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
 from hplm.tenants.students import MOST
@@ -74,19 +71,8 @@ def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
         hidden = model.hidden(body, pack)
         return torch.cat([hidden, model.read(hidden)], dim=1)
 
-    both, width = by_text(data, texts, rows_and_logits, body.reads_tables), data.config.hidden
+    both, width = data.by_text(texts, rows_and_logits, body.reads_tables), data.config.hidden
     return Seen([part[:, :width] for part in both], [part[:, width:] for part in both])
-
-
-@torch.no_grad()
-def by_text(data: Data, texts: Texts, compute: Callable[[Pack], Tensor], with_sums: bool = True) -> list[Tensor]:
-    """Returns what is computed of the rows of each text."""
-    found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
-    for chosen in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = data.reader.pack(texts, chosen, data.device, with_sums)
-        for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
-            found[i] = part
-    return found
 
 
 def boosted(
@@ -106,7 +92,7 @@ def boosted(
         missing = float(torch.cat(left[1]).square().mean())
         learn_member(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
         with torch.no_grad():
-            own = [by_text(data, texts, own_rows) for texts in (data.train, data.dev)]
+            own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
             alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
             after = [
@@ -150,7 +136,7 @@ def learn_together(
 
 def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[list[list[str]]]:
     """Returns the answers to dev of each prefix, example by example."""
-    logits = by_text(data, data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
+    logits = data.by_text(data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
     return [answers_to_dev(data, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
 
 
@@ -178,7 +164,7 @@ def learn_member(
 
     @torch.no_grad()
     def examined() -> Exam:
-        apart = torch.cat(by_text(data, data.dev, partial(team.rows, body, number=number))) - torch.cat(left[1])
+        apart = torch.cat(data.by_text(data.dev, partial(team.rows, body, number=number))) - torch.cat(left[1])
         loss = float(apart.square().mean()) / whole
         return Exam(-loss, loss)
 
@@ -191,11 +177,9 @@ def _train(
     title: str, data: Data, learning: dict[str, nn.Parameter], loss: Callable[[np.ndarray], tuple[Tensor, int]],
     exam: Callable[[], Exam], options: StudentOptions, saved: Path, show_progress: bool,
 ) -> None:  # fmt: skip
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs)
     training = Training(
-        title, data.device, [Group(options.learning_rate, learning)],
-        lambda first: islice(chain.from_iterable(epochs), first, None), loss, exam, WAY_OUT, start_counts=False,
-        betas=(0.9, 0.999),
+        title, data.device, [Group(options.learning_rate, learning)], epochs.starting, loss, exam, WAY_OUT,
+        start_counts=False, betas=(0.9, 0.999),
     )  # fmt: skip
-    train(training, Epochs([len(epoch) for epoch in epochs], options.epochs), Savepoint(saved), show_progress)
+    train(training, epochs, Savepoint(saved), show_progress)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,9 @@ class Texts:
     @property
     def examples(self) -> list[Example]:
         return [text.example for text in self.texts if text.window == 0]
+
+    def first(self, count: int) -> Texts:
+        return replace(self, texts=self.texts[:count], lengths=self.lengths[:count])
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
+from tqdm import tqdm
 
+from builder.packed_batches import packed_batches
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
-from builder.tasks.lookup import Divided, Reader, Texts, split_off
+from builder.tasks.lookup import Divided, Pack, Reader, Texts, split_off
 from builder.tasks.tasks import TrainingTask, training_task
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -36,6 +40,27 @@ class Data:
     @property
     def config(self) -> BackboneConfig:
         return self.reader.store.config
+
+    def batches(self, epochs: int, most_texts: int, seed: int) -> list[list[np.ndarray]]:
+        """Returns the training texts of each batch, by their numbers, of each epoch."""
+        rng = np.random.default_rng(seed)
+        return [list(packed_batches(self.train.lengths, most_texts, rng)) for _ in range(epochs)]
+
+    def packs(
+        self, texts: Texts, with_sums: bool = True, title: str = "", show_progress: bool = False
+    ) -> Iterator[tuple[np.ndarray, Pack]]:
+        """Yields all texts in batches: their numbers, and the texts."""
+        for chosen in tqdm(list(packed_batches(texts.lengths)), title, unit="batch", disable=not show_progress):
+            yield chosen, self.reader.pack(texts, chosen, self.device, with_sums)
+
+    @torch.no_grad()
+    def by_text(self, texts: Texts, compute: Callable[[Pack], Tensor], with_sums: bool = True) -> list[Tensor]:
+        """Returns what is computed of the rows of each text."""
+        found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
+        for chosen, pack in self.packs(texts, with_sums):
+            for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
+                found[i] = part
+        return found
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from builder.learning.bodies import Body
 from builder.learning.limits import Epochs, check_seed
 from builder.learning.loop import Exam, Group, Progress, Training, train
-from builder.packed_batches import packed_batches
 from builder.store.resumable import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
@@ -27,7 +26,6 @@ from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layou
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-PACK_TOKENS = 8192  # bounds memory; `batch_texts` bounds what a step learns from
 HEAD_RATE, BODY_RATE = 1e-3, 5e-5  # of a teacher
 
 
@@ -121,8 +119,8 @@ def finetune(
     `further` returns a loss beside that of the labels, from the numbers of a batch's texts and their logits.
     """
     learner = _Learner(body.to(data.device).eval().requires_grad_(False), data, options)
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    batches = data.batches(options.epochs, options.batch_texts, options.seed)
+    epochs = Epochs(batches, options.patience, options.doubt, options.warm_up)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device, body.reads_tables)
@@ -136,12 +134,11 @@ def finetune(
         return Exam(scores.main, loss, scores.error)
 
     training = Training(
-        "training", data.device, learner.groups, lambda first: islice(chain.from_iterable(epochs), first, None), loss_of,
-        examined, f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", learner.cut,
+        "training", data.device, learner.groups, epochs.starting, loss_of, examined,
+        f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", learner.cut,
         start_counts=data.start is not None, decay=options.weight_decay, betas=(0.9, 0.999),
     )  # fmt: skip
-    limits = Epochs([len(epoch) for epoch in epochs], options.patience, options.doubt, options.warm_up)
-    now = train(training, limits, Savepoint(saved), show_progress)
+    now = train(training, epochs, Savepoint(saved), show_progress)
     body, model = learner.finished()
     if data.task.shift is not None:
         read, _ = rows_of(body, model, data, data.dev)
@@ -243,13 +240,13 @@ def rows_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[lis
 @torch.inference_mode()
 def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[np.ndarray], float]:
     """Returns the logits of each text's rows, and the mean loss."""
-    found: list[np.ndarray] = [np.empty(0)] * len(texts.texts)
     total = learned = 0.0
-    for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = data.reader.pack(texts, some, data.device, body.reads_tables)
-        logits = model(body, pack)
-        loss, count = data.task.loss(logits, pack.targets, pack.rows_of, model.spread)
+
+    def logits(pack: Pack) -> Tensor:
+        nonlocal total, learned
+        found = model(body, pack)
+        loss, count = data.task.loss(found, pack.targets, pack.rows_of, model.spread)
         total, learned = total + float(loss), learned + count
-        for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
-            found[i] = own
-    return found, total / max(1, learned)
+        return found
+
+    return [own.numpy() for own in data.by_text(texts, logits, body.reads_tables)], total / max(1, learned)

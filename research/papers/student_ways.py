@@ -25,7 +25,6 @@ from builder.students.boosting import (
     answers_of_prefixes,
     answers_to_dev,
     boosted,
-    by_text,
     learn_member,
     learn_together,
     seen_by,
@@ -104,8 +103,8 @@ class Case:
 
         def answers(data: Data) -> list[list[list[str]]]:
             members = range(len(team.members))
-            own = by_text(
-                data, data.dev, lambda pack: torch.stack([team.read(team.rows(self.body, pack, i)) for i in members], dim=1)
+            own = data.by_text(
+                data.dev, lambda pack: torch.stack([team.read(team.rows(self.body, pack, i)) for i in members], dim=1)
             )
             return [answers_to_dev(data, [elected(data.task, each[:, : i + 1]).numpy() for each in own]) for i in members]
 

@@ -7,6 +7,8 @@ reads no text but the tenant's.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,9 +18,8 @@ from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
-from builder.packed_batches import packed_batches
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS, Trained, TrainingOptions, finetune, logits_of
+from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
 from research.schemes.pretrained import evenly
 
 
@@ -51,12 +52,7 @@ def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: Tr
     layers = len(teacher.layers)
     teacher = teacher.with_layers(range(layers))  # whose states are told after each layer
     ends = [0, *(round((i + 1) * layers / len(student.layers)) for i in range(len(student.layers)))]
-    rng = np.random.default_rng(options.seed)
-    chosen = [
-        some
-        for _ in range(options.epochs)
-        for some in packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)
-    ]
+    chosen = list(chain.from_iterable(data.batches(options.epochs, options.batch_texts, options.seed)))
 
     def loss_of(some: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, some, data.device, False)

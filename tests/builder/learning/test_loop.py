@@ -86,7 +86,7 @@ def test_a_budget_is_examined_evenly_and_what_is_worse_than_the_start_is_dropped
 
 def test_of_epochs_within_the_doubt_the_last_is_kept_and_patience_ends_them():
     scores = [0.0, 0.5, 0.8, 0.7, 0.55, 0.9, 0.9]
-    epochs = [10] * 6
+    epochs = [range(10)] * 6
     exams = [*zip(range(0, 50, 10), scores[:5], strict=True)]
     assert learned(Epochs(epochs, 2, 2.0), lambda steps: scores[steps // 10]) == (40, exams, 30)
     assert learned(Epochs(epochs, 2, 0.0), lambda steps: scores[steps // 10])[2] == 20
@@ -102,7 +102,7 @@ def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round():
     assert plain.rate(Progress(500)) == pytest.approx(0.5) and plain.rate(Progress(1000)) == 0
     both = Budget(minutes=1, steps=10)
     assert both.used(Progress(5, seconds=3.0)) == 0.5 and both.used(Progress(5, seconds=45.0)) == 0.75
-    epochs = Epochs([50, 50], 3)
+    epochs = Epochs([range(50)] * 2, 3)
     assert epochs.rate(Progress(0)) < epochs.rate(Progress(10)) > epochs.rate(Progress(50)) > epochs.rate(Progress(99)) > 0
 
 
