@@ -7,7 +7,6 @@ meta.json  how many of both, how many lines were read, and of which inputs
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from builder.said import say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished, mapped
+from builder.store.resumable import META, ResumableFiles, is_finished, mapped, read_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
@@ -32,9 +31,7 @@ class Corpus(Sequence[np.ndarray]):
     """Documents of token ids, int32."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / META).exists():
-            raise InvalidInput(f"{folder} holds no finished corpus: tokenise it first")
-        meta = json.loads((folder / META).read_text("utf-8"))
+        meta = read_json(folder / META, InvalidInput, "tokenise the corpus first")
         self.folder = folder
         self.tokens: int = meta["tokens"]
         self._tokens = mapped(folder / "tokens", np.uint32, (meta["tokens"],))

@@ -11,7 +11,6 @@ text: they are the merged windows, masked, as the next level's runs.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from builder.said import say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished
+from builder.store.resumable import META, ResumableFiles, is_finished, read_json
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
 from hplm.errors import InvalidInput
@@ -36,9 +35,7 @@ TIMED = 200_000  # tokens that are counted to tell how long all take
 
 class Counts:
     def __init__(self, folder: Path) -> None:
-        if not (folder / META).exists():
-            raise InvalidInput(f"{folder} holds no finished counts: count a corpus into it first")
-        meta = json.loads((folder / META).read_text("utf-8"))
+        meta = read_json(folder / META, InvalidInput, "count a corpus into this folder first")
         self.folder = folder
         self.tokens: int = meta["tokens"]
         self.documents: int = meta["documents"]
