@@ -7,6 +7,7 @@ fitted to other texts.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from builder.exits.states import States
 from builder.learning.limits import Epochs
 from builder.learning.loop import Diverged, Exam, Group, Training, train
+from builder.store.resumable import Savepoint
 from builder.tasks.tasks import TrainingTask
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
@@ -62,8 +64,15 @@ class Head(nn.Module):
         return rounded
 
 
-def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, show_progress: bool = False) -> list[Weights]:
-    """Returns the weights of each exit's head."""
+def learned(
+    states: States,
+    layout: Layout,
+    task: TrainingTask,
+    seed: int = 0,
+    show_progress: bool = False,
+    saved: Sequence[Savepoint] | None = None,
+) -> list[Weights]:
+    """Returns the weights of each exit's head. The same call after an interruption goes on from what is `saved` of each."""
     aside = max(1, round(ASIDE * len(states.rows_of)))
     first = sum(states.rows_of[:-aside])
     scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.is_number else None
@@ -75,7 +84,7 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, s
     for number, seen in enumerate(states.exits):
         head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
         training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, limits)
-        train(training, limits, show_progress=show_progress)
+        train(training, limits, saved[number] if saved is not None else None, show_progress)
         found.append(head.stored(scale))
     return found
 

@@ -32,7 +32,7 @@ class ResumableFiles(ExitStack):
         self.folder, self.done, self._task = folder, start, task
         sizes = dict.fromkeys(names, 0)
         if (folder / PROGRESS).exists():
-            recorded = json.loads((folder / PROGRESS).read_text("utf-8"))
+            recorded = read_json(folder / PROGRESS)
             check_task(folder, recorded["task"], task)
             self.done, sizes = recorded["done"], recorded["sizes"]
         self._files = {name: self.enter_context(open(folder / name, "ab")) for name in names}  # noqa: SIM115
@@ -61,7 +61,7 @@ class ResumableFiles(ExitStack):
 def is_finished(folder: Path, task: dict) -> bool:
     if not (folder / META).exists():
         return False
-    meta = json.loads((folder / META).read_text("utf-8"))
+    meta = read_json(folder / META)
     check_task(folder, {name: meta.get(name) for name in task}, task)
     (folder / PROGRESS).unlink(missing_ok=True)  # a process died right after its last step
     return True
@@ -126,9 +126,9 @@ def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.nd
 
 
 class Savepoint:
-    def __init__(self, path: Path | None) -> None:
-        """`path` None: nothing is saved."""
-        self._path = path
+    def __init__(self, path: Path | None, of: dict[str, Any] | None = None) -> None:
+        """`path` None: nothing is saved. `of`: what was asked for, if the file may be left of something else."""
+        self._path, self._of = path, of
         self._last = time.monotonic()
 
     @property
@@ -139,12 +139,13 @@ class Savepoint:
         """Returns the saved state. It holds only tensors, numbers and names: loading it runs no code."""
         if self._path is None or not self._path.exists():
             return None
-        return torch.load(self._path, weights_only=True, map_location="cpu")
+        state = torch.load(self._path, weights_only=True, map_location="cpu")
+        return state if state.pop("of", None) == self._of else None
 
     def save(self, state: dict[str, Any]) -> None:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(self._path) as temporary:
-            torch.save(state, temporary)
+            torch.save({**state, "of": self._of}, temporary)
         self._last = time.monotonic()
