@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data
-from builder.training.finetuning import answers_to
+from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
@@ -89,7 +89,7 @@ def evaluate_weights(
     """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
     precision = Precision(torch.float32, eight_bits)
     body, model, data = opened(store, tenant, weights, examples, device, precision, show_progress)
-    answers, _ = answers_to(body, students or model, data, data.dev)
+    answers = data.answers(data.dev, logits_of(body, students or model, data, data.dev))
     scores = data.task.score(tenant.labels, examples, answers)
     return Evaluation(tenant, data.dev, answers, scores)
 
@@ -106,8 +106,8 @@ class ServedBody(PlotBody):
     def entering(self, sums: Tensor) -> Tensor:
         return sums.to(self._dtype)
 
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        return super().forward(pack, adapters).float()
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        return super().forward(pack, adapters, layers).float()
 
 
 def opened(
@@ -124,21 +124,13 @@ def opened(
     config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
     texts = reader.read(examples, task, tenant.labels, show_progress)
-    model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
-    model.load(*weights)
+    model = TenantModel.of(tenant.adapter_layout(config), tenant.head_layout(config), *weights)
     data = Data(reader, task, tenant.labels, texts, texts, device)
     return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), data
 
 
-class Client(Protocol):
-    """Asks the server, as `hplm_client.HplmClient` does. Returns an answer a text, with labels and the tenant's version."""
-
-    def infer_batch(
-        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None, truncate: bool
-    ) -> Sequence[Any]: ...
-
-
-def score_served(client: Client, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+def score_served(client: Any, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+    """Returns the scores of a server's answers. `client`: an `hplm_client.HplmClient`."""
     tenant, examples = evaluation.tenant, evaluation.texts.examples
     answers: list[list[str]] = [[]] * len(examples)
     # One request holds texts with a pair, or texts without.

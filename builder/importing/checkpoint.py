@@ -52,9 +52,8 @@ class Finetuned:
 
     def loaded(self, device: torch.device) -> tuple[WholeBody, TenantModel]:
         """Returns the whole model and its head, to ask them."""
-        head = TenantModel(None, self.head_layout, seed=0)  # whose random numbers the weights replace
-        head.load(None, self.head.weights)
-        return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head.to(device)
+        head = TenantModel.of(None, self.head_layout, None, self.head.weights).to(device)
+        return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head
 
     def with_labels(self, labels: list[str]) -> Finetuned:
         """Returns it with the rows of its head in another order."""

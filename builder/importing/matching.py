@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
+from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.reports import advice
 from builder.importing.taught import Taught
@@ -34,9 +34,9 @@ from builder.store.version import Weights
 from builder.tables.build_folder import held_tenant, put_away
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
-from builder.tasks.tasks import training_task
+from builder.tasks.tasks import Rows, training_task
 from builder.training.data import Data
-from builder.training.finetuning import rows_of
+from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from builder.training.tenant import begin
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
@@ -96,9 +96,7 @@ class Model:
 
     @classmethod
     def of(cls, body: Body, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device) -> Model:
-        own = TenantModel(adapter, head, seed=0)  # whose random numbers the weights replace
-        own.load(*weights)
-        return cls(body.to(device).eval().requires_grad_(False), own.to(device))
+        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head, *weights).to(device))
 
     @classmethod
     def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
@@ -119,7 +117,7 @@ class Model:
         return states, self.own.read(states[-1][pack.reading])
 
     def rows(self, data: Data) -> list[Rows]:
-        return rows_of(self.body, self.own, data, data.dev)[0]
+        return data.rows(data.dev, logits_of(self.body, self.own, data, data.dev))
 
 
 def import_checkpoint(
@@ -287,7 +285,7 @@ def compared(
     texts = reader.read(tested, own, labels, show_progress=False)
     data = Data(reader, own, labels, texts, texts, device)
     rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
-    answers = {side: [one.labels for one in answered(own, labels, tested, found)] for side, found in rows.items()}
+    answers = {side: [one.labels for one in own.answers(labels, tested, found)] for side, found in rows.items()}
     return {
         "test": {side: own.score(labels, tested, found).described() for side, found in answers.items()},
         "tested": agreement(own, labels, tested, rows["tenant"], rows["checkpoint"]).described(),

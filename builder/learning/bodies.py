@@ -46,23 +46,22 @@ class PlotBody(nn.Module):
             raise ValueError("a model on tables has no lower layers to train")
         return self.upper.layers.parameters()
 
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        assert pack.sums is not None  # as `reads_tables` says
-        sums = self.entering(pack.sums)
-        return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        return through(self.upper.layers[:layers], *self._below(pack), adapters, pack.reading)
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
-        assert pack.sums is not None
-        x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
-        return _after_each(self.upper.layers[:layers], x, self.attention(pack, x.device), adapters)
+        return _after_each(self.upper.layers[:layers], *self._below(pack), adapters)
 
     def entering(self, sums: Tensor) -> Tensor:
         """Returns rows of the tables as the layers take them."""
         return sums
 
-    def attention(self, pack: Pack, device: torch.device) -> Attend:
-        return PackedAttention(pack.lengths, self._heads, device)
+    def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
+        """Returns what enters the upper layers, and their attention."""
+        assert pack.sums is not None  # as `reads_tables` says
+        x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
+        return x, PackedAttention(pack.lengths, self._heads, x.device)
 
 
 class WholeBody(nn.Module):
@@ -93,9 +92,8 @@ class WholeBody(nn.Module):
         above = {id(parameter) for parameter in upper}
         return iter(upper if name == "upper" else [other for other in self.parameters() if id(other) not in above])
 
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        x, attend = self._below(pack)
-        return through(self.upper_layers, x, attend, adapters, pack.reading)
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        return through(self.upper_layers[:layers], *self._below(pack), adapters, pack.reading)
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""

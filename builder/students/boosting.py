@@ -137,13 +137,7 @@ def learn_together(
 def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[list[list[str]]]:
     """Returns the answers to dev of each prefix, example by example."""
     logits = data.by_text(data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
-    return [answers_to_dev(data, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
-
-
-def answers_to_dev(data: Data, logits: Sequence[np.ndarray]) -> list[list[str]]:
-    """Returns the answers that these logits give, one for each text of dev."""
-    both = zip(logits, data.dev.texts, strict=True)
-    return [data.task.served.answer(rows, text.spans, data.labels).labels for rows, text in both]
+    return [data.answers(data.dev, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
 
 
 def learn_member(

@@ -17,7 +17,7 @@ from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
 from builder.store.resumable import begun_plan
 from builder.store.store import Store, TenantFile
-from builder.students.boosting import StudentOptions, answers_to_dev, boosted, learn_together, seen_by
+from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant, put_away
 from builder.tasks.examples import Example, key_of
@@ -119,13 +119,13 @@ def _made(
     learn_together(body, team, data, seen[0], options, working, show_progress)
     layers, learned = store.config.upper_layers, team.knowledge()
     sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
-    scores = [data.task.score(data.labels, data.dev.examples, answers_to_dev(data, logits)) for logits in sums]
+    scores = [data.scored(data.dev, logits) for logits in sums]
     best = 1 + int(np.argmax([own.main for own in scores]))
     members = learned[:best]
     sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
     size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
-    taught = data.task.score(data.labels, data.dev.examples, answers_to_dev(data, [rows.numpy() for rows in seen[1].logits]))
+    taught = data.scored(data.dev, [rows.numpy() for rows in seen[1].logits])
     return found, {
         "task": tenant.task, "metric": taught.metric, "depth": options.depth, "of_layers": layers, "teacher": teacher,
         "teacher_score": taught.main, "learned_texts": labelled, "unlabelled_texts": len(data.train.texts) - labelled,
@@ -150,7 +150,7 @@ def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.n
     """Returns what the first student says of each text of dev, then the first two together, and so on, as they are served."""
     sums: list[list[np.ndarray]] = []
     for number in range(len(found.members)):
-        own, _ = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
+        own = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
         sums.append([one + more for one, more in zip(sums[-1], own, strict=True)] if sums else own)
     return sums
 
@@ -162,8 +162,8 @@ def _teacher(
         alone = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
         trained = dedicated(data, alone, working / "teacher.pt", show_progress)
         return trained.body, trained.model
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
+    layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
+    model = TenantModel.of(*layouts, *store.tenant_weights(tenant))
     body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
     return body, model.to(data.device)
 

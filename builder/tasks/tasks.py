@@ -40,6 +40,7 @@ Shift = Callable[[Sequence[str], Sequence[Example], Sequence[np.ndarray], Sequen
 
 
 RightClass = Callable[[Example, Evidence, Sequence[str]], int]  # takes an example, what its answer rests on, and the labels
+Rows = tuple[np.ndarray, np.ndarray]  # the spans and the logits of one example
 IsRight = Callable[[Example, TextAnswer, float], bool]  # takes an example, its answer, and the largest error of a right number
 
 
@@ -74,6 +75,13 @@ class TrainingTask:
         if self.distance is None or self.is_number:
             return F.mse_loss(own / spread, wanted / spread)
         return self.distance(own, wanted)
+
+    def answers(self, labels: Sequence[str], examples: Sequence[Example], rows: Sequence[Rows]) -> list[TextAnswer]:
+        """Returns the answers that a client would get."""
+        return [
+            self.served.answer(logits, spans, labels[: logits.shape[1]], passage=example.pair or "")  # some have no "no answer"
+            for example, (spans, logits) in zip(examples, rows, strict=True)
+        ]
 
     def labels(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels of the head's outputs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from builder.store.version import Weights
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Divided, Pack, Reader, Texts, split_off
-from builder.tasks.tasks import TrainingTask, training_task
+from builder.tasks.scores import Scores
+from builder.tasks.tasks import Rows, TrainingTask, training_task
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -61,6 +63,19 @@ class Data:
             for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
                 found[i] = part
         return found
+
+    def rows(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[Rows]:
+        """Returns spans and logits of each example, over all its windows. `logits`: of each text's rows."""
+        starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
+        parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
+        return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts]
+
+    def answers(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[list[str]]:
+        """Returns the labels that a client would get, example by example."""
+        return [one.labels for one in self.task.answers(self.labels, texts.examples, self.rows(texts, logits))]
+
+    def scored(self, texts: Texts, logits: Sequence[np.ndarray]) -> Scores:
+        return self.task.score(self.labels, texts.examples, self.answers(texts, logits))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,14 +83,7 @@ class Trained:
     report: dict[str, Any]
 
 
-class Answering(Protocol):
-    """Gives logits: a tenant's adapter and head, or its students."""
-
-    spread: float
-
-    def __call__(self, body: Any, pack: Pack, /) -> Tensor: ...
-
-
+Answering = Callable[[Any, Pack], Tensor]  # gives logits, on a body: a tenant's adapter and head, or its students
 Train = Callable[..., Trained]  # `finetune`, or another function that is called like it
 
 
@@ -141,7 +134,7 @@ def finetune(
     now = train(training, epochs, Savepoint(saved), show_progress)
     body, model = learner.finished()
     if data.task.shift is not None:
-        read, _ = rows_of(body, model, data, data.dev)
+        read = data.rows(data.dev, logits_of(body, model, data, data.dev))
         model.shift(data.task.shift(data.labels, data.dev.examples, *zip(*read, strict=True)))
     model.round_to_storage()
     return Trained(body, model, evaluate(body, model, data, data.dev)[0], {**asdict(options), **_reported(now, data)})
@@ -214,39 +207,18 @@ class _Learner:
 
 def evaluate(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[Scores, float]:
     """Returns the scores and the mean loss."""
-    answers, loss = answers_to(body, model, data, texts)
-    return data.task.score(data.labels, texts.examples, answers), loss
-
-
-def answers_to(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[list[str]], float]:
-    """Returns the answers that a client would get, example by example, and the mean loss."""
-    read, loss = rows_of(body, model, data, texts)
-    served, labels = data.task.served, data.labels
-    answers = [
-        served.answer(logits, spans, labels, passage=example.pair or "").labels
-        for (spans, logits), example in zip(read, texts.examples, strict=True)
-    ]
-    return answers, loss
-
-
-def rows_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
-    """Returns spans and logits of each example's rows, over all its windows, and the mean loss."""
-    logits, loss = logits_of(body, model, data, texts)
-    starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
-    parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
-    return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts], loss
-
-
-@torch.inference_mode()
-def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[np.ndarray], float]:
-    """Returns the logits of each text's rows, and the mean loss."""
     total = learned = 0.0
 
-    def logits(pack: Pack) -> Tensor:
+    def logits(body: Body, pack: Pack) -> Tensor:
         nonlocal total, learned
         found = model(body, pack)
         loss, count = data.task.loss(found, pack.targets, pack.rows_of, model.spread)
         total, learned = total + float(loss), learned + count
         return found
 
-    return [own.numpy() for own in data.by_text(texts, logits, body.reads_tables)], total / max(1, learned)
+    return data.scored(texts, logits_of(body, logits, data, texts)), total / max(1, learned)
+
+
+def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> list[np.ndarray]:
+    """Returns the logits of each text's rows."""
+    return [own.numpy() for own in data.by_text(texts, partial(model, body), body.reads_tables)]

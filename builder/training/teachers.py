@@ -72,7 +72,7 @@ class Teacher:
     ) -> Trained:
         """Trains by the labels and by the teacher's answers. The same call after an interruption goes on."""
         whole, model, told = self._made(data, options, saved, show_progress)
-        logits, _ = logits_of(whole, model, data, data.train)
+        logits = logits_of(whole, model, data, data.train)
         _, spread = data.task.scale(data.train.examples)
 
         def apart(chosen: np.ndarray, own: Tensor) -> Tensor:

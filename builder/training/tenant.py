@@ -23,15 +23,7 @@ from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_files
-from builder.training.finetuning import (
-    Train,
-    Trained,
-    TrainingOptions,
-    adapter_of,
-    answers_to,
-    finetune,
-    logits_of,
-)
+from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of
 from builder.training.teachers import Teacher
@@ -221,13 +213,13 @@ def _counts(texts: Texts) -> Counter[str]:
 def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
     """Returns the part of a report that says how often each label is right, and the wrong answers with the largest loss."""
     task, texts = data.task, data.dev
-    logits, _ = logits_of(trained.body, trained.model, data, texts)
+    logits = logits_of(trained.body, trained.model, data, texts)
     losses = [
         float(task.loss(torch.from_numpy(own), torch.from_numpy(text.targets), [len(own)], 1.0)[0]) / max(1, len(own))
         for own, text in zip(logits, texts.texts, strict=True)
         if text.window == 0
     ]
-    examples, answers = texts.examples, answers_to(trained.body, trained.model, data, texts)[0]
+    examples, answers = texts.examples, data.answers(texts, logits)
     worst = []
     for number in sorted(range(len(answers)), key=lambda number: -losses[number]):
         right = _right(task, examples[number])

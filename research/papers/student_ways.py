@@ -23,7 +23,6 @@ from builder.students.boosting import (
     Seen,
     StudentOptions,
     answers_of_prefixes,
-    answers_to_dev,
     boosted,
     learn_member,
     learn_together,
@@ -34,7 +33,7 @@ from builder.students.team import StudentTeam
 from builder.tasks.lookup import Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
-from builder.training.finetuning import Trained, TrainingOptions, answers_to, finetune
+from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
 from builder.training.teachers import dedicated
 from hplm.adapters.layout import exit_layout
 
@@ -106,7 +105,7 @@ class Case:
             own = data.by_text(
                 data.dev, lambda pack: torch.stack([team.read(team.rows(self.body, pack, i)) for i in members], dim=1)
             )
-            return [answers_to_dev(data, [elected(data.task, each[:, : i + 1]).numpy() for each in own]) for i in members]
+            return [data.answers(data.dev, [elected(data.task, each[:, : i + 1]).numpy() for each in own]) for i in members]
 
         return self.scored(answers)
 
@@ -122,9 +121,8 @@ def elected(task: TrainingTask, logits: Tensor) -> Tensor:
 
 def teacher(case: Case) -> Variants:
     """Scores the tenant's full stack, or a BERT that is fine-tuned in full."""
-    return {
-        "teacher": case.scored(lambda data: [answers_to(case.teacher.body, case.teacher.model, data, data.dev)[0]]),
-    }
+    body, model = case.teacher.body, case.teacher.model
+    return {"teacher": case.scored(lambda data: [data.answers(data.dev, logits_of(body, model, data, data.dev))])}
 
 
 def team(case: Case) -> Variants:
@@ -192,7 +190,7 @@ def early_exit(case: Case) -> Variants:
     def answers(data: Data) -> list[list[list[str]]]:
         judged = states_of(body, case.teacher.model, data)
         outputs = outputs_of(head, layout, judged.exits[depth])[:, : len(data.labels)]
-        return [answers_to_dev(data, judged.of_texts(outputs))]
+        return [data.answers(data.dev, judged.of_texts(outputs))]
 
     return {"exit": case.scored(answers)}
 

@@ -37,7 +37,7 @@ def distilled(
     if states:
         learn_states(student, teacher.body, data, options, show_progress)
 
-    taught, _ = logits_of(teacher.body, teacher.model, data, data.train)
+    taught = logits_of(teacher.body, teacher.model, data, data.train)
 
     def apart(chosen: np.ndarray, logits: Tensor) -> Tensor:
         """Returns the mean squared distance from the teacher's logits. It is the same loss for every task."""
