@@ -36,7 +36,6 @@ def calibrate_tenant(
     device: torch.device,
     delta: float | None = None,
     seen: Sequence[Path] = (),
-    show_progress: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing.
 
@@ -57,7 +56,7 @@ def calibrate_tenant(
             return known["report"], False
         if texts.task.is_number and delta is None:
             delta = _usual_delta(texts)
-        read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision, show_progress)
+        read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision)
         cases = _cases(tenant, texts.task, *read, delta or 0.0)
         if len(cases) < FEWEST:
             raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")

@@ -45,7 +45,6 @@ def build_exits(
     delta: float | None = None,
     seen: Sequence[Path] = (),
     seed: int = 0,
-    show_progress: bool = True,
 ) -> tuple[dict[str, Any], bool]:
     """Stores a next version with exits. Returns the report, and whether they are new: the same call again changes nothing.
 
@@ -68,15 +67,15 @@ def build_exits(
             return known["report"], False
         task = texts.task.unlabelled()
         learned_from, choosing = _divided(store, tenant, texts, seen)
-        weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
+        weights, options = store.tenant_weights(tenant), (device, precision, task)
         learning, judged = (
-            states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
+            states_of(*opened(store, tenant, weights, own, *options), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
         of = {"version": tenant.version, **asked}
         saved = [Savepoint(working / SAVED.format(number), of) for number in range(len(learning.exits))]
-        heads = learned(learning, layout, task, seed, show_progress, saved)
+        heads = learned(learning, layout, task, seed, saved)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
         if full is None and texts.is_labelled and task.served.read_each is not None:

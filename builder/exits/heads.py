@@ -69,7 +69,6 @@ def learned(
     layout: Layout,
     task: TrainingTask,
     seed: int = 0,
-    show_progress: bool = False,
     saved: Sequence[Savepoint] | None = None,
 ) -> list[Weights]:
     """Returns the weights of each exit's head. The same call after an interruption goes on from what is `saved` of each."""
@@ -84,7 +83,7 @@ def learned(
     for number, seen in enumerate(states.exits):
         head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
         training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, limits)
-        train(training, limits, saved[number] if saved is not None else None, show_progress)
+        train(training, limits, saved[number] if saved is not None else None)
         found.append(head.stored(scale))
     return found
 

@@ -35,7 +35,7 @@ class States:
 
 
 @torch.inference_mode()
-def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | None = None, show: bool = False) -> States:
+def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | None = None) -> States:
     """Computes the states of the texts; with `most_rows`, of the first texts that have so many rows."""
     texts = data.dev
     counts = np.array([len(text.spans) for text in texts.texts])
@@ -46,7 +46,7 @@ def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | N
     rows, width = int(counts.sum()), data.config.hidden
     exits = [torch.empty(rows, 2 * width, dtype=torch.float16) for _ in body.upper_layers]
     logits = torch.empty(rows, len(data.labels))
-    for some, pack in data.packs(texts, title="computing what exits see", show_progress=show):
+    for some, pack in data.packs(texts, title="computing what exits see"):
         here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
         seen, answers = _seen(body, model, pack)
         for kept, own in zip((*exits, logits), (*seen, answers), strict=True):

@@ -129,7 +129,6 @@ def import_checkpoint(
     options: ImportOptions,
     matching: MatchingOptions,
     device: torch.device,
-    show_progress: bool = True,
     made: Callable[..., Model] = Model.of,
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
@@ -164,7 +163,7 @@ def import_checkpoint(
             return before, store.report(before) | compared(stored, teacher, tested, reader, found.labels, task)
         version = before.version + 1 if before else 1
         learning = training_task(task).unlabelled()
-        parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed, show_progress)
+        parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed)
         data = Data(reader, learning, found.labels, *parts, device)
         begin(working, tenant_id, {"version": version, **asked})
         layout = matching.layout(store.config)
@@ -177,7 +176,7 @@ def import_checkpoint(
             "note": NOTE,
             "distance": round(found.distance, 4),
             "change_held": round(kept, 4),
-            **_matched(tenant, teacher, data, matching, working / SAVED, show_progress),
+            **_matched(tenant, teacher, data, matching, working / SAVED),
         }
         file = TenantFile(tenant_id, version, *domain, task, found.labels, rank=0, head_function=found.head.function)
         file = file.with_adapter(layout)
@@ -219,14 +218,12 @@ def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOpt
         )
 
 
-def _matched(
-    tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path, show_progress: bool
-) -> dict[str, Any]:
+def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
     """Trains adapter and head. Returns the part of the report that says how near they came."""
     wanted, examples = teacher.rows(data), data.dev.examples
     variances, spread = _scales(teacher, data)
     epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs, DOUBT)
-    taught = Taught(teacher.states, data, saved.parent, show_progress)
+    taught = Taught(teacher.states, data, saved.parent)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
@@ -251,7 +248,7 @@ def _matched(
         "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))], epochs.starting, loss_of,
         examined, "Use a smaller --learning-rate", betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, epochs, Savepoint(saved), show_progress)
+    now = train(training, epochs, Savepoint(saved))
     tenant.own.round_to_storage()
     own, rates = tenant.rows(data), {}
     few = replace(data, dev=data.dev.first(TIMED))
@@ -282,7 +279,7 @@ def compared(
 ) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
     own, device = training_task(task), next(teacher.own.parameters()).device
-    texts = reader.read(tested, own, labels, show_progress=False)
+    texts = reader.read(tested, own, labels)
     data = Data(reader, own, labels, texts, texts, device)
     rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
     answers = {side: [one.labels for one in own.answers(labels, tested, found)] for side, found in rows.items()}

@@ -26,11 +26,11 @@ class Taught:
     If it would take more than MOST_BYTES or half of the free disk, the states are computed again for each batch.
     """
 
-    def __init__(self, states: Callable[[Pack], Sequence[Tensor]], data: Data, folder: Path, show_progress: bool) -> None:
+    def __init__(self, states: Callable[[Pack], Sequence[Tensor]], data: Data, folder: Path) -> None:
         self._states, self._data, self._kept = states, data, _room(data, folder)
         if self._kept is None:
             return
-        for chosen, pack in data.packs(data.train, title="asking the checkpoint", show_progress=show_progress):
+        for chosen, pack in data.packs(data.train, title="asking the checkpoint"):
             with torch.no_grad(), half_precision(data.device):
                 found = torch.cat(list(states(pack)), dim=1).half().cpu()
             for i, own in zip(chosen, found.split(pack.lengths), strict=True):

@@ -49,7 +49,6 @@ def distil(
     budget: Budget,
     seed: int,
     device: torch.device,
-    show_progress: bool = True,
     saved: Path | None = None,
     train_upper: bool = True,
 ) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def distil(
         "adapting", device, groups_of(student, train_upper), reading.starting, loss_of,
         lambda: _examined(student, held, scale), WAY_OUT, keep_apart,
     )  # fmt: skip
-    now = train(learning, budget, Savepoint(saved), show_progress, time.monotonic() - started)
+    now = train(learning, budget, Savepoint(saved), time.monotonic() - started)
     _report_missed(now, budget)
     student.requires_grad_(True)
     return {

@@ -101,7 +101,6 @@ def further_pretrain(
     budget: Budget,
     seed: int,
     device: torch.device,
-    show_progress: bool = True,
     saved: Path | None = None,
 ) -> tuple[MaskedHead, dict[str, Any]]:
     """Changes `lower` in place, and returns the head and the report. Trains a head first if there is none.
@@ -128,7 +127,7 @@ def further_pretrain(
         training = Training(
             title, device, groups, reading.starting, loss_of, lambda: _examined(guesses_of, held), WAY_OUT, exams=exams
         )
-        now = train(training, part, Savepoint(file), show_progress)
+        now = train(training, part, Savepoint(file))
         for module in (student, own):
             module.requires_grad_(False)
         return now

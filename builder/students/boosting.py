@@ -76,9 +76,8 @@ def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
 
 
 def boosted(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: tuple[Seen, Seen], options: StudentOptions, folder: Path,
-    show_progress: bool,
-) -> list[dict[str, Any]]:  # fmt: skip
+    body: PlotBody, team: StudentTeam, data: Data, teacher: tuple[Seen, Seen], options: StudentOptions, folder: Path
+) -> list[dict[str, Any]]:
     """Adds members to a team. Returns what the report says of each.
 
     It ends early when one more member leaves no less of the teacher's rows on texts that it has not learned.
@@ -90,7 +89,7 @@ def boosted(
         team.add()
         own_rows = partial(team.rows, body, number=number)
         missing = float(torch.cat(left[1]).square().mean())
-        learn_member(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
+        learn_member(body, team, data, teacher[0], left, whole, number, options, folder)
         with torch.no_grad():
             own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
@@ -111,9 +110,7 @@ def boosted(
     return told
 
 
-def learn_together(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, options: StudentOptions, folder: Path, show_progress: bool
-) -> None:
+def learn_together(body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, options: StudentOptions, folder: Path) -> None:
     """Teaches all members and the classifier the labels, and the teacher's logits. All prefixes have the same weight."""
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
@@ -130,8 +127,7 @@ def learn_together(
         mean = sum(own.main for own in scores) / len(scores)
         return Exam(mean, -mean, max(own.error for own in scores))
 
-    named = dict(team.named_parameters())
-    _train("students together", data, named, loss_of, examined, options, folder / "together.pt", show_progress)
+    _train("students together", data, team, loss_of, examined, options, folder / "together.pt")
 
 
 def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[list[list[str]]]:
@@ -142,7 +138,7 @@ def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[l
 
 def learn_member(
     body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], whole: float, number: int,
-    options: StudentOptions, folder: Path, show_progress: bool,
+    options: StudentOptions, folder: Path,
 ) -> None:  # fmt: skip
     """Teaches a member what is left of the teacher's rows on train and dev. `whole`: the mean square of all of them."""
 
@@ -162,18 +158,17 @@ def learn_member(
         loss = float(apart.square().mean()) / whole
         return Exam(-loss, loss)
 
-    named = dict(team.members[number].named_parameters())
     title = f"student {number + 1} of {options.students}"
-    _train(title, data, named, loss_of, examined, options, folder / f"student-{number}.pt", show_progress)
+    _train(title, data, team.members[number], loss_of, examined, options, folder / f"student-{number}.pt")
 
 
 def _train(
-    title: str, data: Data, learning: dict[str, nn.Parameter], loss: Callable[[np.ndarray], tuple[Tensor, int]],
-    exam: Callable[[], Exam], options: StudentOptions, saved: Path, show_progress: bool,
+    title: str, data: Data, learning: nn.Module, loss: Callable[[np.ndarray], tuple[Tensor, int]], exam: Callable[[], Exam],
+    options: StudentOptions, saved: Path,
 ) -> None:  # fmt: skip
     epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs)
     training = Training(
-        title, data.device, [Group(options.learning_rate, learning)], epochs.starting, loss, exam, WAY_OUT,
-        start_counts=False, betas=(0.9, 0.999),
+        title, data.device, [Group(options.learning_rate, dict(learning.named_parameters()))], epochs.starting, loss, exam,
+        WAY_OUT, start_counts=False, betas=(0.9, 0.999),
     )  # fmt: skip
-    train(training, epochs, Savepoint(saved), show_progress)
+    train(training, epochs, Savepoint(saved))

@@ -38,7 +38,7 @@ OWN = "own"  # a teacher, as DEDICATED
 
 def build_students(
     store: Store, tenant_id: str, options: StudentOptions, device: torch.device, teacher: str = OWN,
-    seen: Sequence[Path] = (), unlabelled: Path | None = None, show_progress: bool = True,
+    seen: Sequence[Path] = (), unlabelled: Path | None = None,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with students. Returns the report, and whether they are new: the same call changes nothing.
 
@@ -70,8 +70,8 @@ def build_students(
         fresh = _further(read, further)
         begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
         reader = Reader(store, tenant.domain, tenant.domain_version)
-        data = read.looked_up(reader, device, None, show_progress)
-        made, told = _made(store, tenant, data, fresh, options, teacher, working, show_progress)
+        data = read.looked_up(reader, device, None)
+        made, told = _made(tenant, data, fresh, options, teacher, working)
         report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
         store.save_next(tenant, replace(before, exits=None, students=made), report)
         put_away(working)
@@ -88,11 +88,11 @@ def _further(files: Files, unlabelled: UnlabelledTexts | None) -> list[Example]:
     return fresh
 
 
-def _extended(data: Data, further: Sequence[Example], show_progress: bool) -> Data:
+def _extended(data: Data, further: Sequence[Example]) -> Data:
     """Returns data that have further texts in their training, of which nothing is learned but what a teacher says."""
     if not further:
         return data
-    more = data.reader.read(further, data.task.unlabelled(), data.labels, show_progress)
+    more = data.reader.read(further, data.task.unlabelled(), data.labels)
     both = replace(data.train, texts=[*data.train.texts, *more.texts], lengths=np.append(data.train.lengths, more.lengths))
     return replace(data, train=both)
 
@@ -107,17 +107,16 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
 
 
 def _made(
-    store: Store, tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str,
-    working: Path, show_progress: bool,
-) -> tuple[StudentKnowledge, dict[str, Any]]:  # fmt: skip
-    whole, model = _teacher(store, tenant, data, teacher, working, show_progress)
-    labelled, data = len(data.train.texts), _extended(data, further, show_progress)
+    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, working: Path
+) -> tuple[StudentKnowledge, dict[str, Any]]:
+    body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
+    whole, model = _teacher(body, tenant, data, teacher, working)
+    labelled, data = len(data.train.texts), _extended(data, further)
     seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
     team = team_of(data, model, options, tenant.dtype)
-    body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
-    told = boosted(body, team, data, seen, options, working, show_progress)
-    learn_together(body, team, data, seen[0], options, working, show_progress)
-    layers, learned = store.config.upper_layers, team.knowledge()
+    told = boosted(body, team, data, seen, options, working)
+    learn_together(body, team, data, seen[0], options, working)
+    layers, learned = data.config.upper_layers, team.knowledge()
     sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
     scores = [data.scored(data.dev, logits) for logits in sums]
     best = 1 + int(np.argmax([own.main for own in scores]))
@@ -155,17 +154,13 @@ def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.n
     return sums
 
 
-def _teacher(
-    store: Store, tenant: TenantFile, data: Data, teacher: str, working: Path, show_progress: bool
-) -> tuple[Body, TenantModel]:
+def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, working: Path) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
         alone = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
-        trained = dedicated(data, alone, working / "teacher.pt", show_progress)
+        trained = dedicated(data, alone, working / "teacher.pt")
         return trained.body, trained.model
-    layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
-    model = TenantModel.of(*layouts, *store.tenant_weights(tenant))
-    body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
-    return body, model.to(data.device)
+    layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
+    return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)
 
 
 def _calibration(logits: Sequence[np.ndarray], data: Data) -> Calibration | None:

@@ -13,9 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from builder.said import say_costs
+from builder.said import progress_bar, say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished, mapped, read_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
@@ -65,7 +64,7 @@ class Corpus(Sequence[np.ndarray]):
         return int(self._ends[document - 1]) if document else 0
 
 
-def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, show_progress: bool = True) -> Corpus:
+def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path) -> Corpus:
     """Tokenises files into a corpus. A call after an interruption continues after the last saved documents."""
     for path in paths:
         check_file(path)
@@ -74,7 +73,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
     if is_finished(folder, task):
         return Corpus(folder)
     _say_costs(paths, sum(sizes), tokenizer, folder.parent)
-    bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
+    bar = progress_bar(title="tokenising the corpus", total=sum(sizes), unit="B", unit_scale=True)
     with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
         for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["lines"], None)):

@@ -223,7 +223,7 @@ def _adapt(
         say(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted")
     elif not budget.empty:
         documents = build.documents(store.tokenizer(), options.seed)
-        given = documents, budget, options.seed, device, True, build.folder / "learning.pt"
+        given = documents, budget, options.seed, device, build.folder / "learning.pt"
         report = LEARN[options.learn](store, start, branch, lower, *given)
         save_report(store.folder, *branch, {"learn": options.learn, **report})
     store.save_lower(*branch, lower)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.packed_batches import positions_of
+from builder.said import progress_bar
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
@@ -88,11 +88,10 @@ class Reader:
         """Opens the same tables where it is sent."""
         return Reader, (self.store, *self._branch)
 
-    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
+    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str]) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}
         texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
-        bar = tqdm(examples, desc=f"looking up {examples[0].file.name}", unit="text", disable=not show_progress)
-        for example in bar:
+        for example in progress_bar(examples, f"looking up {examples[0].file.name}", unit="text"):
             encoded, spans, shortened = self._encode(task, example)
             hits = self._chain.lookup(encoded.tokens, encoded.lengths)
             levels += np.bincount(hits.levels, minlength=len(levels))

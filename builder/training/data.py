@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.packed_batches import packed_batches
+from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tasks.examples import Example
@@ -48,11 +48,9 @@ class Data:
         rng = np.random.default_rng(seed)
         return [list(packed_batches(self.train.lengths, most_texts, rng)) for _ in range(epochs)]
 
-    def packs(
-        self, texts: Texts, with_sums: bool = True, title: str = "", show_progress: bool = False
-    ) -> Iterator[tuple[np.ndarray, Pack]]:
+    def packs(self, texts: Texts, with_sums: bool = True, title: str = "") -> Iterator[tuple[np.ndarray, Pack]]:
         """Yields all texts in batches: their numbers, and the texts."""
-        for chosen in tqdm(list(packed_batches(texts.lengths)), title, unit="batch", disable=not show_progress):
+        for chosen in progress_bar(list(packed_batches(texts.lengths)), title, unit="batch"):
             yield chosen, self.reader.pack(texts, chosen, self.device, with_sums)
 
     @torch.no_grad()
@@ -88,8 +86,8 @@ class Files:
     dev: list[Example]
     divided: Divided | None
 
-    def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None, show_progress: bool) -> Data:
-        texts, dev = (reader.read(part, self.task, self.labels, show_progress) for part in (self.train, self.dev))
+    def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None) -> Data:
+        texts, dev = (reader.read(part, self.task, self.labels) for part in (self.train, self.dev))
         weights = reader.store.tenant_weights(start) if start is not None else None
         return Data(reader, self.task, self.labels, texts, dev, device, weights, self.divided)
 

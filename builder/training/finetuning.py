@@ -101,7 +101,6 @@ def finetune(
     data: Data,
     options: TrainingOptions,
     saved: Path | None = None,
-    show_progress: bool = True,
     further: Callable[[np.ndarray, Tensor], Tensor] | None = None,
 ) -> Trained:
     """Trains adapter and head, and the body if it has a learning rate.
@@ -131,7 +130,7 @@ def finetune(
         f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", learner.cut,
         start_counts=data.start is not None, decay=options.weight_decay, betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, epochs, Savepoint(saved), show_progress)
+    now = train(training, epochs, Savepoint(saved))
     body, model = learner.finished()
     if data.task.shift is not None:
         read = data.rows(data.dev, logits_of(body, model, data, data.dev))

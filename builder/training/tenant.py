@@ -44,7 +44,6 @@ def build_tenant(
     grid: bool = False,
     from_version: int | None = None,
     device: torch.device | None = None,
-    show_progress: bool = True,
     trainer: Train = finetune,
     teacher: str | None = None,
     **training: Any,
@@ -97,12 +96,12 @@ def build_tenant(
         version = before.version + 1 if before else 1
 
         begin(working, tenant_id, {"version": version, "from_version": start, **asked})
-        data = files.looked_up(Reader(store, *stands_on), device, learned, show_progress)
+        data = files.looked_up(Reader(store, *stands_on), device, learned)
         tried = []
         if grid:
-            trained, tried = train_grid(data, points(options), working, show_progress, trainer)
+            trained, tried = train_grid(data, points(options), working, trainer)
         else:
-            trained = trainer(PlotBody.of(store), data, options, working / "learning.pt", show_progress)
+            trained = trainer(PlotBody.of(store), data, options, working / "learning.pt")
         tenant = TenantFile(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,

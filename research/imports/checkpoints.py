@@ -119,10 +119,10 @@ def exported_back(
 
     Returns the share of answers that are the tenant's, and the largest difference of a logit from the same states.
     """
-    save_checkpoint(store, tenant.id, folder, None, device, show_progress=False)
+    save_checkpoint(store, tenant.id, folder, None, device)
     plain = weights_of(str(folder), loader_of(tenant.task))[0].to(device).eval()
     reader, own = Reader(store, tenant.domain, tenant.domain_version), Model.of_tenant(store, tenant, device)
-    texts = reader.read(examples, training_task(tenant.task).unlabelled(), tenant.labels, show_progress=False)
+    texts = reader.read(examples, training_task(tenant.task).unlabelled(), tenant.labels)
     same, apart, entering = [], 0.0, list[Tensor]()
 
     def enter(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:

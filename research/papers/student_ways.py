@@ -64,8 +64,8 @@ class Case:
     def teacher(self) -> Trained:
         saved = self.saved("teacher") / "learning.pt"
         if not self.training.rank:
-            return dedicated(self.data, self.training, saved, False)
-        return finetune(PlotBody.of(self.data.reader.store), self.data, self.training, saved, False)
+            return dedicated(self.data, self.training, saved)
+        return finetune(PlotBody.of(self.data.reader.store), self.data, self.training, saved)
 
     @cached_property
     def seen(self) -> tuple[Seen, Seen]:
@@ -86,7 +86,7 @@ class Case:
         return team_of(self.data, self.teacher.model, options, self.training.dtype, kind), options
 
     def together(self, team: StudentTeam, options: StudentOptions, way: str) -> Scored:
-        learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way), False)
+        learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way))
         return self.scored(partial(answers_of_prefixes, self.body, team))
 
     def scored(self, answers: Callable[[Data], Sequence[Sequence[Sequence[str]]]]) -> Scored:
@@ -128,7 +128,7 @@ def teacher(case: Case) -> Variants:
 def team(case: Case) -> Variants:
     """Scores students as `hplm tenant students` makes them. Before they learn together, the teacher's head reads their sum."""
     made, options = case.team()
-    boosted(case.body, made, case.data, case.seen, options, case.saved("team"), False)
+    boosted(case.body, made, case.data, case.seen, options, case.saved("team"))
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
     return {"no together": alone, "team": case.together(made, options, "team"), "vote": case.votes(made)}
 
@@ -138,7 +138,7 @@ def stacking(case: Case) -> Variants:
     if case.options.depth == 1:  # which has no middle
         return {}
     made, options = case.team(stacking=1.0)
-    boosted(case.body, made, case.data, case.seen, options, case.saved("stacking"), False)
+    boosted(case.body, made, case.data, case.seen, options, case.saved("stacking"))
     return {"stacking": case.together(made, options, "stacking")}
 
 
@@ -153,7 +153,7 @@ def bagging(case: Case) -> Variants:
         drawn = np.random.default_rng([case.options.seed, number]).integers(len(rows), size=len(rows))
         sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
         data, left, folder = replace(case.data, train=sample), ([rows[i] for i in drawn], dev), case.saved(f"bagging-{number}")
-        learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder, False)
+        learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder)
         made.members.append(one.members[0])
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
     joint = case.together(made, together, "bagging")

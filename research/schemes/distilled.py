@@ -23,19 +23,17 @@ from builder.training.finetuning import Trained, TrainingOptions, finetune, logi
 from research.schemes.pretrained import evenly
 
 
-def distilled(
-    body: WholeBody, data: Data, options: TrainingOptions, kept: float, states: bool, show_progress: bool = True
-) -> Trained:
+def distilled(body: WholeBody, data: Data, options: TrainingOptions, kept: float, states: bool) -> Trained:
     """Trains a dedicated BERT and then its student with this share of the layers, each with the same options.
 
     `states`: the student first learns the teacher's hidden states, for as many passes over the texts.
     """
-    teacher = finetune(body, data, options, show_progress=show_progress)
+    teacher = finetune(body, data, options)
     assert isinstance(teacher.body, WholeBody)
     layers = len(teacher.body.layers)
     student = teacher.body.with_layers(evenly(layers, max(1, round(kept * layers))))
     if states:
-        learn_states(student, teacher.body, data, options, show_progress)
+        learn_states(student, teacher.body, data, options)
 
     taught = logits_of(teacher.body, teacher.model, data, data.train)
 
@@ -44,10 +42,10 @@ def distilled(
         wanted = torch.from_numpy(np.concatenate([taught[i] for i in chosen])).to(logits.device)
         return F.mse_loss(logits.float(), wanted)
 
-    return finetune(student, data, options, show_progress=show_progress, further=apart)
+    return finetune(student, data, options, further=apart)
 
 
-def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: TrainingOptions, show_progress: bool) -> None:
+def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: TrainingOptions) -> None:
     """Moves each of the student's hidden states towards that of the teacher's layers which it replaces."""
     layers = len(teacher.layers)
     teacher = teacher.with_layers(range(layers))  # whose states are told after each layer
@@ -67,4 +65,4 @@ def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: Tr
         "learning the teacher's states", data.device, [learned], lambda number: iter(chosen[number:]), loss_of,
         lambda: Exam(0.0, 0.0), WAY_OUT,
     )  # fmt: skip
-    train(training, Budget(steps=len(chosen)), show_progress=show_progress)
+    train(training, Budget(steps=len(chosen)))

@@ -55,7 +55,6 @@ def score_schemes(
     device: torch.device,
     train_file: Path | None = None,
     dev_file: Path | None = None,
-    show_progress: bool = True,
 ) -> dict[str, Scores]:
     """Trains and scores schemes with the data and the budget of the tenant's report. Pass the files if they were moved.
 
@@ -85,11 +84,11 @@ def score_schemes(
     options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     files = read_files(store, tenant.task, train_file, dev_file, tuple(tenant.labels), options.dtype)
-    data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None, show_progress)
-    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels, False)
+    data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)
+    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
     scores = {}
     for name in names:
-        trained = _best_of(store, data, name, tries, show_progress)
+        trained = _best_of(store, data, name, tries)
         scores[name] = evaluate(trained.body, trained.model, data, texts)[0]
     return scores
 
@@ -102,14 +101,12 @@ def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> 
     return [(point.learning_rate / asked, point) for point in points(middle)]
 
 
-def _best_of(
-    store: Store, data: Data, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
-) -> Trained:
+def _best_of(store: Store, data: Data, name: str, tries: Sequence[tuple[float, TrainingOptions]]) -> Trained:
     """Returns the model with the best dev score, the first of equal ones. As in a grid, points that diverge are skipped."""
     best = None
     for factor, options in tries:
         try:
-            trained = train_scheme(store, data, name, options, show_progress, factor=factor)
+            trained = train_scheme(store, data, name, options, factor=factor)
         except Diverged:
             if (factor, options) == tries[-1] and best is None:
                 raise
@@ -124,7 +121,6 @@ def train_scheme(
     data: Data,
     name: str,
     own: TrainingOptions,
-    show_progress: bool = True,
     body: Body | None = None,
     factor: float = 1.0,
     trainer: Train = finetune,
@@ -134,8 +130,8 @@ def train_scheme(
     `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates. `trainer`: of all that have no teacher.
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
-        return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
-    return trainer(body or body_of(store, name), data, options_of(name, own, factor), show_progress=show_progress)
+        return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states)
+    return trainer(body or body_of(store, name), data, options_of(name, own, factor))
 
 
 def body_of(store: Store, name: str) -> Body:

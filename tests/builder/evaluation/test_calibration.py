@@ -68,7 +68,7 @@ def labelled(task, reference, tenant_id, labels, text, rng):
 
 
 def calibrated(store, task, files, precision=FP32, *delta, **options):
-    return calibrate_tenant(store, TENANTS[task], files[task], precision, DEVICE, *delta, show_progress=False, **options)
+    return calibrate_tenant(store, TENANTS[task], files[task], precision, DEVICE, *delta, **options)
 
 
 def calibration_of(store, task):

@@ -46,7 +46,7 @@ def file(tmp_path):
 
 
 def built(store, tenant_id, file, **options):
-    return build_exits(store, tenant_id, file, FP32, DEVICE, show_progress=False, **options)
+    return build_exits(store, tenant_id, file, FP32, DEVICE, **options)
 
 
 @pytest.mark.parametrize("task", TENANTS)
@@ -88,9 +88,9 @@ def test_texts_with_labels_say_what_is_lost_by_them_and_the_command_prints_plans
 def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file, monkeypatch):
     taught = []
 
-    def train(training, limits, saved, show_progress):
+    def train(training, limits, saved):
         taught.append(saved.load() is None)
-        return step_once(training, limits, saved, show_progress)
+        return step_once(training, limits, saved)
 
     monkeypatch.setattr("builder.exits.heads.train", train)
     for options, is_new in (({}, True), ({}, False), ({"seed": 1}, True)):
@@ -107,7 +107,7 @@ def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file, m
 def states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
-    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, DEVICE, FP32, False, task))
+    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, DEVICE, FP32, task))
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])

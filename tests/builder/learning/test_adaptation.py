@@ -38,7 +38,7 @@ def documents(checkpoint):
 
 def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
     lower, upper = start or split(checkpoint)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, DEVICE, False, train_upper=train_upper)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, DEVICE, train_upper=train_upper)
     return lower, upper, report
 
 
@@ -134,7 +134,7 @@ def model(request, tmp_path_factory):
 
 def guess(checkpoint, documents, budget, head):
     lower, upper = split(checkpoint)
-    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, DEVICE, show_progress=False)
+    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, DEVICE)
     return lower, upper, *found
 
 

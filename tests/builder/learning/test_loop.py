@@ -33,7 +33,7 @@ def training_of(module, score, loss_of=None, **options):
 
 
 def learned(limit, score, **options):
-    now = train(training_of(torch.nn.Linear(1, 1), score, **options), limit, show_progress=False)
+    now = train(training_of(torch.nn.Linear(1, 1), score, **options), limit)
     return now.steps, [(exam["step"], exam["score"]) for exam in now.exams], now.exams[now.kept]["step"]
 
 
@@ -51,7 +51,7 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path):
         return (loss * math.nan if broken == "loss" else (loss - loss.detach()).abs().sqrt()) if step == 3 else loss, 1
 
     with pytest.raises(Diverged, match=mentioning("learning", 4, "--seed")):
-        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path), False)
+        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path))
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
 
@@ -79,7 +79,7 @@ def test_a_goal_ends_the_learning_as_soon_as_it_is_reached():
 def test_a_budget_is_examined_evenly_and_what_is_worse_than_the_start_is_dropped():
     module = torch.nn.Linear(1, 1)
     before = module.weight.item()
-    now = train(training_of(module, lambda steps: -steps, exams=5), Budget(steps=20), show_progress=False)
+    now = train(training_of(module, lambda steps: -steps, exams=5), Budget(steps=20))
     assert [exam["step"] for exam in now.exams] == [0, 4, 8, 12, 16, 20] and (now.kept, module.weight.item()) == (0, before)
     assert now.reported()["kept_step"] == 0 and now.reported()["curve"][-1][0] == 20
 

@@ -98,7 +98,7 @@ def test_an_answer_is_learned_in_the_windows_that_have_all_of_it(store, tmp_path
     path = write(tmp_path / "long.jsonl", [asks(1, 2), asks(40, 41), asks(59, 60), asks(29, 30), asks(119, 119)])
     task = training_task("span")
     for labels, no in ((["start", "end"], [UNREAD, UNREAD]), (["start", "end", "none"], [0, 0])):
-        texts = Reader(store, "root", 1).read(task.read(path), task, labels, show_progress=False)
+        texts = Reader(store, "root", 1).read(task.read(path), task, labels)
         assert texts.cut == 0 and texts.lengths.tolist() == [64] * 15
         targets = [text.targets.tolist() for text in texts.texts]
         assert [targets[i : i + 3] for i in range(0, 15, 3)] == [
@@ -115,10 +115,10 @@ def test_a_word_without_a_token_has_no_answer(tasks, tmp_path):
     """A zero-width space is a word to a client and nothing to the tokenizer. No answer is a wrong one, as above."""
     path = write(tmp_path / "odd.jsonl", [{"tokens": [WORDS[0], "\u200b", WORDS[60]], "tags": ["B-X", "O", "O"]}])
     task, labels, reader = training_task("tag"), tasks.store.tenant("word").labels, Reader(tasks.store, "bio", 1)
-    texts = reader.read(task.read(path), task, labels, show_progress=False)
+    texts = reader.read(task.read(path), task, labels)
     assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
     assert reader.pack(texts, np.array([0]), DEVICE).targets.tolist() == [labels.index("B-X"), UNREAD, labels.index("O")]
-    (answers,) = evaluate_tenant(tasks.store, "word", path, DEVICE, show_progress=False).answers
+    (answers,) = evaluate_tenant(tasks.store, "word", path, DEVICE).answers
     assert answers[1] == "" and {answers[0], answers[2]} <= set(labels)
 
 

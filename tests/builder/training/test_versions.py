@@ -26,7 +26,7 @@ from tests.support.message import mentioning, mentions
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 RATE = 2e-3  # by which `untrained` moves each bias
-SILENT = {"device": DEVICE, "show_progress": False, "trainer": untrained}
+SILENT = {"device": DEVICE, "trainer": untrained}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -187,7 +187,7 @@ class Cut(Exception):
     """Ends a grid in its middle."""
 
 
-def scored_by_rate(body, ground, options, saved, show_progress=True, *, log, most=1.0, last=99):
+def scored_by_rate(body, ground, options, saved, *, log, most=1.0, last=99):
     """A training whose score grows with its learning rate, and that diverges above `most`."""
     done = log.read_text().splitlines() if log.exists() else []
     if len(done) == last:

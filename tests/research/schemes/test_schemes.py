@@ -175,7 +175,7 @@ def read_of(store, path, maker, count, labels):
     """Returns data of so many examples, which it writes to the path."""
     rng, reader = random.Random(0), Reader(store, "root", 1)
     labelled = CLASSIFY.read(write(path, [maker(rng) for _ in range(count)]))
-    texts = reader.read(labelled, CLASSIFY, labels, show_progress=False)
+    texts = reader.read(labelled, CLASSIFY, labels)
     return Data(reader, CLASSIFY, labels, texts, texts, DEVICE)
 
 
@@ -220,7 +220,7 @@ def test_each_scheme_tunes_only_its_own_part(bert, data, name):
     store = bert[1]
     own = replace(OWN, adapter="lora", body_rate=1e-3) if name in ("adapter", "hplm") else OWN
     with by_one_step():
-        trained = train_scheme(store, data, name, own, show_progress=False)
+        trained = train_scheme(store, data, name, own)
     if name in SCHEMES and SCHEMES[name].kept < 1:
         before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
     else:
@@ -239,11 +239,11 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path):
         write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "other", "test")
     )
     pretend(store, "classify", train, tenant="own", rank=0, epochs=1)
-    evaluation = evaluate_tenant(store, "own", test, DEVICE, show_progress=False)
+    evaluation = evaluate_tenant(store, "own", test, DEVICE)
 
     def compared(*files):
         with by_one_step():
-            return score_schemes(store, evaluation, ["shared"], DEVICE, *files, show_progress=False)["shared"].rows
+            return score_schemes(store, evaluation, ["shared"], DEVICE, *files)["shared"].rows
 
     moved = train.rename(tmp_path / "moved.jsonl")
     assert compared(moved) == 40
