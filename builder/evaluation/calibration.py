@@ -54,7 +54,7 @@ def calibrate_tenant(
             )
         if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
             return known["report"], False
-        if texts.task.is_number and delta is None:
+        if texts.task.served.is_number and delta is None:
             delta = _usual_delta(texts)
         read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision)
         cases = _cases(tenant, texts.task, *read, delta or 0.0)
@@ -72,7 +72,7 @@ def calibrate_tenant(
             "precision": precision.name,
             "delta": delta,
             "right": round(float(cases.right.mean()), 4),
-            "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
+            "before": None if texts.task.served.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
             "after": _described(fit.confidences, fit.losses, cases),
         }
         report["calibration"] = {"asked": asked, "report": own}
@@ -83,7 +83,7 @@ def calibrate_tenant(
 def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
     if delta is None:
         return
-    if not task.is_number:
+    if not task.served.is_number:
         raise InvalidInput(f"delta {delta:g} is for numbers, but tenant {tenant.id!r} has the task {tenant.task}: leave it out")
     if not 0 < delta < math.inf:
         raise InvalidInput(f"delta {delta:g}: give a number above 0")

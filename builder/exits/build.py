@@ -98,7 +98,7 @@ def build_exits(
             "learned_texts": len(learning.rows_of),
             "texts": len(judged.rows_of),
             "precision": precision.name,
-            "delta": near if task.is_number else None,
+            "delta": near if task.served.is_number else None,
             "plans": told,
         }
         report["exits"] = {"asked": asked, "report": own}

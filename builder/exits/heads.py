@@ -74,7 +74,7 @@ def learned(
     """Returns the weights of each exit's head. The same call after an interruption goes on from what is `saved` of each."""
     aside = max(1, round(ASIDE * len(states.rows_of)))
     first = sum(states.rows_of[:-aside])
-    scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.is_number else None
+    scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.served.is_number else None
     answers = states.logits if scale is None else (states.logits - scale[0]) / scale[1]
     chance = torch.Generator().manual_seed(seed)
     epochs = [torch.randperm(first, generator=chance).split(BATCH_ROWS) for _ in range(EPOCHS)]

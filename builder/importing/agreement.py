@@ -52,7 +52,7 @@ def agreement(
     task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
 ) -> Agreement:
     """Compares the rows of each text. `wanted`: those of the checkpoint."""
-    if task.is_number:
+    if task.served.is_number:
         mine, theirs = (np.concatenate([logits[:, 0] for _, logits in rows]) for rows in (own, wanted))
         return Agreement(np.abs(mine - theirs) <= max(NEAR * theirs.std(), SAME))
     if task.served.needs_pair:
@@ -76,7 +76,7 @@ def differing(
     task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
 ) -> list[dict[str, Any]]:
     """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ."""
-    if task.is_number:
+    if task.served.is_number:
         return []
     found = [
         {"text": shown(example), "checkpoint": ", ".join(other.labels), "tenant": ", ".join(one.labels), "sure": sure}

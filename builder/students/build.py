@@ -93,8 +93,7 @@ def _extended(data: Data, further: Sequence[Example]) -> Data:
     if not further:
         return data
     more = data.reader.read(further, data.task.unlabelled(), data.labels)
-    both = replace(data.train, texts=[*data.train.texts, *more.texts], lengths=np.append(data.train.lengths, more.lengths))
-    return replace(data, train=both)
+    return replace(data, train=replace(data.train, texts=[*data.train.texts, *more.texts]))
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:

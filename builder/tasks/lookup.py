@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,16 +49,19 @@ class Text:
 @dataclass(frozen=True)
 class Texts:
     texts: list[Text]  # the windows of an example side by side
-    lengths: np.ndarray
     cut: int  # texts longer than the model takes, whose end is dropped
     found: list[float]  # share of windows by how often they were shortened, whole ones first
 
-    @property
+    @cached_property
     def examples(self) -> list[Example]:
         return [text.example for text in self.texts if text.window == 0]
 
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(text.addresses) for text in self.texts], dtype=np.int64)
+
     def first(self, count: int) -> Texts:
-        return replace(self, texts=self.texts[:count], lengths=self.lengths[:count])
+        return replace(self, texts=self.texts[:count])
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,7 @@ class Reader:
             for number, (at, own) in enumerate(windows):
                 targets = task.targets(example, own, number_of)
                 texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
-        lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
-        return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
+        return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
 
     def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
         members = [texts.texts[i] for i in chosen]

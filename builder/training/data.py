@@ -117,7 +117,8 @@ def read_files(
     else:
         before = _divided_before(store, start, train) if start is not None else None
         training, held, divided = split_off(training, DEV_SHARE, before)
-    own.check(training, dtype)
+    if own.check is not None:
+        own.check(training, dtype)
     return Files(own, labels, training, held, divided)
 
 

@@ -239,7 +239,7 @@ def _cut(text: str) -> str:
 
 def _right(task: TrainingTask, example: Example) -> list[str]:
     """Returns every right answer as a text."""
-    if task.is_number:
+    if task.served.is_number:
         return [f"{example.value:g}"]
     if task.served.needs_pair:
         return [(example.pair or "")[start:stop] for start, stop in example.answers] or [""]

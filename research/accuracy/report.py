@@ -238,5 +238,5 @@ def _resampled(data: Data, count: int, seed: int) -> Data:
     """Returns the task's training data with a bootstrap sample of its texts (HMI's Eq. 5)."""
     texts = data.train
     drawn = np.random.default_rng([seed, count]).integers(len(texts.texts), size=count)
-    sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+    sample = replace(texts, texts=[texts.texts[i] for i in drawn])
     return replace(data, train=sample)

@@ -112,7 +112,7 @@ class Case:
 
 def elected(task: TrainingTask, logits: Tensor) -> Tensor:
     """Returns logits of what most members say, from rows x members x labels. Of numbers it is the median."""
-    if task.is_number:
+    if task.served.is_number:
         return logits.quantile(0.5, dim=1)
     if not task.one_label_a_row:  # each label by itself
         return (logits > 0).float().mean(1) - 0.5 + TIE * logits.mean(1).tanh()
@@ -151,7 +151,7 @@ def bagging(case: Case) -> Variants:
         one, options = case.team(seed=case.options.seed + 1000 * number)
         one.add()
         drawn = np.random.default_rng([case.options.seed, number]).integers(len(rows), size=len(rows))
-        sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+        sample = replace(texts, texts=[texts.texts[i] for i in drawn])
         data, left, folder = replace(case.data, train=sample), ([rows[i] for i in drawn], dev), case.saved(f"bagging-{number}")
         learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder)
         made.members.append(one.members[0])
