@@ -18,7 +18,8 @@ _is_silent = ContextVar("is_silent", default=False)
 
 def progress_bar(things: Iterable[T] | None = None, title: str = "", **options: Any) -> tqdm[T]:
     """Returns tqdm's bar, which passes these things on. Without a title it is not shown."""
-    return tqdm(things, title, disable=_is_silent.get() or not title, **options)
+    given: Any = things  # of the types of tqdm, none is that of a bar with or without things
+    return tqdm(given, title, disable=_is_silent.get() or not title, **options)
 
 
 @contextmanager

@@ -99,7 +99,8 @@ def _f1(average: str, wanted: Any, answered: Any, labels: Labels | None = None) 
     """Returns F1 over the labels that occur or were answered; 0 if there are none."""
     from sklearn.metrics import f1_score
 
-    found: Any = f1_score(wanted, answered, labels=labels, average=average, zero_division=np.nan)
+    nowhere: Any = np.nan  # annotated as a string there; such labels do not count
+    found: Any = f1_score(wanted, answered, labels=labels, average=average, zero_division=nowhere)
     return float(np.nan_to_num(found))
 
 
