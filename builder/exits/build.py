@@ -16,7 +16,7 @@ from builder.exits.answers import answered_by, calibration_by, calibrations_for,
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.exits.thresholds import Chosen, chosen
-from builder.store.resumable import Savepoint
+from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Bare, Example, read_labelled
@@ -31,7 +31,6 @@ from hplm.tenants.knowledge import ExitKnowledge
 PURPOSE = "choosing when texts leave"
 LEARN = 0.5  # of the given texts, if the tenant's training has no file, as after an import
 DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's number has to be
-SAVED = "exit-{}.pt"  # by number, of a head that learns
 DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 
@@ -63,7 +62,7 @@ def build_exits(
             "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
-            _remove_saved(working)
+            remove_savepoints(working, "exits")
             return known["report"], False
         task = texts.task.unlabelled()
         learned_from, choosing = _divided(store, tenant, texts, seen)
@@ -73,9 +72,8 @@ def build_exits(
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-        of = {"version": tenant.version, **asked}
-        saved = [Savepoint(working / SAVED.format(number), of) for number in range(len(learning.exits))]
-        heads = learned(learning, layout, task, seed, saved)
+        folder = savepoints_of(working, "exits", {"version": tenant.version, **asked})
+        heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
         if full is None and texts.is_labelled and task.served.read_each is not None:
@@ -104,14 +102,8 @@ def build_exits(
         report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         store.save_next(tenant, replace(before, exits=exits, students=None), report)
-        _remove_saved(working)
+        remove_savepoints(working, "exits")
         return own, True
-
-
-def _remove_saved(working: Path) -> None:
-    """Removes what was saved of heads, and nothing of an interrupted training of the tenant."""
-    for path in working.glob(SAVED.format("*") + "*"):
-        path.unlink()
 
 
 def check_task(tenant_id: str, task: str | None) -> None:

@@ -7,7 +7,7 @@ fitted to other texts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -64,14 +64,8 @@ class Head(nn.Module):
         return rounded
 
 
-def learned(
-    states: States,
-    layout: Layout,
-    task: TrainingTask,
-    seed: int = 0,
-    saved: Sequence[Savepoint] | None = None,
-) -> list[Weights]:
-    """Returns the weights of each exit's head. The same call after an interruption goes on from what is `saved` of each."""
+def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, folder: Path | None = None) -> list[Weights]:
+    """Returns the weights of each exit's head. `folder`: of savepoints, from which the same call goes on."""
     aside = max(1, round(ASIDE * len(states.rows_of)))
     first = sum(states.rows_of[:-aside])
     scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.served.is_number else None
@@ -83,7 +77,7 @@ def learned(
     for number, seen in enumerate(states.exits):
         head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
         training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, limits)
-        train(training, limits, saved[number] if saved is not None else None)
+        train(training, limits, Savepoint(folder / f"exit-{number}.pt" if folder is not None else None))
         found.append(head.stored(scale))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -125,10 +126,24 @@ def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.nd
     return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)
 
 
+def savepoints_of(folder: Path, part: str, asked: dict[str, Any]) -> Path:
+    """Returns where a part of a tenant has its savepoints, beside those of an interrupted training, which stay."""
+    own = folder / f"{part}-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}"
+    remove_savepoints(folder, part, own)
+    return own
+
+
+def remove_savepoints(folder: Path, part: str, kept: Path | None = None) -> None:
+    """Removes those of a part that is done, or of what was asked otherwise."""
+    for path in folder.glob(f"{part}-*"):
+        if path != kept:
+            shutil.rmtree(path)
+
+
 class Savepoint:
-    def __init__(self, path: Path | None, of: dict[str, Any] | None = None) -> None:
-        """`path` None: nothing is saved. `of`: what was asked for, if the file may be left of something else."""
-        self._path, self._of = path, of
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: nothing is saved."""
+        self._path = path
         self._last = time.monotonic()
 
     @property
@@ -139,13 +154,12 @@ class Savepoint:
         """Returns the saved state. It holds only tensors, numbers and names: loading it runs no code."""
         if self._path is None or not self._path.exists():
             return None
-        state = torch.load(self._path, weights_only=True, map_location="cpu")
-        return state if state.pop("of", None) == self._of else None
+        return torch.load(self._path, weights_only=True, map_location="cpu")
 
     def save(self, state: dict[str, Any]) -> None:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(self._path) as temporary:
-            torch.save({**state, "of": self._of}, temporary)
+            torch.save(state, temporary)
         self._last = time.monotonic()

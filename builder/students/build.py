@@ -15,11 +15,11 @@ from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
-from builder.store.resumable import begun_plan
+from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
-from builder.tables.build_folder import held_tenant, put_away
+from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
@@ -27,7 +27,6 @@ from builder.training.data import Data, Files, read_files
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
-from builder.training.tenant import begin
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.tenants.knowledge import StudentKnowledge
@@ -57,8 +56,7 @@ def build_students(
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
-            if (begun_plan(working) or {}).get("students") == asked:  # an interruption has left it
-                put_away(working)
+            remove_savepoints(working, "students")
             return known["report"], False
         files = list(learned_by(store, tenant, seen, PARTS))[:2]
         if not files:
@@ -68,13 +66,13 @@ def build_students(
         train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
         fresh = _further(read, further)
-        begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
         reader = Reader(store, tenant.domain, tenant.domain_version)
         data = read.looked_up(reader, device, None)
-        made, told = _made(tenant, data, fresh, options, teacher, working)
+        folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
+        made, told = _made(tenant, data, fresh, options, teacher, folder)
         report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
         store.save_next(tenant, replace(before, exits=None, students=made), report)
-        put_away(working)
+        remove_savepoints(working, "students")
         return report["students"]["report"], True
 
 
@@ -106,15 +104,15 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
 
 
 def _made(
-    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, working: Path
+    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, folder: Path
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
-    whole, model = _teacher(body, tenant, data, teacher, working)
+    whole, model = _teacher(body, tenant, data, teacher, folder)
     labelled, data = len(data.train.texts), _extended(data, further)
     seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
     team = team_of(data, model, options, tenant.dtype)
-    told = boosted(body, team, data, seen, options, working)
-    learn_together(body, team, data, seen[0], options, working)
+    told = boosted(body, team, data, seen, options, folder)
+    learn_together(body, team, data, seen[0], options, folder)
     layers, learned = data.config.upper_layers, team.knowledge()
     sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
     scores = [data.scored(data.dev, logits) for logits in sums]
@@ -153,10 +151,10 @@ def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.n
     return sums
 
 
-def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, working: Path) -> tuple[Body, TenantModel]:
+def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, folder: Path) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
         alone = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
-        trained = dedicated(data, alone, working / "teacher.pt")
+        trained = dedicated(data, alone, folder / "teacher.pt")
         return trained.body, trained.model
     layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
     return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)

@@ -12,7 +12,6 @@ from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.resumable import begun_plan
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
@@ -174,7 +173,7 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, t
     for tenant, file, named in (("regress", further, ["regress"]), ("cut", seen, [seen])):
         with refusing(InvalidInput, "--unlabelled", *named):
             build_students(trained_store, tenant, replace(UNLEARNED, seed=1), DEVICE, unlabelled=file)
-        assert begun_plan(trained_store.tenant_work_folder(tenant)) is None, "it has begun before it refused"
+        assert not trained_store.tenant_work_folder(tenant).exists(), "it has begun before it refused"
 
 
 def test_what_students_cannot_do_is_refused(trained, taught):
