@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from builder.store.store import Store
 from hplm.model.attention import PackedAttention
-from hplm.model.checkpoint import Checkpoint, full_stack
+from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
+from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
 from hplm.model.stacks import UpperStack, through
 
@@ -81,6 +82,10 @@ class WholeBody(nn.Module):
         self.norm.load_state_dict({kind: weights[f"embeddings.LayerNorm.{kind}"] for kind in ("weight", "bias")})
         self.layers = layers
 
+    @classmethod
+    def of(cls, store: Store) -> WholeBody:
+        return cls(checkpoint_of(store.model, store.config))
+
     @property
     def upper_layers(self) -> Layers:
         return self.layers[len(self.layers) - self._upper :]
@@ -122,6 +127,11 @@ class WholeBody(nn.Module):
         other = copy.deepcopy(self)
         other.layers, other._upper = Layers(other.layers[i] for i in chosen), len(chosen)
         return other
+
+
+def checkpoint_of(model: str, config: BackboneConfig) -> Checkpoint:
+    """Loads a model that is divided as a backbone is."""
+    return load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window)
 
 
 def _after_each(layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None) -> list[Tensor]:

@@ -19,7 +19,6 @@ from builder.training.data import Data
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, Trained, TrainingOptions, evaluate, finetune, logits_of
 from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint
 
 DEDICATED = "dedicated"  # a BERT that is fine-tuned in full on the same data
 
@@ -95,6 +94,4 @@ class Teacher:
 
 def dedicated(data: Data, options: TrainingOptions, saved: Path | None) -> Trained:
     """Returns a BERT that was fine-tuned in full."""
-    model, config = data.reader.store.model, data.config
-    whole = WholeBody(load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window))
-    return finetune(whole, replace(data, start=None), options, saved)
+    return finetune(WholeBody.of(data.reader.store), replace(data, start=None), options, saved)

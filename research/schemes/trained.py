@@ -20,7 +20,6 @@ from builder.training.data import Data, read_files
 from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint
 from research.schemes.distilled import distilled
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
@@ -130,17 +129,12 @@ def train_scheme(
     `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates. `trainer`: of all that have no teacher.
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
-        return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states)
+        return distilled(WholeBody.of(store), data, options_of(name, own, factor), scheme.kept, scheme.states)
     return trainer(body or body_of(store, name), data, options_of(name, own, factor))
 
 
 def body_of(store: Store, name: str) -> Body:
-    return PlotBody.of(store) if name in ("hplm", "plot") else whole_body(store)
-
-
-def whole_body(store: Store) -> WholeBody:
-    config = store.config
-    return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
+    return PlotBody.of(store) if name in ("hplm", "plot") else WholeBody.of(store)
 
 
 def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.learning.bodies import WholeBody
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
@@ -26,7 +27,7 @@ from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
 from research.schemes.pretrained import evenly
-from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme, whole_body
+from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
@@ -188,7 +189,7 @@ def test_whole_bodies_equal_the_original_and_students_start_from_its_layers(bert
     stock, store = bert
     data = read_of(store, tmp_path / "pairs.jsonl", paired, 4, ["no", "yes"])
     pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE, with_sums=False)
-    pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), whole_body(store).eval()
+    pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), WholeBody.of(store).eval()
     with torch.no_grad():
         texts = zip(pack.tokens.split(pack.lengths), pack.segments.split(pack.lengths), strict=True)
         theirs = [stock(own[None], token_type_ids=kinds[None], output_hidden_states=True).hidden_states for own, kinds in texts]
@@ -222,7 +223,7 @@ def test_each_scheme_tunes_only_its_own_part(bert, data, name):
     with by_one_step():
         trained = train_scheme(store, data, name, own)
     if name in SCHEMES and SCHEMES[name].kept < 1:
-        before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
+        before = WholeBody.of(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
     else:
         before = body_of(store, name).state_dict()
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
