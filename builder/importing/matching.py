@@ -23,7 +23,7 @@ from builder.importing.taught import Taught
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_seed
+from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
@@ -64,10 +64,7 @@ class MatchingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name, least in (("rank", 1), ("epochs", 1), ("batch_texts", 1), ("most_texts", FEWEST)):
-            if getattr(self, name) < least:
-                raise InvalidInput(f"--{name.replace('_', '-')} {getattr(self, name)}: give {least} or more")
+        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST)
         if not 0 <= self.least <= 1:
             raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
         if not self.learning_rate > 0:

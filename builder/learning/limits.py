@@ -132,3 +132,11 @@ def _fall(share: float) -> float:
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**64:
         raise InvalidInput(f"seed {seed}: give a whole number from 0 to 2^64 - 1")
+
+
+def check_options(options: Any, **least: float) -> None:
+    """Refuses a wrong seed, and options that are below these numbers."""
+    check_seed(options.seed)
+    for name, number in least.items():
+        if not (given := getattr(options, name)) >= number:
+            raise InvalidInput(f"--{name.replace('_', '-')} {given:g}: give {number:g} or more")

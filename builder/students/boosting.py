@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_seed
+from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
 from builder.store.resumable import Savepoint
 from builder.students.team import StudentTeam
@@ -42,16 +42,11 @@ class StudentOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        check_options(self, rank=1, epochs=1, stacking=0)
         if self.depth < 1:
             raise InvalidInput(f"--layers {self.depth}: give 1 or more")
         if not 1 <= self.students <= MOST:
             raise InvalidInput(f"--students {self.students}: give 1 to {MOST}")
-        for name in ("rank", "epochs"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"--{name} {getattr(self, name)}: give 1 or more")
-        if not self.stacking >= 0:
-            raise InvalidInput(f"--stacking {self.stacking:g}: give 0 or more")
         if not self.learning_rate > 0:
             raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
 

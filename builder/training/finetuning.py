@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from builder.learning.bodies import Body
-from builder.learning.limits import Epochs, check_seed
+from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.store.resumable import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.data import Data
-from builder.training.model import TenantModel, Weights
+from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -49,13 +49,10 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        check_options(self, epochs=1, patience=1, batch_texts=1)
         if self.rank < 0:
             raise InvalidInput(f"rank {self.rank}: give a positive number, or 0 for a head without adapter")
-        for name in ("epochs", "patience", "batch_texts"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} {getattr(self, name)}: give 1 or more")
-        if self.learning_rate <= 0:
+        if not self.learning_rate > 0:
             raise InvalidInput(f"learning rate {self.learning_rate}: give a number above 0")
         if self.doubt < 0:
             raise InvalidInput(f"doubt {self.doubt}: give 0 standard errors or more")
@@ -178,20 +175,16 @@ class _Learner:
             return
         adapter, head = data.start
         if layout is not None and adapter is not None:
-            self._hold(
-                [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter], layout
-            )
+            own = [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter]
+            hold(self._shared.upper_layers, self._body.upper_layers, own, layout)
         self.model.go_on(None if layout is not None else adapter, head, *scale)
-
-    def _hold(self, adapter: Sequence[Weights], layout: Layout) -> None:
-        hold(self._shared.upper_layers, self._body.upper_layers, adapter, layout)
 
     def cut(self) -> dict[str, float]:
         """Cuts the body's change to the adapter's form. Returns the share of it that is left; empty if nothing is cut."""
         if self._layout is None:
             return {}
         adapter, held = cut(self._shared.upper_layers, self._body.upper_layers, self._layout)
-        self._hold(adapter, self._layout)
+        hold(self._shared.upper_layers, self._body.upper_layers, adapter, self._layout)
         return {"change_held": held}
 
     def finished(self) -> tuple[Body, TenantModel]:

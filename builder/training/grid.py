@@ -55,7 +55,7 @@ def train_grid(
         with worker_processes(count) as pool:
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
-    results = [_result(file) for file in files]
+    results = [Savepoint(file.with_suffix(".done")).load() or {} for file in files]  # every training has ended
     finished = [number for number, result in enumerate(results) if result["main"] is not None]  # the others diverged
     if not finished:
         raise Diverged("every point of the grid diverged: use a smaller --learning-rate")
@@ -85,12 +85,6 @@ def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer
     scores = trained.scores
     described = {"rows": scores.rows, "metric": scores.metric, "values": scores.values, "report": trained.report}
     done.save({"model": trained.model.state_dict(), "main": scores.main, **described})
-
-
-def _result(file: Path) -> dict[str, Any]:
-    result = Savepoint(file.with_suffix(".done")).load()
-    assert result is not None  # every training has ended
-    return result
 
 
 def _trained(data: Data, options: TrainingOptions, result: dict[str, Any]) -> Trained:
