@@ -28,17 +28,16 @@ from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import Savepoint, digest_of, read_json, write_json
+from builder.store.resumable import Savepoint, digest_of, read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held_tenant, put_away
+from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import Rows, training_task
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
-from builder.training.tenant import begin
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -144,7 +143,7 @@ def import_checkpoint(
         before = store.tenant(tenant_id)
         is_done = before is not None and store.report(before).get("asked") == asked
         if is_done and before is not None and options.test is None:
-            put_away(working)
+            remove_savepoints(working, "import")
             return before, store.report(before)
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
@@ -162,7 +161,7 @@ def import_checkpoint(
         learning = training_task(task).unlabelled()
         parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed)
         data = Data(reader, learning, found.labels, *parts, device)
-        begin(working, tenant_id, {"version": version, **asked})
+        saving = savepoints_of(working, "import", {"version": version, **asked})
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
@@ -173,7 +172,7 @@ def import_checkpoint(
             "note": NOTE,
             "distance": round(found.distance, 4),
             "change_held": round(kept, 4),
-            **_matched(tenant, teacher, data, matching, working / SAVED),
+            **_matched(tenant, teacher, data, matching, saving / SAVED),
         }
         file = TenantFile(tenant_id, version, *domain, task, found.labels, rank=0, head_function=found.head.function)
         file = file.with_adapter(layout)
@@ -186,7 +185,7 @@ def import_checkpoint(
         if not _agrees(report, matching):
             refused.parent.mkdir(exist_ok=True)
             write_json(refused, report)  # the same command need not learn it again
-            put_away(working)
+            remove_savepoints(working, "import")
         _check_agreement(report, folder, matching)
 
         def draw(picture: Path) -> None:
@@ -197,7 +196,7 @@ def import_checkpoint(
         store.chain(*domain)  # fails if the domain was deleted meanwhile
         store.save_tenant(file, *weights, report, draw)
         refused.unlink(missing_ok=True)
-        put_away(working)
+        remove_savepoints(working, "import")
         return file, report
 
 

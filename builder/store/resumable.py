@@ -130,6 +130,8 @@ def savepoints_of(folder: Path, part: str, asked: dict[str, Any]) -> Path:
     """Returns where a part of a tenant has its savepoints, beside those of an interrupted training, which stay."""
     own = folder / f"{part}-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}"
     remove_savepoints(folder, part, own)
+    own.mkdir(exist_ok=True)
+    write_json(own / PLAN, asked)
     return own
 
 

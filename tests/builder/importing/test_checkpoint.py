@@ -21,6 +21,7 @@ from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
+from builder.store.resumable import PLAN, write_json
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
@@ -31,7 +32,7 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
-from tests.builder.stores import add_domain, corpus, grow, some_lines
+from tests.builder.stores import add_domain, corpus, grow, interrupted, some_lines
 from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.learning import by_one_step
@@ -145,6 +146,19 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
     with pytest.raises(InvalidInput, match=mentioning("--teacher", "black", "blue")):
         build_tenant(store, "acme", None, None, train, train, teacher=str(folder), **{**options, "epochs": 2})
+
+
+@pytest.mark.usefixtures("one_step")
+def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, monkeypatch):
+    (working := store.tenant_work_folder("acme")).mkdir(parents=True)
+    write_json(left := working / PLAN, {"version": 1})  # of a training
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("builder.importing.matching.agreement", interrupted)
+        imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=2, least=0)
+    (user,) = store.users()["root", 1]
+    assert str(working / "import-") in user
+    imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=2, least=0)
+    assert [*working.iterdir()] == [left]
 
 
 @pytest.mark.usefixtures("one_step")
