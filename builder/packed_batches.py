@@ -6,13 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+PACK_TOKENS = 8192  # bounds memory; `most_texts` bounds what a step learns from
 POOLED = 40  # batches cut from one sorted pool: their lengths nearly agree, and their order is still random
 
 
 def packed_batches(
-    lengths: np.ndarray, most_tokens: int, most_texts: int, rng: np.random.Generator | None = None
+    lengths: np.ndarray,
+    most_texts: int | None = None,
+    rng: np.random.Generator | None = None,
+    most_tokens: int = PACK_TOKENS,
 ) -> Iterator[np.ndarray]:
     """Yields the indices of each batch, ordered by length. With `rng`, the batches come in a random order."""
+    most_texts = most_texts or len(lengths)
     order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
     mean = max(1.0, float(lengths.mean()))
     pool = len(order) if rng is None else POOLED * max(1, min(most_texts, int(most_tokens / mean)))

@@ -1,12 +1,35 @@
-"""What a command says beside its result: lines on stderr, above the progress bars."""
+"""What a command says beside its result: progress bars on stderr, and lines above them."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tqdm import tqdm
+
+T = TypeVar("T")
+_is_silent = ContextVar("is_silent", default=False)
+
+
+def progress_bar(things: Iterable[T] | None = None, title: str = "", **options: Any) -> tqdm[T]:
+    """Returns tqdm's bar, which passes these things on. Without a title it is not shown."""
+    given: Any = things  # of the types of tqdm, none is that of a bar with or without things
+    return tqdm(given, title, disable=_is_silent.get() or not title, **options)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Shows none for a while: those of work side by side would overwrite each other."""
+    before = _is_silent.set(True)
+    try:
+        yield
+    finally:
+        _is_silent.reset(before)
 
 
 def say(text: str) -> None:

@@ -134,7 +134,7 @@ def test_a_task(follow, tmp_path, capsys):
     assert build_tenant(store, train, "--task", "rank", "--json") == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["task"] == "rank" and 1 / 2 <= told["dev"]["reciprocal_rank"] <= 1
-    scores = evaluate_tenant(store, "new", made(tmp_path, "classify", 60, 2), DEVICE, show_progress=False).scores
+    scores = evaluate_tenant(store, "new", made(tmp_path, "classify", 60, 2), DEVICE).scores
     assert scores.rows == 60 and 1 / 2 <= scores.main <= 1
 
     folder = exported(store, tmp_path / "repository") / "toy/1"

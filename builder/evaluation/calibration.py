@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
-from builder.training.finetuning import rows_of
+from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
@@ -26,12 +26,6 @@ from hplm.levels.calibration import Calibration
 from hplm.levels.evidence import Evidence
 
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    calibration: Calibration
-    report: dict[str, Any]
 
 
 def calibrate_tenant(
@@ -42,9 +36,8 @@ def calibrate_tenant(
     device: torch.device,
     delta: float | None = None,
     seen: Sequence[Path] = (),
-    show_progress: bool = True,
-) -> tuple[Calibrated, bool]:
-    """Stores a next version with the calibration. Returns it, and whether it is new: the same call again changes nothing.
+) -> tuple[dict[str, Any], bool]:
+    """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing.
 
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
     """
@@ -60,10 +53,10 @@ def calibrate_tenant(
                 "others have no confidence"
             )
         if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
-            return Calibrated(found.calibration, known["report"]), False
-        if texts.task.is_number and delta is None:
+            return known["report"], False
+        if texts.task.served.is_number and delta is None:
             delta = _usual_delta(texts)
-        read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision, show_progress)
+        read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision)
         cases = _cases(tenant, texts.task, *read, delta or 0.0)
         if len(cases) < FEWEST:
             raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
@@ -79,18 +72,18 @@ def calibrate_tenant(
             "precision": precision.name,
             "delta": delta,
             "right": round(float(cases.right.mean()), 4),
-            "before": None if texts.task.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
+            "before": None if texts.task.served.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
             "after": _described(fit.confidences, fit.losses, cases),
         }
         report["calibration"] = {"asked": asked, "report": own}
         store.save_next(tenant, replace(found, calibration=fit.calibration), report)
-        return Calibrated(fit.calibration, own), True
+        return own, True
 
 
 def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
     if delta is None:
         return
-    if not task.is_number:
+    if not task.served.is_number:
         raise InvalidInput(f"delta {delta:g} is for numbers, but tenant {tenant.id!r} has the task {tenant.task}: leave it out")
     if not 0 < delta < math.inf:
         raise InvalidInput(f"delta {delta:g}: give a number above 0")
@@ -120,7 +113,8 @@ def _cases(tenant: TenantFile, task: TrainingTask, body: ServedBody, model: Tena
     found: list[Evidence] = []
     right: list[bool] = []
     classes: list[int] = []
-    for (spans, logits), example in zip(rows_of(body, model, data, data.dev)[0], data.dev.examples, strict=True):
+    rows = data.rows(data.dev, logits_of(body, model, data, data.dev))
+    for (spans, logits), example in zip(rows, data.dev.examples, strict=True):
         if not np.isfinite(logits).all():
             raise Broken(f"tenant {tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         if (own := served.evidence(logits, spans, labels)) is None:

@@ -154,9 +154,9 @@ class Bin:
     right: float  # the share of right ones
 
 
-def bins_of(confidences: Array, right: Array, count: int = WIDTHS) -> list[Bin]:
-    """Returns the bins that are not empty, `count` of equal width in all."""
-    places = np.minimum((confidences * count).astype(np.int64), count - 1)
+def bins_of(confidences: Array, right: Array) -> list[Bin]:
+    """Returns the bins that are not empty, of those of equal width."""
+    places = np.minimum((confidences * WIDTHS).astype(np.int64), WIDTHS - 1)
     members = [places == place for place in np.unique(places)]
     return [Bin(int(own.sum()), float(confidences[own].mean()), float(right[own].mean())) for own in members]
 

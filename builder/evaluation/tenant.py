@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.learning.bodies import PlotBody
+from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.students.team import ServedTeam
@@ -21,7 +21,7 @@ from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data
-from builder.training.finetuning import answers_to
+from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
@@ -58,7 +58,6 @@ def evaluate_tenant(
     tenant_id: str,
     file: Path,
     device: torch.device | None = None,
-    show_progress: bool = True,
     eight_bits: bool = False,
     members: int | None = None,
 ) -> Evaluation:
@@ -73,7 +72,7 @@ def evaluate_tenant(
     students = store.knowledge(tenant).students
     numbers = range(members) if members is not None else None
     model = ServedTeam(students, numbers).to(device) if students is not None and members != 0 else None
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, show_progress, eight_bits, model)
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, eight_bits, model)
 
 
 def evaluate_weights(
@@ -82,14 +81,13 @@ def evaluate_weights(
     weights: Weights,
     examples: Sequence[Example],
     device: torch.device,
-    show_progress: bool = True,
     eight_bits: bool = False,
     students: ServedTeam | None = None,
 ) -> Evaluation:
     """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
     precision = Precision(torch.float32, eight_bits)
-    body, model, data = opened(store, tenant, weights, examples, device, precision, show_progress)
-    answers, _ = answers_to(body, students or model, data, data.dev)
+    body, model, data = opened(store, tenant, weights, examples, device, precision)
+    answers = data.answers(data.dev, logits_of(body, students or model, data, data.dev))
     scores = data.task.score(tenant.labels, examples, answers)
     return Evaluation(tenant, data.dev, answers, scores)
 
@@ -106,8 +104,8 @@ class ServedBody(PlotBody):
     def entering(self, sums: Tensor) -> Tensor:
         return sums.to(self._dtype)
 
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        return super().forward(pack, adapters).float()
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        return super().forward(pack, adapters, layers).float()
 
 
 def opened(
@@ -117,34 +115,25 @@ def opened(
     examples: Sequence[Example],
     device: torch.device,
     precision: Precision,
-    show_progress: bool,
     task: TrainingTask | None = None,
 ) -> tuple[ServedBody, TenantModel, Data]:
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
     config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
-    texts = reader.read(examples, task, tenant.labels, show_progress)
-    model = TenantModel(tenant.adapter_layout(config), tenant.head_layout(config), seed=0)
-    model.load(*weights)
+    texts = reader.read(examples, task, tenant.labels)
+    model = TenantModel.of(tenant.adapter_layout(config), tenant.head_layout(config), *weights)
     data = Data(reader, task, tenant.labels, texts, texts, device)
     return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), data
 
 
-class Client(Protocol):
-    """Asks the server, as `hplm_client.HplmClient` does. Returns an answer a text, with labels and the tenant's version."""
-
-    def infer_batch(
-        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None, truncate: bool
-    ) -> Sequence[Any]: ...
-
-
-def score_served(client: Client, evaluation: Evaluation, show_progress: bool = True) -> Scores:
+def score_served(client: Any, evaluation: Evaluation) -> Scores:
+    """Returns the scores of a server's answers. `client`: an `hplm_client.HplmClient`."""
     tenant, examples = evaluation.tenant, evaluation.texts.examples
     answers: list[list[str]] = [[]] * len(examples)
     # One request holds texts with a pair, or texts without.
     kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
     requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
-    for some in tqdm(requests, desc="asking", unit="request", disable=not show_progress):
+    for some in progress_bar(requests, "asking", unit="request"):
         pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
         told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
         for i, answer in zip(some, told, strict=True):

@@ -28,7 +28,7 @@ def calibrations_for(
     task: TrainingTask, outputs: Sequence[Tensor], answers: Tensor, full: Calibration, delta: float
 ) -> list[Calibration]:
     """Returns a calibration for each exit, under which its probabilities are the likest to the full stack's calibrated ones."""
-    if task.is_number:
+    if task.served.is_number:
         return [Calibration(INTERVAL, temperature=_mean_error(own, answers), delta=delta) for own in outputs]
     assert task.distance is not None  # as the caller has checked
     distance, wanted = task.distance, answers / full.temperature
@@ -103,7 +103,7 @@ def lost_by(
     task: TrainingTask, examples: Sequence[Example], answers: Sequence[Sequence[TextAnswer]], left: Array
 ) -> dict[str, Any] | None:
     """Returns the points lost by texts that leave, by their labels, and how far off that may be; None for numbers."""
-    if task.is_number:
+    if task.served.is_number:
         return None
     right = np.array(
         [[set(answer.labels) == set(example.labels) if not task.one_label_a_row else answer.labels == list(example.labels)

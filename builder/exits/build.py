@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from builder.exits.answers import answered_by, calibration_by, calibrations_for,
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.exits.thresholds import Chosen, chosen
+from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Bare, Example, read_labelled
@@ -33,12 +34,6 @@ DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's num
 DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 
-@dataclass(frozen=True)
-class MadeExits:
-    exits: ExitKnowledge
-    report: dict[str, Any]
-
-
 def build_exits(
     store: Store,
     tenant_id: str,
@@ -49,14 +44,14 @@ def build_exits(
     delta: float | None = None,
     seen: Sequence[Path] = (),
     seed: int = 0,
-    show_progress: bool = True,
-) -> tuple[MadeExits, bool]:
-    """Stores a next version with exits. Returns them, and whether they are new: the same call again changes nothing.
+) -> tuple[dict[str, Any], bool]:
+    """Stores a next version with exits. Returns the report, and whether they are new: the same call again changes nothing.
 
-    The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. `drops`: points that each
-    plan may lose. `delta`: of numbers, how far an exit's may be from the full stack's.
+    The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. After an interruption, heads
+    that have learned do not learn again. `drops`: points that each plan may lose. `delta`: of numbers, how far an exit's may be
+    from the full stack's.
     """
-    with held_tenant(store, tenant_id):
+    with held_tenant(store, tenant_id) as working:
         tenant = store.known_tenant(tenant_id)
         _check(tenant, drops, delta)
         # No weight has learned from dev.
@@ -67,16 +62,18 @@ def build_exits(
             "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
-            return MadeExits(before.exits, known["report"]), False
+            remove_savepoints(working, "exits")
+            return known["report"], False
         task = texts.task.unlabelled()
         learned_from, choosing = _divided(store, tenant, texts, seen)
-        weights, options = store.tenant_weights(tenant), (device, precision, show_progress, task)
+        weights, options = store.tenant_weights(tenant), (device, precision, task)
         learning, judged = (
-            states_of(*opened(store, tenant, weights, own, *options), most, show_progress)
+            states_of(*opened(store, tenant, weights, own, *options), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-        heads = learned(learning, layout, task, seed, show_progress)
+        folder = savepoints_of(working, "exits", {"version": tenant.version, **asked})
+        heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
         if full is None and texts.is_labelled and task.served.read_each is not None:
@@ -99,13 +96,14 @@ def build_exits(
             "learned_texts": len(learning.rows_of),
             "texts": len(judged.rows_of),
             "precision": precision.name,
-            "delta": near if task.is_number else None,
+            "delta": near if task.served.is_number else None,
             "plans": told,
         }
         report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         store.save_next(tenant, replace(before, exits=exits, students=None), report)
-        return MadeExits(exits, own), True
+        remove_savepoints(working, "exits")
+        return own, True
 
 
 def check_task(tenant_id: str, task: str | None) -> None:

@@ -7,8 +7,7 @@ fitted to other texts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from builder.exits.states import States
 from builder.learning.limits import Epochs
 from builder.learning.loop import Diverged, Exam, Group, Training, train
+from builder.store.resumable import Savepoint
 from builder.tasks.tasks import TrainingTask
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
@@ -64,34 +64,30 @@ class Head(nn.Module):
         return rounded
 
 
-def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, show_progress: bool = False) -> list[Weights]:
-    """Returns the weights of each exit's head."""
+def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, folder: Path | None = None) -> list[Weights]:
+    """Returns the weights of each exit's head. `folder`: of savepoints, from which the same call goes on."""
     aside = max(1, round(ASIDE * len(states.rows_of)))
     first = sum(states.rows_of[:-aside])
-    scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.is_number else None
+    scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.served.is_number else None
     answers = states.logits if scale is None else (states.logits - scale[0]) / scale[1]
-    epochs = [-(-first // BATCH_ROWS)] * EPOCHS
-    limits = Epochs(epochs, PATIENCE, warm_up=min(1.0, WARM_UP / sum(epochs)))
+    chance = torch.Generator().manual_seed(seed)
+    epochs = [torch.randperm(first, generator=chance).split(BATCH_ROWS) for _ in range(EPOCHS)]
+    limits = Epochs(epochs, PATIENCE, warm_up=min(1.0, WARM_UP / (EPOCHS * len(epochs[0]))))
     found: list[Weights] = []
     for number, seen in enumerate(states.exits):
         head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
-        training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, seed)
-        train(training, limits, show_progress=show_progress)
+        training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, limits)
+        train(training, limits, Savepoint(folder / f"exit-{number}.pt" if folder is not None else None))
         found.append(head.stored(scale))
     return found
 
 
 def _training(
-    title: str, head: Head, seen: Tensor, answers: Tensor, first: int, task: TrainingTask, seed: int
+    title: str, head: Head, seen: Tensor, answers: Tensor, first: int, task: TrainingTask, epochs: Epochs[Tensor]
 ) -> Training[Tensor]:
     """Returns the training of one head by the first rows. The others score it."""
     distance = task.distance
     assert distance is not None  # as the caller has checked
-
-    def batches(number: int) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        orders = (torch.randperm(first, generator=generator).split(BATCH_ROWS) for _ in range(EPOCHS))
-        return islice(chain.from_iterable(orders), number, None)
 
     def loss_of(rows: Tensor) -> tuple[Tensor, int]:
         return distance(head(seen[rows].float()), answers[rows]), len(rows)
@@ -102,7 +98,7 @@ def _training(
         return Exam(-loss, loss)
 
     return Training(
-        title, seen.device, [Group(RATE, dict(head.named_parameters()))], batches, loss_of, examined,
+        title, seen.device, [Group(RATE, dict(head.named_parameters()))], epochs.starting, loss_of, examined,
         "Its texts may be too few, or all alike: give other ones", start_counts=False, decay=DECAY, betas=(0.9, 0.999),
     )  # fmt: skip
 

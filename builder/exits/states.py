@@ -7,13 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.learning.bodies import PlotBody
-from builder.packed_batches import packed_batches
 from builder.tasks.lookup import Pack
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel
 from hplm.arrays import Array
 from hplm.model.means import with_means
@@ -38,30 +35,23 @@ class States:
 
 
 @torch.inference_mode()
-def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | None = None, show: bool = False) -> States:
+def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | None = None) -> States:
     """Computes the states of the texts; with `most_rows`, of the first texts that have so many rows."""
     texts = data.dev
     counts = np.array([len(text.spans) for text in texts.texts])
-    used = len(counts) if most_rows is None else max(1, int(np.searchsorted(np.cumsum(counts), most_rows, side="right")))
-    starts = np.cumsum(counts[:used]) - counts[:used]
-    rows, width = int(counts[:used].sum()), data.config.hidden
+    if most_rows is not None:
+        used = max(1, int(np.searchsorted(np.cumsum(counts), most_rows, side="right")))
+        texts, counts = texts.first(used), counts[:used]
+    starts = np.cumsum(counts) - counts
+    rows, width = int(counts.sum()), data.config.hidden
     exits = [torch.empty(rows, 2 * width, dtype=torch.float16) for _ in body.upper_layers]
     logits = torch.empty(rows, len(data.labels))
-    batches = list(packed_batches(texts.lengths[:used], PACK_TOKENS, used))
-    for some in tqdm(batches, "computing what exits see", unit="batch", disable=not show):
-        pack = data.reader.pack(texts, some, data.device)
+    for some, pack in data.packs(texts, title="computing what exits see"):
         here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
         seen, answers = _seen(body, model, pack)
         for kept, own in zip((*exits, logits), (*seen, answers), strict=True):
             kept[here] = own.to(kept)
-    members = texts.texts[:used]
-    return States(
-        exits=exits,
-        logits=logits,
-        rows_of=counts[:used].tolist(),
-        spans=[text.spans for text in members],
-        lengths=texts.lengths[:used],
-    )
+    return States(exits, logits, counts.tolist(), [text.spans for text in texts.texts], texts.lengths)
 
 
 def _seen(body: PlotBody, model: TenantModel, pack: Pack) -> tuple[list[Tensor], Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 
 from builder.tasks.examples import Example
-from builder.tasks.tasks import TrainingTask
+from builder.tasks.tasks import Rows, TrainingTask
 from builder.training.tenant import WORST, shown
 from hplm.arrays import Array
-from hplm.tasks import TextAnswer, softmax
+from hplm.tasks import softmax
 
 SURE = 0.9  # a checkpoint is sure of an answer from this probability on
 SAME = 1e-6  # numbers that are no further apart are the same
 NEAR = 0.1  # of the spread of a checkpoint's numbers: two that are no further apart are the same answer
-
-Rows = tuple[Array, Array]  # the spans and the logits of one text
 
 
 @dataclass(frozen=True)
@@ -54,25 +52,17 @@ def agreement(
     task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
 ) -> Agreement:
     """Compares the rows of each text. `wanted`: those of the checkpoint."""
-    if task.is_number:
+    if task.served.is_number:
         mine, theirs = (np.concatenate([logits[:, 0] for _, logits in rows]) for rows in (own, wanted))
         return Agreement(np.abs(mine - theirs) <= max(NEAR * theirs.std(), SAME))
     if task.served.needs_pair:
-        pairs = list(zip(answered(task, labels, examples, own), answered(task, labels, examples, wanted), strict=True))
+        pairs = list(zip(task.answers(labels, examples, own), task.answers(labels, examples, wanted), strict=True))
         same = np.array([one.labels == other.labels for one, other in pairs])
         return Agreement(same, np.array([other.scores[0] for _, other in pairs]))
     mine, theirs = (np.concatenate([_choices(*text, task.one_label_a_row) for text in rows]) for rows in (own, wanted))
     probabilities = softmax(theirs)
     divergence = (probabilities * np.log(np.maximum(probabilities, 1e-12) / np.maximum(softmax(mine), 1e-12))).sum(1)
     return Agreement(mine.argmax(1) == theirs.argmax(1), probabilities.max(1), float(divergence.mean()))
-
-
-def answered(
-    task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], rows: Sequence[Rows]
-) -> Iterator[TextAnswer]:
-    for example, (spans, logits) in zip(examples, rows, strict=True):
-        outputs = labels[: logits.shape[1]]  # a checkpoint has no output for no answer
-        yield task.served.answer(logits, spans, outputs, passage=example.pair or "")
 
 
 def _choices(spans: Array, logits: Array, one_label_a_row: bool) -> Array:
@@ -86,12 +76,12 @@ def differing(
     task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
 ) -> list[dict[str, Any]]:
     """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ."""
-    if task.is_number:
+    if task.served.is_number:
         return []
     found = [
         {"text": shown(example), "checkpoint": ", ".join(other.labels), "tenant": ", ".join(one.labels), "sure": sure}
         for example, one, other in zip(
-            examples, answered(task, labels, examples, own), answered(task, labels, examples, wanted), strict=True
+            examples, task.answers(labels, examples, own), task.answers(labels, examples, wanted), strict=True
         )
         if one.labels != other.labels and (sure := round(float(other.scores.min(initial=1.0)), 3))
     ]

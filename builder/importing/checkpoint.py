@@ -13,12 +13,12 @@ from torch import Tensor
 
 from builder.importing.foreign import ForeignHead, read_json
 from builder.importing.heads import check_head, chosen_labels, chosen_task, double_head, linear_head, reordered, sequence_task
-from builder.learning.bodies import WholeBody
+from builder.learning.bodies import WholeBody, checkpoint_of
 from builder.training.cutting import cut
 from builder.training.model import TenantModel, Weights
 from hplm.adapters.layout import Layout, head_layout
 from hplm.errors import HplmError, InvalidInput
-from hplm.model.checkpoint import full_stack, load_checkpoint
+from hplm.model.checkpoint import full_stack
 from hplm.model.config import BackboneConfig
 from hplm.model.encoders import ENCODERS, described
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
@@ -52,9 +52,8 @@ class Finetuned:
 
     def loaded(self, device: torch.device) -> tuple[WholeBody, TenantModel]:
         """Returns the whole model and its head, to ask them."""
-        head = TenantModel(None, self.head_layout, seed=0)  # whose random numbers the weights replace
-        head.load(None, self.head.weights)
-        return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head.to(device)
+        head = TenantModel.of(None, self.head_layout, None, self.head.weights).to(device)
+        return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head
 
     def with_labels(self, labels: list[str]) -> Finetuned:
         """Returns it with the rows of its head in another order."""
@@ -82,7 +81,7 @@ class Family:
         self._model, self._config = model, config
         if config.is_decoder:
             raise InvalidInput(f"backbone {config.name!r} is a decoder: only fine-tuned encoders can be imported")
-        self.base, self._configuration = self._loaded(model), configuration_of(model)
+        self.base, self._configuration = checkpoint_of(model, config), configuration_of(model)
         if self.base.skipbert:
             raise InvalidInput(f"{model!r} is a SkipBERT, from which nothing that transformers knows descends")
         if (left := self.base.total_layers - config.lower_layers - config.upper_layers) > 0:
@@ -90,10 +89,6 @@ class Family:
                 f"the root leaves out the last {left} layers of {model!r}, on which the head of a checkpoint stands: build a "
                 "root whose --lower and --upper are all layers"
             )
-
-    def _loaded(self, model: str) -> Checkpoint:
-        config = self._config
-        return load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window)
 
     def read(self, folder: Path, labels: list[str] | None = None, task: str | None = None) -> Finetuned:
         """Reads a checkpoint, and refuses one that has no head or descends from another model.
@@ -124,7 +119,7 @@ class Family:
         weight_files(folder)
         configuration = configuration_of(str(folder))
         self._check(folder, configuration, self._configuration, ("model_type", "num_hidden_layers"))
-        checkpoint = self._loaded(str(folder))
+        checkpoint = checkpoint_of(str(folder), self._config)
         distance = self._distance(folder, checkpoint)
         names = [name for _, name in sorted(configuration.id2label.items())]  # of two, transformers 4 has not saved them
         head = _head(folder, str(named), configuration.model_type, ending, task, names)

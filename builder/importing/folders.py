@@ -19,6 +19,7 @@ from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
 from builder.pictures import draw_agreement
+from builder.said import no_progress_bars
 from builder.store.store import Store, TenantFile
 from builder.worker_processes import worker_processes
 from hplm.errors import HplmError, InvalidInput
@@ -83,15 +84,13 @@ class Importer:
         is_here = bool(files) and all(file.exists() for file in files)
         return UnlabelledTexts(files, are_documents=True) if is_here else None
 
-    def one(
-        self, tenant_id: str, folder: Path, show_progress: bool = True, is_named: bool = True
-    ) -> tuple[TenantFile, dict[str, Any]]:
+    def one(self, tenant_id: str, folder: Path, is_named: bool = True) -> tuple[TenantFile, dict[str, Any]]:
         """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
         store, options = self._store, self._options
         if not is_named:
             self._check_source(tenant_id, folder)
         if not is_checkpoint(folder):
-            return import_tenant(store, tenant_id, folder, options, self._device, show_progress)
+            return import_tenant(store, tenant_id, folder, options, self._device)
         if options.new_domain is not None:
             raise InvalidInput(f"{folder} is a whole checkpoint, whose lower layers no table can take: leave --as-domain out")
         own = folder / OWN_TEXTS
@@ -101,9 +100,7 @@ class Importer:
                 f"{folder} is a whole checkpoint, which a tenant learns to match from texts, and the corpus of domain "
                 f"{options.domain!r} is not here: give --texts FILE"
             )
-        return import_checkpoint(
-            store, tenant_id, folder, self._family, texts, options, self._matching, self._device, show_progress
-        )
+        return import_checkpoint(store, tenant_id, folder, self._family, texts, options, self._matching, self._device)
 
     def _check_source(self, tenant_id: str, folder: Path) -> None:
         """Refuses to replace a tenant that came from elsewhere only because a folder has its name."""
@@ -126,10 +123,11 @@ class Importer:
             running = [pool.submit(self.tried, *one) for one in folders]
             yield from (done.result() for done in as_completed(running))
 
+    @no_progress_bars()
     def tried(self, tenant_id: str, folder: Path) -> Imported:
         """Returns what became of a folder. Only what concerns all folders is raised."""
         try:
-            return Imported(tenant_id, folder, *self.one(tenant_id, folder, show_progress=False, is_named=False))
+            return Imported(tenant_id, folder, *self.one(tenant_id, folder, is_named=False))
         except HplmError as error:
             return Imported(tenant_id, folder, None, error.report if isinstance(error, Unlike) else {}, str(error))
         except OSError as error:  # a file that nobody may read

@@ -168,15 +168,11 @@ def tensor_file(folder: Path, names: Sequence[str]) -> Path:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Reads tensors as fp32. From a pickled `.bin` only tensors are read; no code in it runs."""
     try:
-        read = load_file if path.suffix == ".safetensors" else _load_pickled
-        tensors = read(path)
+        is_safe = path.suffix == ".safetensors"
+        tensors: Any = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the libraries raise anything at a damaged file
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidInput(f"{path} cannot be read ({first_line}): copy or save it again") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise InvalidInput(f"{path} holds something else than tensors with names: save the adapter again")
     return {str(name): tensor.float() for name, tensor in tensors.items()}
-
-
-def _load_pickled(path: Path) -> dict[str, Tensor]:
-    return torch.load(path, map_location="cpu", weights_only=True)

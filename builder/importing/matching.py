@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.importing.agreement import Agreement, Rows, agreement, answered, differing
+from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
 from builder.importing.reports import advice
 from builder.importing.taught import Taught
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_seed
+from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import Savepoint, digest_of, read_json, write_json
+from builder.store.resumable import Savepoint, digest_of, read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held_tenant, put_away
+from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
-from builder.tasks.tasks import training_task
+from builder.tasks.tasks import Rows, training_task
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS, rows_of
+from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
-from builder.training.tenant import begin
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -65,10 +63,7 @@ class MatchingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name, least in (("rank", 1), ("epochs", 1), ("batch_texts", 1), ("most_texts", FEWEST)):
-            if getattr(self, name) < least:
-                raise InvalidInput(f"--{name.replace('_', '-')} {getattr(self, name)}: give {least} or more")
+        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST)
         if not 0 <= self.least <= 1:
             raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
         if not self.learning_rate > 0:
@@ -97,9 +92,7 @@ class Model:
 
     @classmethod
     def of(cls, body: Body, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device) -> Model:
-        own = TenantModel(adapter, head, seed=0)  # whose random numbers the weights replace
-        own.load(*weights)
-        return cls(body.to(device).eval().requires_grad_(False), own.to(device))
+        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head, *weights).to(device))
 
     @classmethod
     def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
@@ -120,7 +113,7 @@ class Model:
         return states, self.own.read(states[-1][pack.reading])
 
     def rows(self, data: Data) -> list[Rows]:
-        return rows_of(self.body, self.own, data, data.dev)[0]
+        return data.rows(data.dev, logits_of(self.body, self.own, data, data.dev))
 
 
 def import_checkpoint(
@@ -132,7 +125,6 @@ def import_checkpoint(
     options: ImportOptions,
     matching: MatchingOptions,
     device: torch.device,
-    show_progress: bool = True,
     made: Callable[..., Model] = Model.of,
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
@@ -151,7 +143,7 @@ def import_checkpoint(
         before = store.tenant(tenant_id)
         is_done = before is not None and store.report(before).get("asked") == asked
         if is_done and before is not None and options.test is None:
-            put_away(working)
+            remove_savepoints(working, "import")
             return before, store.report(before)
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
@@ -167,9 +159,9 @@ def import_checkpoint(
             return before, store.report(before) | compared(stored, teacher, tested, reader, found.labels, task)
         version = before.version + 1 if before else 1
         learning = training_task(task).unlabelled()
-        parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed, show_progress)
+        parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed)
         data = Data(reader, learning, found.labels, *parts, device)
-        begin(working, tenant_id, {"version": version, **asked})
+        saving = savepoints_of(working, "import", {"version": version, **asked})
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
@@ -180,7 +172,7 @@ def import_checkpoint(
             "note": NOTE,
             "distance": round(found.distance, 4),
             "change_held": round(kept, 4),
-            **_matched(tenant, teacher, data, matching, working / SAVED, show_progress),
+            **_matched(tenant, teacher, data, matching, saving / SAVED),
         }
         file = TenantFile(tenant_id, version, *domain, task, found.labels, rank=0, head_function=found.head.function)
         file = file.with_adapter(layout)
@@ -193,7 +185,7 @@ def import_checkpoint(
         if not _agrees(report, matching):
             refused.parent.mkdir(exist_ok=True)
             write_json(refused, report)  # the same command need not learn it again
-            put_away(working)
+            remove_savepoints(working, "import")
         _check_agreement(report, folder, matching)
 
         def draw(picture: Path) -> None:
@@ -204,7 +196,7 @@ def import_checkpoint(
         store.chain(*domain)  # fails if the domain was deleted meanwhile
         store.save_tenant(file, *weights, report, draw)
         refused.unlink(missing_ok=True)
-        put_away(working)
+        remove_savepoints(working, "import")
         return file, report
 
 
@@ -222,15 +214,12 @@ def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOpt
         )
 
 
-def _matched(
-    tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path, show_progress: bool
-) -> dict[str, Any]:
+def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
     """Trains adapter and head. Returns the part of the report that says how near they came."""
     wanted, examples = teacher.rows(data), data.dev.examples
     variances, spread = _scales(teacher, data)
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
-    taught = Taught(teacher.states, data, saved.parent, show_progress)
+    epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs, DOUBT)
+    taught = Taught(teacher.states, data, saved.parent)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
@@ -252,14 +241,13 @@ def _matched(
         return Exam(now.share, 1 - now.share if now.divergence is None else now.divergence, now.error)
 
     training = Training(
-        "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))],
-        lambda first: islice(chain.from_iterable(epochs), first, None), loss_of, examined, "Use a smaller --learning-rate",
-        betas=(0.9, 0.999),
+        "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))], epochs.starting, loss_of,
+        examined, "Use a smaller --learning-rate", betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, Epochs([len(epoch) for epoch in epochs], options.epochs, DOUBT), Savepoint(saved), show_progress)
+    now = train(training, epochs, Savepoint(saved))
     tenant.own.round_to_storage()
     own, rates = tenant.rows(data), {}
-    few = replace(data, dev=replace(data.dev, texts=data.dev.texts[:TIMED], lengths=data.dev.lengths[:TIMED]))
+    few = replace(data, dev=data.dev.first(TIMED))
     for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before
         started = time.perf_counter()
         count = len(model.rows(few))
@@ -277,7 +265,7 @@ def _matched(
 @torch.no_grad()
 def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
     """Returns the variance of the checkpoint's states after each upper layer, and the spread of its logits."""
-    some = next(packed_batches(data.dev.lengths, PACK_TOKENS, len(data.dev.lengths), np.random.default_rng(0)))
+    some = next(packed_batches(data.dev.lengths, rng=np.random.default_rng(0)))
     states, logits = teacher.through(data.reader.pack(data.dev, some, data.device))
     return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
 
@@ -287,10 +275,10 @@ def compared(
 ) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
     own, device = training_task(task), next(teacher.own.parameters()).device
-    texts = reader.read(tested, own, labels, show_progress=False)
+    texts = reader.read(tested, own, labels)
     data = Data(reader, own, labels, texts, texts, device)
     rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
-    answers = {side: [one.labels for one in answered(own, labels, tested, found)] for side, found in rows.items()}
+    answers = {side: [one.labels for one in own.answers(labels, tested, found)] for side, found in rows.items()}
     return {
         "test": {side: own.score(labels, tested, found).described() for side, found in answers.items()},
         "tested": agreement(own, labels, tested, rows["tenant"], rows["checkpoint"]).described(),

@@ -43,9 +43,7 @@ SMALL, LARGE = 1e-3, 100.0
 NO_ANSWER = "the score of no answer, for which transformers' head has no output: the checkpoint always answers"
 
 
-def save_checkpoint(
-    store: Store, tenant_id: str, folder: Path, texts: Path | None, device: torch.device, show_progress: bool = True
-) -> dict[str, Any]:
+def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | None, device: torch.device) -> dict[str, Any]:
     """Returns the report; with `texts`, it says how many answers of both are the same."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists: name a folder that does not")
@@ -79,7 +77,7 @@ def save_checkpoint(
     if tenant.task == SPAN and len(tenant.labels) > len(TASKS[SPAN].fixed_labels):
         report["lost"] = NO_ANSWER
     if texts is not None:
-        report |= _compared(store, tenant, family, folder, examples, device, show_progress)
+        report |= _compared(store, tenant, family, folder, examples, device)
     return report
 
 
@@ -125,11 +123,10 @@ def _compared(
     folder: Path,
     examples: list[Example],
     device: torch.device,
-    show_progress: bool,
 ) -> dict[str, Any]:
     """Returns how many answers to the texts are the same, computed here."""
     reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
-    read = reader.read(examples, task, tenant.labels, show_progress)
+    read = reader.read(examples, task, tenant.labels)
     data = Data(reader, task, tenant.labels, read, read, device)
     plain, own = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
     return agreement(task, tenant.labels, read.examples, plain.rows(data), own.rows(data)).described()

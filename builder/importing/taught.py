@@ -11,13 +11,10 @@ from tempfile import TemporaryFile
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.hardware import half_precision
-from builder.packed_batches import packed_batches
 from builder.tasks.lookup import Pack
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS
 from hplm.model.tensors import sent
 
 MOST_BYTES = 4 << 30  # 250,000 tokens take 3.1 GB after eight layers as wide as BERT-base, 0.8 after four of MiniLM
@@ -29,13 +26,11 @@ class Taught:
     If it would take more than MOST_BYTES or half of the free disk, the states are computed again for each batch.
     """
 
-    def __init__(self, states: Callable[[Pack], Sequence[Tensor]], data: Data, folder: Path, show_progress: bool) -> None:
+    def __init__(self, states: Callable[[Pack], Sequence[Tensor]], data: Data, folder: Path) -> None:
         self._states, self._data, self._kept = states, data, _room(data, folder)
         if self._kept is None:
             return
-        batches = list(packed_batches(data.train.lengths, PACK_TOKENS, len(self._kept)))
-        for chosen in tqdm(batches, "asking the checkpoint", unit="batch", disable=not show_progress):
-            pack = data.reader.pack(data.train, chosen, data.device)
+        for chosen, pack in data.packs(data.train, title="asking the checkpoint"):
             with torch.no_grad(), half_precision(data.device):
                 found = torch.cat(list(states(pack)), dim=1).half().cpu()
             for i, own in zip(chosen, found.split(pack.lengths), strict=True):

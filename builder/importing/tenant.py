@@ -62,7 +62,7 @@ def read_folder(folder: Path, model: str, task: str | None, is_decoder: bool = F
 
 
 def import_tenant(
-    store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device, show_progress: bool = True
+    store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     with held_tenant(store, tenant_id), ExitStack() as building:
@@ -98,7 +98,7 @@ def import_tenant(
         origin = origin_of(store, folder, foreign.library, foreign.base)
         report: dict[str, Any] = {"task": task, "imported": origin, "note": note}
         if labelled is not None:
-            report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device, show_progress)}
+            report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device)}
         if options.new_domain is not None:
             table = building.enter_context(merged(store, parent[0], lower, foreign, options.new_domain, device))
             if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
@@ -107,7 +107,7 @@ def import_tenant(
             size = {"ngrams": table.meta.keys, "mb": table.meta.megabytes}
             report["merged"] = {"domain": tenant.domain, "layers": sorted(lower), **size}
             if labelled is not None:
-                report["test"][f"on {tenant.domain}"] = _score(store, tenant, stored, labelled, device, show_progress)
+                report["test"][f"on {tenant.domain}"] = _score(store, tenant, stored, labelled, device)
         store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
         store.save_tenant(tenant, *stored, report)
         return tenant, report
@@ -133,10 +133,8 @@ def read_test(file: Path | None, task: str, labels: list[str]) -> list[Example] 
     return labelled
 
 
-def _score(
-    store: Store, tenant: TenantFile, weights: Weights, examples: list[Example], device: torch.device, show_progress: bool
-) -> dict[str, Any]:
-    found = evaluate_weights(store, tenant, weights, examples, device, show_progress)
+def _score(store: Store, tenant: TenantFile, weights: Weights, examples: list[Example], device: torch.device) -> dict[str, Any]:
+    found = evaluate_weights(store, tenant, weights, examples, device)
     return {**found.scores.described(), "windows_found": found.texts.found}
 
 

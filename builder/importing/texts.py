@@ -53,14 +53,12 @@ class UnlabelledTexts:
             raise InvalidInput(f"{self} has {len(found)} different texts: to learn from them needs {FEWEST} or more")
         return list(found.values())
 
-    def divided(
-        self, reader: Reader, task: TrainingTask, labels: list[str], most: int, seed: int, show: bool
-    ) -> tuple[Texts, Texts]:
+    def divided(self, reader: Reader, task: TrainingTask, labels: list[str], most: int, seed: int) -> tuple[Texts, Texts]:
         """Returns the texts to learn from, and those that only judge. `most`: of both."""
         order = np.random.default_rng(seed).permutation(len(self.examples))[:most].tolist()
         held_out = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(order))), len(order) // 2)
         learned, judged = (
-            _first(reader.read([self.examples[i] for i in part], task, labels, show), share * self.most_tokens)
+            _first(reader.read([self.examples[i] for i in part], task, labels), share * self.most_tokens)
             for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
         )
         return learned, judged
@@ -71,4 +69,4 @@ def _first(texts: Texts, tokens: float) -> Texts:
     count = max(1, int(np.searchsorted(np.cumsum(texts.lengths), tokens, side="right")))
     while count < len(texts.texts) and texts.texts[count].window:  # the windows of a text stay together
         count += 1
-    return replace(texts, texts=texts.texts[:count], lengths=texts.lengths[:count])
+    return texts.first(count)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from builder.store.store import Store
 from hplm.model.attention import PackedAttention
-from hplm.model.checkpoint import Checkpoint, full_stack
+from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
+from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
 from hplm.model.stacks import UpperStack, through
 
@@ -46,23 +47,22 @@ class PlotBody(nn.Module):
             raise ValueError("a model on tables has no lower layers to train")
         return self.upper.layers.parameters()
 
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        assert pack.sums is not None  # as `reads_tables` says
-        sums = self.entering(pack.sums)
-        return self.upper(sums, pack.positions, pack.segments, self.attention(pack, sums.device), adapters, pack.reading)
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        return through(self.upper.layers[:layers], *self._below(pack), adapters, pack.reading)
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
-        assert pack.sums is not None
-        x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
-        return _after_each(self.upper.layers[:layers], x, self.attention(pack, x.device), adapters)
+        return _after_each(self.upper.layers[:layers], *self._below(pack), adapters)
 
     def entering(self, sums: Tensor) -> Tensor:
         """Returns rows of the tables as the layers take them."""
         return sums
 
-    def attention(self, pack: Pack, device: torch.device) -> Attend:
-        return PackedAttention(pack.lengths, self._heads, device)
+    def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
+        """Returns what enters the upper layers, and their attention."""
+        assert pack.sums is not None  # as `reads_tables` says
+        x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
+        return x, PackedAttention(pack.lengths, self._heads, x.device)
 
 
 class WholeBody(nn.Module):
@@ -82,6 +82,10 @@ class WholeBody(nn.Module):
         self.norm.load_state_dict({kind: weights[f"norm.{kind}"] for kind in ("weight", "bias")})
         self.layers = layers
 
+    @classmethod
+    def of(cls, store: Store) -> WholeBody:
+        return cls(checkpoint_of(store.model, store.config))
+
     @property
     def upper_layers(self) -> Layers:
         return self.layers[len(self.layers) - self._upper :]
@@ -93,9 +97,8 @@ class WholeBody(nn.Module):
         above = {id(parameter) for parameter in upper}
         return iter(upper if name == "upper" else [other for other in self.parameters() if id(other) not in above])
 
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None) -> Tensor:
-        x, attend = self._below(pack)
-        return through(self.upper_layers, x, attend, adapters, pack.reading)
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        return through(self.upper_layers[:layers], *self._below(pack), adapters, pack.reading)
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
@@ -124,6 +127,11 @@ class WholeBody(nn.Module):
         other = copy.deepcopy(self)
         other.layers, other._upper = Layers(other.layers[i] for i in chosen), len(chosen)
         return other
+
+
+def checkpoint_of(model: str, config: BackboneConfig) -> Checkpoint:
+    """Loads a model that is divided as a backbone is."""
+    return load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window)
 
 
 def _after_each(layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None) -> list[Tensor]:

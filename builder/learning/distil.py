@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.ridge import fit
-from builder.learning.windows import Lesson, Lessons, Reading, Student, TextPack, in_packs
+from builder.learning.windows import Lesson, Reading, Shrinking, Student, TextPack, in_packs, lesson_of
 from builder.said import say
 from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
@@ -48,7 +49,6 @@ def distil(
     budget: Budget,
     seed: int,
     device: torch.device,
-    show_progress: bool = True,
     saved: Path | None = None,
     train_upper: bool = True,
 ) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def distil(
     held_out, training = split_documents(documents, seed)
     teacher = WholeBody(checkpoint).to(device).eval().requires_grad_(False)
     student = Student(lower, upper).to(device).requires_grad_(False)
-    lessons, chance = Lessons(checkpoint.config, teacher, device), np.random.default_rng(seed)
+    lesson, chance = partial(lesson_of, Shrinking(checkpoint.config, device), teacher), np.random.default_rng(seed)
     reading = Reading(checkpoint.config, training, seed, step_tokens(device))
     with half_precision(device):
-        held = [lessons.lesson(texts, chance) for texts in in_packs(held_out)]
-        first = [lessons.lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)] if train_upper else []
+        held = [lesson(texts, chance) for texts in in_packs(held_out)]
+        first = [lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)] if train_upper else []
     scale = _variances(held)
     start = _examined(student, held, scale)
     if first:
@@ -70,9 +70,9 @@ def distil(
     apart = upper.segments.weight[1:] - upper.segments.weight[0]
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
-        lesson = lessons.lesson(*texts)
-        at_split, at_end = errors_of(student(lesson), lesson, scale)
-        return at_split + at_end, lesson.tokens
+        given = lesson(*texts)
+        at_split, at_end = errors_of(student(given), given, scale)
+        return at_split + at_end, given.tokens
 
     @torch.no_grad()
     def keep_apart() -> dict[str, float]:
@@ -85,7 +85,7 @@ def distil(
         "adapting", device, groups_of(student, train_upper), reading.starting, loss_of,
         lambda: _examined(student, held, scale), WAY_OUT, keep_apart,
     )  # fmt: skip
-    now = train(learning, budget, Savepoint(saved), show_progress, time.monotonic() - started)
+    now = train(learning, budget, Savepoint(saved), time.monotonic() - started)
     _report_missed(now, budget)
     student.requires_grad_(True)
     return {
@@ -114,7 +114,12 @@ def _report_missed(now: Progress, budget: Budget) -> None:
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Splits documents into held-out ones and those to learn from."""
-    return _held_out(readable(documents), np.random.default_rng(seed))
+    found = readable(documents)
+    order = np.random.default_rng(seed).permutation(len(found))
+    lengths = [len(found[i]) for i in order]
+    count = 1 + int(np.searchsorted(np.cumsum(lengths), min(HELD_OUT_TOKENS, HELD_OUT_SHARE * sum(lengths))))
+    count = min(count, len(found) - 1)
+    return [found[i] for i in order[:count]], [found[i] for i in order[count:]]
 
 
 def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -123,15 +128,6 @@ def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
     if len(found) < 2:
         raise InvalidInput(f"the corpus has {len(found)} documents with text: adaptation needs at least two, one a line")
     return found
-
-
-def _held_out(documents: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    order = rng.permutation(len(documents))
-    total = sum(map(len, documents))
-    room = min(HELD_OUT_TOKENS, HELD_OUT_SHARE * total)
-    count = 1 + int(np.searchsorted(np.cumsum([len(documents[i]) for i in order]), room))
-    count = min(count, len(documents) - 1)
-    return [documents[i] for i in order[:count]], [documents[i] for i in order[count:]]
 
 
 def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
@@ -160,12 +156,10 @@ def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float,
 
 
 def _variances(exam: Sequence[Lesson]) -> tuple[float, float]:
-    """Returns the variance of the teacher's hidden states on held-out texts."""
-
-    def variance(parts: list[Tensor]) -> float:
-        return float(torch.cat(parts).float().var(0, unbiased=False).sum())
-
-    return variance([lesson.at_split for lesson in exam]), variance([lesson.at_end for lesson in exam])
+    """Returns the variance of the teacher's hidden states on held-out texts, at the split and at the end."""
+    states = zip(*((lesson.at_split, lesson.at_end) for lesson in exam), strict=True)
+    at_split, at_end = (float(torch.cat(own).float().var(0, unbiased=False).sum()) for own in states)
+    return at_split, at_end
 
 
 @torch.no_grad()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain, islice
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from hplm.errors import InvalidInput
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 0.1
 FIRST_ROUND, LONGER = 128, 1.5  # steps of the first round on the way to a goal, and by how much the next one is longer
+B = TypeVar("B")
 ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
 
 
@@ -25,6 +26,7 @@ class Budget:
     minutes: float | None = None
     steps: int | None = None
     until: float | None = None  # ends earlier, when an exam scores this much
+    doubt: ClassVar[float] = 0.0  # by how many standard errors a later exam may be worse than the best one to be kept
 
     def __post_init__(self) -> None:
         if self.minutes is None and self.steps is None:
@@ -33,11 +35,6 @@ class Budget:
             raise InvalidInput("a budget is 0 or more minutes or steps")
         if self.until is not None and not 0 < self.until < 1:
             raise InvalidInput(f"--until {self.until:g}: give a share between 0 and 1")
-
-    @property
-    def doubt(self) -> float:
-        """By how many standard errors a later exam may be worse than the best one for its weights to be kept."""
-        return 0.0
 
     @property
     def empty(self) -> bool:
@@ -83,28 +80,37 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(Generic[B]):
     """Passes over the same texts, with an exam after each one."""
 
-    steps: Sequence[int]  # of each epoch
+    batches: Sequence[Sequence[B]]  # of each epoch
     patience: int  # epochs without a better score before the training ends
     doubt: float = 0.0  # as of a `Budget`
     warm_up: float = WARM_UP  # share of the steps
 
+    @property
+    def ends(self) -> list[int]:
+        """How many steps are done after each epoch."""
+        return list(accumulate(map(len, self.batches)))
+
+    def starting(self, number: int) -> Iterator[B]:
+        """Yields the batches from the `number`-th on."""
+        return islice(chain.from_iterable(self.batches), number, None)
+
     def used(self, now: Progress) -> float:
         if now.exams and len(now.exams) - 1 - now.best >= self.patience:
             return 1.0
-        return now.steps / sum(self.steps)
+        return now.steps / self.ends[-1]
 
     def rate(self, now: Progress) -> float:
-        steps = sum(self.steps)
+        steps = self.ends[-1]
         return min((now.steps + 1) / (self.warm_up * steps + 1), (steps - now.steps) / steps)
 
     def exam_due(self, now: Progress, exams: int) -> bool:
-        return now.steps in accumulate(self.steps)
+        return now.steps in self.ends
 
 
-Limits = Budget | Epochs
+Limits = Budget | Epochs[Any]
 
 
 def _round_of(steps: int) -> tuple[int, int]:
@@ -126,3 +132,11 @@ def _fall(share: float) -> float:
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**64:
         raise InvalidInput(f"seed {seed}: give a whole number from 0 to 2^64 - 1")
+
+
+def check_options(options: Any, **least: float) -> None:
+    """Refuses a wrong seed, and options that are below these numbers."""
+    check_seed(options.seed)
+    for name, number in least.items():
+        if not (given := getattr(options, name)) >= number:
+            raise InvalidInput(f"--{name.replace('_', '-')} {given:g}: give {number:g} or more")

@@ -11,11 +11,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.hardware import half_precision
 from builder.learning.limits import Limits
-from builder.said import duration
+from builder.said import duration, progress_bar
 from builder.store.resumable import Savepoint
 from hplm.errors import HplmError
 
@@ -92,15 +91,6 @@ class Progress:
             self.weights = {name: parameter.detach().clone() for name, parameter in weights.items()}
 
     @property
-    def first_loss(self) -> float:
-        """The mean loss of the first tenth of the steps; 0 without steps."""
-        return _mean(self.losses[: max(1, len(self.losses) // 10)])
-
-    @property
-    def last_loss(self) -> float:
-        return _mean(self.losses[-max(1, len(self.losses) // 10) :])
-
-    @property
     def curve(self) -> list[list[float]]:
         """Returns (step, mean loss) of at most so many equal parts."""
         parts = np.array_split(np.array(self.losses), min(POINTS, len(self.losses))) if self.losses else []
@@ -109,11 +99,12 @@ class Progress:
 
     def reported(self) -> dict[str, Any]:
         """Returns the part that the reports of all trainings share."""
+        tenth = max(1, len(self.losses) // 10)
         return {
             "steps": self.steps,
             "seconds": round(self.seconds, 1),
-            "first_loss": self.first_loss,
-            "last_loss": self.last_loss,
+            "first_loss": _mean(self.losses[:tenth]),  # 0 without steps
+            "last_loss": _mean(self.losses[-tenth:]),
             "curve": self.curve,
             "exams": [{name: round(value, 5) for name, value in exam.items()} for exam in self.exams],
             "kept_step": int(self.exams[self.kept]["step"]) if self.exams else self.steps,
@@ -123,9 +114,7 @@ class Progress:
         return f"step {self.steps}, loss {self.losses[-1]:.3f}" + (f", dev {self.exams[-1]['score']:.3f}" if self.exams else "")
 
 
-def train(
-    training: Training[B], limits: Limits, saved: Savepoint | None = None, show_progress: bool = True, spent: float = 0.0
-) -> Progress:
+def train(training: Training[B], limits: Limits, saved: Savepoint | None = None, spent: float = 0.0) -> Progress:
     """Trains, and leaves the kept weights in the parameters. After an interruption the same call goes on from `saved`.
 
     `spent`: seconds of the limits that a start took before.
@@ -147,7 +136,7 @@ def train(
     if training.start_counts and not now.exams:
         now.examined(training.exam(), weights, limits.doubt)
     batches = training.batches(now.steps)
-    with tqdm(total=100, desc=training.title, unit="%", disable=not show_progress, bar_format="{l_bar}{bar}| {postfix}") as bar:
+    with progress_bar(title=training.title, total=100, unit="%", bar_format="{l_bar}{bar}| {postfix}") as bar:
         while limits.used(now) < 1:
             rate = limits.rate(now)
             for group in optimizer.param_groups:
@@ -155,7 +144,7 @@ def train(
             with half_precision(training.device):
                 loss, units = training.loss(next(batches))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # several GPUs, each with its own batches, would average their gradients here
             norm = torch.nn.utils.clip_grad_norm_(weights.values(), GRADIENT_NORM)
             if not math.isfinite(value := loss.item()) or not math.isfinite(norm.item()):
                 raise Diverged(

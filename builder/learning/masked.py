@@ -83,18 +83,12 @@ def masked(words: np.ndarray, config: BackboneConfig, chance: np.random.Generato
     return seen, guessed
 
 
-class MaskedLessons:
-    def __init__(self, config: BackboneConfig, device: torch.device) -> None:
-        self._config = config
-        self._device = device
-        self._windows = Shrinking(config, device)
-
-    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator) -> MaskedLesson:
-        words = np.concatenate(texts)
-        seen, guessed = masked(words, self._config, chance)
-        packed = self._windows(seen, np.array([len(text) for text in texts]), chance)
-        chosen, wanted = index_of(guessed, self._device), index_of(words[guessed], self._device)
-        return MaskedLesson(**vars(packed), guessed=chosen, words=wanted)
+def masked_lesson(windows: Shrinking, texts: list[np.ndarray], chance: np.random.Generator) -> MaskedLesson:
+    words = np.concatenate(texts)
+    seen, guessed = masked(words, windows.config, chance)
+    packed = windows(seen, np.array([len(text) for text in texts]), chance)
+    chosen, wanted = index_of(guessed, windows.device), index_of(words[guessed], windows.device)
+    return MaskedLesson(**vars(packed), guessed=chosen, words=wanted)
 
 
 def further_pretrain(
@@ -107,7 +101,6 @@ def further_pretrain(
     budget: Budget,
     seed: int,
     device: torch.device,
-    show_progress: bool = True,
     saved: Path | None = None,
 ) -> tuple[MaskedHead, dict[str, Any]]:
     """Changes `lower` in place, and returns the head and the report. Trains a head first if there is none.
@@ -115,8 +108,10 @@ def further_pretrain(
     `head_is`: where the head comes from. The same call after an interruption continues.
     """
     held_out, training = split_documents(documents, seed)
-    lessons, reading = MaskedLessons(config, device), Reading(config, training, seed, step_tokens(device))
-    held = [lessons.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))]
+    windows, reading = Shrinking(config, device), Reading(config, training, seed, step_tokens(device))
+    held = [
+        masked_lesson(windows, texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))
+    ]
     student = Student(lower, upper).to(device).requires_grad_(False)
     own = (head or MaskedHead(config)).to(device).requires_grad_(False)
 
@@ -125,14 +120,14 @@ def further_pretrain(
         return own(hidden.index_select(0, lesson.guessed), lower.words.weight).float()
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
-        lesson = lessons.lesson(*texts)
+        lesson = masked_lesson(windows, *texts)
         return F.cross_entropy(guesses_of(lesson), lesson.words), lesson.tokens
 
     def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
         training = Training(
             title, device, groups, reading.starting, loss_of, lambda: _examined(guesses_of, held), WAY_OUT, exams=exams
         )
-        now = train(training, part, Savepoint(file), show_progress)
+        now = train(training, part, Savepoint(file))
         for module in (student, own):
             module.requires_grad_(False)
         return now

@@ -66,7 +66,7 @@ class Reading:
         lengths = np.array([len(document) for document in self._documents])
         place = passed = 0
         for epoch in count():
-            for chosen in packed_batches(lengths, self._tokens, len(lengths), np.random.default_rng([self._seed, epoch])):
+            for chosen in packed_batches(lengths, None, np.random.default_rng([self._seed, epoch]), self._tokens):
                 place += 1
                 for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
                     if passed >= number:
@@ -91,8 +91,8 @@ class Shrinking:
     """Finds the distinct windows of packed texts, most of them whole, some shortened as by a lookup's fallback."""
 
     def __init__(self, config: BackboneConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
         self._space = KeySpace(config.vocabulary, config.window)
-        self._device = device
         shares = SHRINKING ** np.arange(len(config.window.levels()))
         self._shares = shares / shares.sum()
 
@@ -100,27 +100,21 @@ class Shrinking:
         levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
         keys, window_of = distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
         numbers = self._space.unpack(keys), window_of, positions_of(lengths)
-        windows, window_of, positions = (index_of(own, self._device) for own in numbers)
+        windows, window_of, positions = (index_of(own, self.device) for own in numbers)
         return Windowed(windows, window_of, positions, lengths.tolist())
 
 
-class Lessons:
-    def __init__(self, config: BackboneConfig, teacher: WholeBody, device: torch.device) -> None:
-        self._teacher = teacher
-        self._device = device
-        self._windows = Shrinking(config, device)
-
-    def lesson(self, texts: list[np.ndarray], rng: np.random.Generator) -> Lesson:
-        tokens = np.concatenate(texts)
-        packed = self._windows(tokens, np.array([len(text) for text in texts]), rng)
-        at_split, at_end = self._teacher.taught(index_of(tokens, self._device), packed.positions, packed.lengths)
-        return Lesson(**vars(packed), at_split=at_split, at_end=at_end)
+def lesson_of(windows: Shrinking, teacher: WholeBody, texts: list[np.ndarray], chance: np.random.Generator) -> Lesson:
+    tokens = np.concatenate(texts)
+    packed = windows(tokens, np.array([len(text) for text in texts]), chance)
+    at_split, at_end = teacher.taught(index_of(tokens, windows.device), packed.positions, packed.lengths)
+    return Lesson(**vars(packed), at_split=at_split, at_end=at_end)
 
 
 def in_packs(documents: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
     """Packs held-out documents, the same way on every device."""
     lengths = np.array([len(document) for document in documents])
-    return [[documents[i] for i in chosen] for chosen in packed_batches(lengths, EXAM_TOKENS, len(documents))]
+    return [[documents[i] for i in chosen] for chosen in packed_batches(lengths, most_tokens=EXAM_TOKENS)]
 
 
 def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,7 +33,7 @@ class ResumableFiles(ExitStack):
         self.folder, self.done, self._task = folder, start, task
         sizes = dict.fromkeys(names, 0)
         if (folder / PROGRESS).exists():
-            recorded = json.loads((folder / PROGRESS).read_text("utf-8"))
+            recorded = read_json(folder / PROGRESS)
             check_task(folder, recorded["task"], task)
             self.done, sizes = recorded["done"], recorded["sizes"]
         self._files = {name: self.enter_context(open(folder / name, "ab")) for name in names}  # noqa: SIM115
@@ -61,7 +62,7 @@ class ResumableFiles(ExitStack):
 def is_finished(folder: Path, task: dict) -> bool:
     if not (folder / META).exists():
         return False
-    meta = json.loads((folder / META).read_text("utf-8"))
+    meta = read_json(folder / META)
     check_task(folder, {name: meta.get(name) for name in task}, task)
     (folder / PROGRESS).unlink(missing_ok=True)  # a process died right after its last step
     return True
@@ -123,6 +124,22 @@ def digest_of(*files: Path) -> str:
 def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
     """Maps a file as an array. An empty file cannot be mapped and gives an empty array."""
     return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)
+
+
+def savepoints_of(folder: Path, part: str, asked: dict[str, Any]) -> Path:
+    """Returns where a part of a tenant has its savepoints, beside those of an interrupted training, which stay."""
+    own = folder / f"{part}-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}"
+    remove_savepoints(folder, part, own)
+    own.mkdir(exist_ok=True)
+    write_json(own / PLAN, asked)
+    return own
+
+
+def remove_savepoints(folder: Path, part: str, kept: Path | None = None) -> None:
+    """Removes those of a part that is done, or of what was asked otherwise."""
+    for path in folder.glob(f"{part}-*"):
+        if path != kept:
+            shutil.rmtree(path)
 
 
 class Savepoint:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_seed
+from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
-from builder.packed_batches import packed_batches
 from builder.store.resumable import Savepoint
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
 from builder.training.data import Data
-from builder.training.finetuning import PACK_TOKENS
 from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
 from hplm.tenants.students import MOST
@@ -45,16 +42,11 @@ class StudentOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        check_options(self, rank=1, epochs=1, stacking=0)
         if self.depth < 1:
             raise InvalidInput(f"--layers {self.depth}: give 1 or more")
         if not 1 <= self.students <= MOST:
             raise InvalidInput(f"--students {self.students}: give 1 to {MOST}")
-        for name in ("rank", "epochs"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"--{name} {getattr(self, name)}: give 1 or more")
-        if not self.stacking >= 0:
-            raise InvalidInput(f"--stacking {self.stacking:g}: give 0 or more")
         if not self.learning_rate > 0:
             raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
 
@@ -74,25 +66,13 @@ def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
         hidden = model.hidden(body, pack)
         return torch.cat([hidden, model.read(hidden)], dim=1)
 
-    both, width = by_text(data, texts, rows_and_logits, body.reads_tables), data.config.hidden
+    both, width = data.by_text(texts, rows_and_logits, body.reads_tables), data.config.hidden
     return Seen([part[:, :width] for part in both], [part[:, width:] for part in both])
 
 
-@torch.no_grad()
-def by_text(data: Data, texts: Texts, compute: Callable[[Pack], Tensor], with_sums: bool = True) -> list[Tensor]:
-    """Returns what is computed of the rows of each text."""
-    found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
-    for chosen in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = data.reader.pack(texts, chosen, data.device, with_sums)
-        for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
-            found[i] = part
-    return found
-
-
 def boosted(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: tuple[Seen, Seen], options: StudentOptions, folder: Path,
-    show_progress: bool,
-) -> list[dict[str, Any]]:  # fmt: skip
+    body: PlotBody, team: StudentTeam, data: Data, teacher: tuple[Seen, Seen], options: StudentOptions, folder: Path
+) -> list[dict[str, Any]]:
     """Adds members to a team. Returns what the report says of each.
 
     It ends early when one more member leaves no less of the teacher's rows on texts that it has not learned.
@@ -104,9 +84,9 @@ def boosted(
         team.add()
         own_rows = partial(team.rows, body, number=number)
         missing = float(torch.cat(left[1]).square().mean())
-        learn_member(body, team, data, teacher[0], left, whole, number, options, folder, show_progress)
+        learn_member(body, team, data, teacher[0], left, whole, number, options, folder)
         with torch.no_grad():
-            own = [by_text(data, texts, own_rows) for texts in (data.train, data.dev)]
+            own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
             alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
             after = [
@@ -125,9 +105,7 @@ def boosted(
     return told
 
 
-def learn_together(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, options: StudentOptions, folder: Path, show_progress: bool
-) -> None:
+def learn_together(body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, options: StudentOptions, folder: Path) -> None:
     """Teaches all members and the classifier the labels, and the teacher's logits. All prefixes have the same weight."""
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
@@ -144,25 +122,18 @@ def learn_together(
         mean = sum(own.main for own in scores) / len(scores)
         return Exam(mean, -mean, max(own.error for own in scores))
 
-    named = dict(team.named_parameters())
-    _train("students together", data, named, loss_of, examined, options, folder / "together.pt", show_progress)
+    _train("students together", data, team, loss_of, examined, options, folder / "together.pt")
 
 
 def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[list[list[str]]]:
     """Returns the answers to dev of each prefix, example by example."""
-    logits = by_text(data, data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
-    return [answers_to_dev(data, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
-
-
-def answers_to_dev(data: Data, logits: Sequence[np.ndarray]) -> list[list[str]]:
-    """Returns the answers that these logits give, one for each text of dev."""
-    both = zip(logits, data.dev.texts, strict=True)
-    return [data.task.served.answer(rows, text.spans, data.labels).labels for rows, text in both]
+    logits = data.by_text(data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
+    return [data.answers(data.dev, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
 
 
 def learn_member(
     body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], whole: float, number: int,
-    options: StudentOptions, folder: Path, show_progress: bool,
+    options: StudentOptions, folder: Path,
 ) -> None:  # fmt: skip
     """Teaches a member what is left of the teacher's rows on train and dev. `whole`: the mean square of all of them."""
 
@@ -178,24 +149,21 @@ def learn_member(
 
     @torch.no_grad()
     def examined() -> Exam:
-        apart = torch.cat(by_text(data, data.dev, partial(team.rows, body, number=number))) - torch.cat(left[1])
+        apart = torch.cat(data.by_text(data.dev, partial(team.rows, body, number=number))) - torch.cat(left[1])
         loss = float(apart.square().mean()) / whole
         return Exam(-loss, loss)
 
-    named = dict(team.members[number].named_parameters())
     title = f"student {number + 1} of {options.students}"
-    _train(title, data, named, loss_of, examined, options, folder / f"student-{number}.pt", show_progress)
+    _train(title, data, team.members[number], loss_of, examined, options, folder / f"student-{number}.pt")
 
 
 def _train(
-    title: str, data: Data, learning: dict[str, nn.Parameter], loss: Callable[[np.ndarray], tuple[Tensor, int]],
-    exam: Callable[[], Exam], options: StudentOptions, saved: Path, show_progress: bool,
+    title: str, data: Data, learning: nn.Module, loss: Callable[[np.ndarray], tuple[Tensor, int]], exam: Callable[[], Exam],
+    options: StudentOptions, saved: Path,
 ) -> None:  # fmt: skip
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs)
     training = Training(
-        title, data.device, [Group(options.learning_rate, learning)],
-        lambda first: islice(chain.from_iterable(epochs), first, None), loss, exam, WAY_OUT, start_counts=False,
-        betas=(0.9, 0.999),
+        title, data.device, [Group(options.learning_rate, dict(learning.named_parameters()))], epochs.starting, loss, exam,
+        WAY_OUT, start_counts=False, betas=(0.9, 0.999),
     )  # fmt: skip
-    train(training, Epochs([len(epoch) for epoch in epochs], options.epochs), Savepoint(saved), show_progress)
+    train(training, epochs, Savepoint(saved))

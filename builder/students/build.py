@@ -15,11 +15,11 @@ from builder.evaluation.unseen import PARTS, learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
-from builder.store.resumable import begun_plan
+from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
-from builder.students.boosting import StudentOptions, answers_to_dev, boosted, learn_together, seen_by
+from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
-from builder.tables.build_folder import held_tenant, put_away
+from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
@@ -27,7 +27,6 @@ from builder.training.data import Data, Files, read_files
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
-from builder.training.tenant import begin
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
 from hplm.tenants.knowledge import StudentKnowledge
@@ -38,7 +37,7 @@ OWN = "own"  # a teacher, as DEDICATED
 
 def build_students(
     store: Store, tenant_id: str, options: StudentOptions, device: torch.device, teacher: str = OWN,
-    seen: Sequence[Path] = (), unlabelled: Path | None = None, show_progress: bool = True,
+    seen: Sequence[Path] = (), unlabelled: Path | None = None,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with students. Returns the report, and whether they are new: the same call changes nothing.
 
@@ -57,8 +56,7 @@ def build_students(
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
-            if (begun_plan(working) or {}).get("students") == asked:  # an interruption has left it
-                put_away(working)
+            remove_savepoints(working, "students")
             return known["report"], False
         files = list(learned_by(store, tenant, seen, PARTS))[:2]
         if not files:
@@ -68,13 +66,13 @@ def build_students(
         train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
         fresh = _further(read, further)
-        begin(working, tenant_id, {"version": tenant.version + 1, "students": asked})
         reader = Reader(store, tenant.domain, tenant.domain_version)
-        data = read.looked_up(reader, device, None, show_progress)
-        made, told = _made(store, tenant, data, fresh, options, teacher, working, show_progress)
+        data = read.looked_up(reader, device, None)
+        folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
+        made, told = _made(tenant, data, fresh, options, teacher, folder)
         report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
         store.save_next(tenant, replace(before, exits=None, students=made), report)
-        put_away(working)
+        remove_savepoints(working, "students")
         return report["students"]["report"], True
 
 
@@ -88,13 +86,12 @@ def _further(files: Files, unlabelled: UnlabelledTexts | None) -> list[Example]:
     return fresh
 
 
-def _extended(data: Data, further: Sequence[Example], show_progress: bool) -> Data:
+def _extended(data: Data, further: Sequence[Example]) -> Data:
     """Returns data that have further texts in their training, of which nothing is learned but what a teacher says."""
     if not further:
         return data
-    more = data.reader.read(further, data.task.unlabelled(), data.labels, show_progress)
-    both = replace(data.train, texts=[*data.train.texts, *more.texts], lengths=np.append(data.train.lengths, more.lengths))
-    return replace(data, train=both)
+    more = data.reader.read(further, data.task.unlabelled(), data.labels)
+    return replace(data, train=replace(data.train, texts=[*data.train.texts, *more.texts]))
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
@@ -107,25 +104,24 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
 
 
 def _made(
-    store: Store, tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str,
-    working: Path, show_progress: bool,
-) -> tuple[StudentKnowledge, dict[str, Any]]:  # fmt: skip
-    whole, model = _teacher(store, tenant, data, teacher, working, show_progress)
-    labelled, data = len(data.train.texts), _extended(data, further, show_progress)
+    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, folder: Path
+) -> tuple[StudentKnowledge, dict[str, Any]]:
+    body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
+    whole, model = _teacher(body, tenant, data, teacher, folder)
+    labelled, data = len(data.train.texts), _extended(data, further)
     seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
     team = team_of(data, model, options, tenant.dtype)
-    body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
-    told = boosted(body, team, data, seen, options, working, show_progress)
-    learn_together(body, team, data, seen[0], options, working, show_progress)
-    layers, learned = store.config.upper_layers, team.knowledge()
+    told = boosted(body, team, data, seen, options, folder)
+    learn_together(body, team, data, seen[0], options, folder)
+    layers, learned = data.config.upper_layers, team.knowledge()
     sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
-    scores = [data.task.score(data.labels, data.dev.examples, answers_to_dev(data, logits)) for logits in sums]
+    scores = [data.scored(data.dev, logits) for logits in sums]
     best = 1 + int(np.argmax([own.main for own in scores]))
     members = learned[:best]
     sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
     size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
-    taught = data.task.score(data.labels, data.dev.examples, answers_to_dev(data, [rows.numpy() for rows in seen[1].logits]))
+    taught = data.scored(data.dev, [rows.numpy() for rows in seen[1].logits])
     return found, {
         "task": tenant.task, "metric": taught.metric, "depth": options.depth, "of_layers": layers, "teacher": teacher,
         "teacher_score": taught.main, "learned_texts": labelled, "unlabelled_texts": len(data.train.texts) - labelled,
@@ -150,22 +146,18 @@ def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.n
     """Returns what the first student says of each text of dev, then the first two together, and so on, as they are served."""
     sums: list[list[np.ndarray]] = []
     for number in range(len(found.members)):
-        own, _ = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
+        own = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
         sums.append([one + more for one, more in zip(sums[-1], own, strict=True)] if sums else own)
     return sums
 
 
-def _teacher(
-    store: Store, tenant: TenantFile, data: Data, teacher: str, working: Path, show_progress: bool
-) -> tuple[Body, TenantModel]:
+def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, folder: Path) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
         alone = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
-        trained = dedicated(data, alone, working / "teacher.pt", show_progress)
+        trained = dedicated(data, alone, folder / "teacher.pt")
         return trained.body, trained.model
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
-    body = PlotBody.of(store).to(data.device).eval().requires_grad_(False)
-    return body, model.to(data.device)
+    layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
+    return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)
 
 
 def _calibration(logits: Sequence[np.ndarray], data: Data) -> Calibration | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,9 +14,7 @@ from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
 from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
-from hplm.adapters.tiles import Tiles
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import through
 from hplm.tenants.knowledge import Adapter, Head, StudentKnowledge
 
 
@@ -109,13 +106,11 @@ class ServedTeam(nn.Module):
     def __init__(self, found: StudentKnowledge, numbers: Sequence[int] | None = None) -> None:
         """`numbers`: of the members; None: all."""
         super().__init__()
-        self.depth, self.spread = found.students.depth, 1.0
+        self.depth = found.students.depth
         self.members = Members()
         for number in range(len(found.members)) if numbers is None else numbers:
             (adapter, layers), (head, weights) = found.members[number]
-            member = TenantModel(adapter, head, seed=0)
-            member.load([dict(layer) for layer in layers], dict(weights))
-            self.members.append(member)
+            self.members.append(TenantModel.of(adapter, head, layers, weights))
 
     def forward(self, body: PlotBody, pack: Pack) -> Tensor:
         return torch.stack([rows_of(body, pack, member, self.depth) for member in self.members]).sum(0)
@@ -123,8 +118,4 @@ class ServedTeam(nn.Module):
 
 def rows_of(body: PlotBody, pack: Pack, member: TenantModel, depth: int) -> Tensor:
     """Returns what a member's head says of the rows that are read, behind the first layers."""
-    assert pack.sums is not None
-    x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
-    every, read = (Tiles(np.zeros(count, dtype=np.int64), x.device) for count in (len(x), len(pack.reading)))
-    adapts, attend = member.adapts(every, read), body.attention(pack, x.device)
-    return member.read(through(body.upper.layers[:depth], x, attend, adapts, pack.reading).float())
+    return member.read(member.hidden(body, pack, depth).float())

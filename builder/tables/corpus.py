@@ -7,17 +7,15 @@ meta.json  how many of both, how many lines were read, and of which inputs
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from builder.said import say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished, mapped
+from builder.said import progress_bar, say_costs
+from builder.store.resumable import META, ResumableFiles, is_finished, mapped, read_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
@@ -32,9 +30,7 @@ class Corpus(Sequence[np.ndarray]):
     """Documents of token ids, int32."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / META).exists():
-            raise InvalidInput(f"{folder} holds no finished corpus: tokenise it first")
-        meta = json.loads((folder / META).read_text("utf-8"))
+        meta = read_json(folder / META, InvalidInput, "tokenise the corpus first")
         self.folder = folder
         self.tokens: int = meta["tokens"]
         self._tokens = mapped(folder / "tokens", np.uint32, (meta["tokens"],))
@@ -68,7 +64,7 @@ class Corpus(Sequence[np.ndarray]):
         return int(self._ends[document - 1]) if document else 0
 
 
-def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, show_progress: bool = True) -> Corpus:
+def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path) -> Corpus:
     """Tokenises files into a corpus. A call after an interruption continues after the last saved documents."""
     for path in paths:
         check_file(path)
@@ -77,7 +73,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, s
     if is_finished(folder, task):
         return Corpus(folder)
     _say_costs(paths, sum(sizes), tokenizer, folder.parent)
-    bar = tqdm(total=sum(sizes), desc="tokenising the corpus", unit="B", unit_scale=True, disable=not show_progress)
+    bar = progress_bar(title="tokenising the corpus", total=sum(sizes), unit="B", unit_scale=True)
     with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
         for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["lines"], None)):

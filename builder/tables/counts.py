@@ -11,7 +11,6 @@ text: they are the merged windows, masked, as the next level's runs.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections import Counter
@@ -19,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from builder.said import say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished
+from builder.said import progress_bar, say_costs
+from builder.store.resumable import META, ResumableFiles, is_finished, read_json
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
 from hplm.errors import InvalidInput
@@ -36,9 +34,7 @@ TIMED = 200_000  # tokens that are counted to tell how long all take
 
 class Counts:
     def __init__(self, folder: Path) -> None:
-        if not (folder / META).exists():
-            raise InvalidInput(f"{folder} holds no finished counts: count a corpus into it first")
-        meta = json.loads((folder / META).read_text("utf-8"))
+        meta = read_json(folder / META, InvalidInput, "count a corpus into this folder first")
         self.folder = folder
         self.tokens: int = meta["tokens"]
         self.documents: int = meta["documents"]
@@ -100,7 +96,7 @@ def level_run(folder: Path, level: int, space: KeySpace) -> Run:
     return Run(folder / f"keys-{level}", folder / f"counts-{level}", space.words)
 
 
-def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY, show_progress: bool = True) -> Counts:
+def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY) -> Counts:
     """Counts a corpus. A call after an interruption continues with the missing runs and partitions."""
     meta = _meta(space, corpus.tokens, len(corpus))
     if is_finished(folder, meta):
@@ -109,10 +105,10 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
         if growing.done["level"] == 0:
             most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
             say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space), most, folder)
-            _count_pieces(corpus, space, folder, memory, show_progress)
+            _count_pieces(corpus, space, folder, memory)
         for level in range(growing.done["level"], len(space.masks)):
             runs = _runs(folder, level, space)
-            for partition, keys, counts in _merged(growing, level, runs, memory, show_progress):
+            for partition, keys, counts in _merged(growing, level, runs, memory):
                 if level + 1 < len(space.masks):
                     shorter = keys & space.masks[level + 1]
                     _run(folder, level + 1, partition, space).write(*summed(shorter, counts))
@@ -127,7 +123,7 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
         return _finished(growing, space, meta)
 
 
-def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY, show_progress: bool = True) -> Counts:
+def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> Counts:
     """Adds counts: the result is as if the corpora of all parts had been counted together."""
     space = parts[0].space
     for part in parts:
@@ -140,7 +136,7 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY, show
     with _growing(folder, space, meta, memory) as growing:
         for level in range(growing.done["level"], len(space.masks)):
             runs = [part.run(level) for part in parts]
-            for partition, keys, counts in _merged(growing, level, runs, memory, show_progress):
+            for partition, keys, counts in _merged(growing, level, runs, memory):
                 _append(growing, level, partition, keys, counts)
             growing.record(level=level + 1, partition=0)
         return _finished(growing, space, meta)
@@ -163,9 +159,9 @@ def _seconds(corpus: Corpus, space: KeySpace) -> float:
     return (time.monotonic() - started) * corpus.tokens / max(1, len(tokens))
 
 
-def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, show_progress: bool) -> None:
+def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int) -> None:
     (folder / "runs").mkdir(exist_ok=True)
-    with tqdm(total=corpus.tokens, desc="counting n-grams", unit="token", unit_scale=True, disable=not show_progress) as bar:
+    with progress_bar(title="counting n-grams", total=corpus.tokens, unit="token", unit_scale=True) as bar:
         for number, (tokens, lengths) in enumerate(corpus.pieces(rows_in(memory, space.words))):
             run = _run(folder, 0, number, space)
             if not run.keys.exists():
@@ -177,13 +173,13 @@ def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int, sh
 
 
 def _merged(
-    growing: ResumableFiles, level: int, runs: Sequence[Run], memory: int, show_progress: bool
+    growing: ResumableFiles, level: int, runs: Sequence[Run], memory: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields (number, keys, counts) of the partitions of a level that are not recorded yet."""
     merge, first = Merge(runs, memory), growing.done["partition"]
     rows, done = merge.rows(0, merge.partitions), merge.rows(0, first)
     title = f"merging n-grams, level {level}"
-    with tqdm(total=rows, initial=done, desc=title, unit="n-gram", unit_scale=True, disable=not show_progress) as bar:
+    with progress_bar(title=title, total=rows, initial=done, unit="n-gram", unit_scale=True) as bar:
         for partition in range(first, merge.partitions):
             yield partition, *merge.read(partition)
             bar.update(merge.rows(partition, partition + 1))

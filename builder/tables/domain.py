@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from builder.learning.bodies import checkpoint_of
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
@@ -23,7 +24,6 @@ from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table, TableSpec
@@ -223,7 +223,7 @@ def _adapt(
         say(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted")
     elif not budget.empty:
         documents = build.documents(store.tokenizer(), options.seed)
-        given = documents, budget, options.seed, device, True, build.folder / "learning.pt"
+        given = documents, budget, options.seed, device, build.folder / "learning.pt"
         report = LEARN[options.learn](store, start, branch, lower, *given)
         save_report(store.folder, *branch, {"learn": options.learn, **report})
     store.save_lower(*branch, lower)
@@ -242,9 +242,7 @@ def _masked(store: Store, start: tuple[str, int], branch: tuple[str, int], lower
 
 
 def _distil(store: Store, start: tuple[str, int], branch: tuple[str, int], lower: LowerStack, *given: Any) -> dict[str, Any]:
-    config = store.config
-    teacher = load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window)
-    return distil(teacher, lower, store.upper(), *given, train_upper=False)
+    return distil(checkpoint_of(store.model, store.config), lower, store.upper(), *given, train_upper=False)
 
 
 # masked: guess masked words of the corpus (HMI's further pretraining). distil: match the original model on the corpus.

@@ -157,14 +157,7 @@ def mb(size: int) -> str:
 Pieces = Iterator[tuple[np.ndarray, np.ndarray]]  # tokens and lengths of some documents
 
 
-def cover(
-    store: Store,
-    domain: str,
-    version: int,
-    pieces: Pieces,
-    keeps: Sequence[float] | None = None,
-    most_tokens: int = TEXT_TOKENS,
-) -> Coverage:
+def cover(store: Store, domain: str, version: int, pieces: Pieces, keeps: Sequence[float] | None = None) -> Coverage:
     """Looks texts up. `keeps`: default are those of HMI's Table 5 that this table includes, and its own."""
     chain = store.forest(domain, version).chain(domain, version)
     meta, root = chain.links[0][0].meta, chain.links[0][0].meta.parent is None
@@ -184,7 +177,7 @@ def cover(
     steps = [keep for keep in steps if ranking.size(keep) <= meta.keys]
     tokens, cut, looked, windows = 0, False, np.zeros(len(chain.space.masks) * len(chain.links), dtype=np.int64), []
     for piece, lengths in pieces:
-        if cut := tokens >= most_tokens:
+        if cut := tokens >= TEXT_TOKENS:
             break
         tokens += len(piece)
         looked += ends(chain, chain.lookup(piece, lengths))
@@ -237,9 +230,9 @@ def read_pieces(store: Store, text: Path, progress: Callable[[int], object] | No
         yield _joined(tokenizer.encode_documents(batch))
 
 
-def sampled(corpus: Corpus, most_tokens: int = SAMPLED) -> Pieces:
+def sampled(corpus: Corpus) -> Pieces:
     """Yields documents of a corpus, of a large one some from all its parts."""
-    step = -(-corpus.tokens // most_tokens)
+    step = -(-corpus.tokens // SAMPLED)
     chosen = (corpus[i] for i in range(0, len(corpus), step))
     while batch := list(islice(chosen, BATCH_DOCUMENTS)):
         yield _joined(batch)

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.learning.limits import check_seed
-from builder.said import duration, say
+from builder.said import duration, progress_bar, say
 from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts
@@ -52,7 +51,6 @@ def build_table(
     device: torch.device,
     work: Path,
     known: Table | None = None,
-    show_progress: bool = True,
 ) -> Table:
     """Builds a table of the most frequent n-grams. The root also holds every single token, so that each lookup ends in it.
 
@@ -72,7 +70,7 @@ def build_table(
 
     folder = store.table_folder(spec.domain, spec.version)
     title = f"{spec.domain}: computing the table"
-    with tqdm(total=len(keys), desc=title, unit="n-gram", unit_scale=True, disable=not show_progress) as bar:
+    with progress_bar(title=title, total=len(keys), unit="n-gram", unit_scale=True) as bar:
         return write_table(folder, spec, keys, values_of, progress=bar.update, known=known, resume=True)
 
 

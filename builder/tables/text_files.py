@@ -6,7 +6,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,9 +30,14 @@ Progress = Callable[[int], object]  # called with the number of stored bytes tha
 def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
     check_file(path)
     with open(path, "rb", buffering=0) as file:
-        kept = io.BufferedReader(_Told(file, progress) if progress else file, READ_AT_ONCE)
+        kept, told = io.BufferedReader(file, READ_AT_ONCE), 0
         try:
-            yield from _lines(path, _content(path, kept))
+            for line in chain(_lines(path, _content(path, kept)), [b""]):  # the end is told too
+                if progress is not None and (read := file.tell()) > told:
+                    progress(read - told)
+                    told = read
+                if line:
+                    yield line
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise InvalidInput(f"{path} is truncated or corrupt ({error}): download or compress it again") from None
 
@@ -81,19 +86,6 @@ def _content(path: Path, kept: BinaryIO) -> BinaryIO | io.BufferedIOBase:
     if path.suffix == ".zst":
         return io.BufferedReader(_Zstd(kept), READ_AT_ONCE)
     return kept
-
-
-class _Told(io.RawIOBase):
-    def __init__(self, file: io.FileIO, progress: Progress) -> None:
-        self._file, self._progress = file, progress
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        read = self._file.readinto(buffer)
-        self._progress(read)
-        return read
 
 
 class _Zstd(io.RawIOBase):

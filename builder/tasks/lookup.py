@@ -6,15 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from builder.packed_batches import positions_of
+from builder.said import progress_bar
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
@@ -48,13 +49,19 @@ class Text:
 @dataclass(frozen=True)
 class Texts:
     texts: list[Text]  # the windows of an example side by side
-    lengths: np.ndarray
     cut: int  # texts longer than the model takes, whose end is dropped
     found: list[float]  # share of windows by how often they were shortened, whole ones first
 
-    @property
+    @cached_property
     def examples(self) -> list[Example]:
         return [text.example for text in self.texts if text.window == 0]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(text.addresses) for text in self.texts], dtype=np.int64)
+
+    def first(self, count: int) -> Texts:
+        return replace(self, texts=self.texts[:count])
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,10 @@ class Reader:
         """Opens the same tables where it is sent."""
         return Reader, (self.store, *self._branch)
 
-    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str], show_progress: bool) -> Texts:
+    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str]) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}
         texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
-        bar = tqdm(examples, desc=f"looking up {examples[0].file.name}", unit="text", disable=not show_progress)
-        for example in bar:
+        for example in progress_bar(examples, f"looking up {examples[0].file.name}", unit="text"):
             encoded, spans, shortened = self._encode(task, example)
             hits = self._chain.lookup(encoded.tokens, encoded.lengths)
             levels += np.bincount(hits.levels, minlength=len(levels))
@@ -98,8 +104,7 @@ class Reader:
             for number, (at, own) in enumerate(windows):
                 targets = task.targets(example, own, number_of)
                 texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
-        lengths = np.array([len(text.addresses) for text in texts], dtype=np.int64)
-        return Texts(texts, lengths, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
+        return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
 
     def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
         members = [texts.texts[i] for i in chosen]

@@ -65,60 +65,56 @@ def is_bio(labels: Labels) -> bool:
 
 def confusion(labels: Labels, wanted: Labels, answered: Labels) -> np.ndarray:
     """Returns counts, labels x (labels + 1); the last column counts words without an answer."""
-    number_of = {label: number for number, label in enumerate(labels)}
-    pairs = np.zeros((len(labels), len(labels) + 1), dtype=np.int64)
-    numbers = [number_of[label] for label in wanted], [number_of.get(label, len(labels)) for label in answered]
-    np.add.at(pairs, numbers, 1)
-    return pairs
+    from sklearn.metrics import confusion_matrix
+
+    return confusion_matrix(wanted, answered, labels=[*labels, ""])[:-1]
 
 
 def _values(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
-    """Returns the metrics. Macro-F1 is over labels that occur or were answered."""
-    pairs = confusion(labels, wanted, answered)
-    right, counts, said = pairs.diagonal(), pairs.sum(1), pairs.sum(0)[:-1]
+    from sklearn.metrics import accuracy_score
+
     return {
-        "accuracy": float(right.sum() / len(wanted)),
-        "macro_f1": float(_f1(right, counts + said).mean()),
-        "majority_share": float(counts.max() / len(wanted)),
+        "accuracy": float(accuracy_score(wanted, answered)),
+        "macro_f1": _f1("macro", wanted, answered, labels),
+        "majority_share": max(Counter(wanted).values()) / len(wanted),
     }
 
 
 def holding_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    wanted = [example.labels for example in examples]
-    holds, said = (np.array([[label in text for label in labels] for text in texts]) for texts in (wanted, answers))
-    right, total = (holds & said).sum(0), holds.sum(0) + said.sum(0)
-    return Scores(
-        len(wanted),
-        "micro_f1",
-        {
-            "micro_f1": float(2 * right.sum() / max(1, total.sum())),
-            "macro_f1": float(_f1(right, total).mean()) if total.any() else 0.0,
-            "exact": float((holds == said).all(1).mean()),
-        },
+    holds, said = _held(labels, examples, answers)
+    f1 = {f"{average}_f1": _f1(average, holds, said) for average in ("micro", "macro")}
+    return Scores(len(examples), "micro_f1", {**f1, "exact": float((holds == said).all(1).mean())})
+
+
+def _held(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which labels hold, and which were answered: texts x (labels + 1), since a single column would be no labels."""
+    wanted, answered = (
+        np.array([[label in text for label in (*labels, "")] for text in texts])
+        for texts in ([example.labels for example in examples], answers)
     )
+    return wanted, answered
+
+
+def _f1(average: str, wanted: Any, answered: Any, labels: Labels | None = None) -> float:
+    """Returns F1 over the labels that occur or were answered; 0 if there are none."""
+    from sklearn.metrics import f1_score
+
+    nowhere: Any = np.nan  # annotated as a string there; such labels do not count
+    found: Any = f1_score(wanted, answered, labels=labels, average=average, zero_division=nowhere)
+    return float(np.nan_to_num(found))
 
 
 def by_label(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels], in_rows: bool) -> list[dict[str, Any]]:
     """Returns how often each label is wanted and answered, and its F1. `in_rows`: each row has one label."""
-    wanted: Counter[str] = Counter()
-    said: Counter[str] = Counter()
-    right: Counter[str] = Counter()
-    for example, answer in zip(examples, answers, strict=True):
-        wanted.update(example.labels)
-        said.update(answer)
-        if in_rows:
-            right.update(own for own, other in zip(example.labels, answer, strict=True) if own == other)
-        else:
-            right.update(set(example.labels) & set(answer))
+    from sklearn.metrics import multilabel_confusion_matrix
+
+    pairs = _row_by_row(examples, answers) if in_rows else _held(labels, examples, answers)
+    counts = multilabel_confusion_matrix(*pairs, labels=labels if in_rows else None).tolist()
     return [
-        {"label": label, "wanted": wanted[label], "answered": said[label], "right": right[label],
-         "f1": round(2 * right[label] / max(1, wanted[label] + said[label]), 4)}
-        for label in labels if wanted[label] or said[label]
+        {"label": label, "wanted": right + missed, "answered": right + wrong, "right": right,
+         "f1": round(2 * right / (2 * right + missed + wrong), 4)}
+        for label, ((_, wrong), (missed, right)) in zip(labels, counts, strict=False) if right + missed + wrong
     ]  # fmt: skip
-
-
-def _f1(right: np.ndarray, total: np.ndarray) -> np.ndarray:
-    return 2 * right[total > 0] / total[total > 0]
 
 
 def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:

@@ -19,27 +19,14 @@ from hplm.levels.evidence import Evidence
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 
-def _any_labels(examples: Sequence[Example], dtype: str) -> None:
-    """Accepts all data: labels are checked when they are collected."""
-
-
-def _never(examples: Sequence[Example]) -> bool:
-    return False
-
-
-def _some_unanswerable(examples: Sequence[Example]) -> bool:
-    return not all(example.answers for example in examples)
-
-
 def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
     return 0.0, 1.0
 
 
 # Takes labels, examples, and the spans and logits of each; returns a number for each output.
 Shift = Callable[[Sequence[str], Sequence[Example], Sequence[np.ndarray], Sequence[np.ndarray]], np.ndarray]
-
-
 RightClass = Callable[[Example, Evidence, Sequence[str]], int]  # takes an example, what its answer rests on, and the labels
+Rows = tuple[np.ndarray, np.ndarray]  # the spans and the logits of one example
 IsRight = Callable[[Example, TextAnswer, float], bool]  # takes an example, its answer, and the largest error of a right number
 
 
@@ -52,13 +39,11 @@ class TrainingTask:
     score: Callable[[Labels, Sequence[Example], Sequence[Labels]], Scores]  # takes labels, examples and their answers
     fewest_labels: int = 2  # in the training data, where labels are not fixed
     one_label_a_row: bool = False  # every row has one right label, so a confusion table makes sense
-    check: Callable[[Sequence[Example], str], None] = _any_labels  # checks the training part for the dtype of the stored head
+    check: Callable[[Sequence[Example], str], None] | None = None  # of the training part, for the dtype of the stored head
     scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
-    further: Callable[[Sequence[Example]], bool] = _never  # whether these examples need the further label
     shift: Shift | None = None  # what to add to a trained head's outputs
     right_class: RightClass | None = None  # for a calibration, where an answer's evidence is one choice between classes
     is_right: IsRight | None = None  # where it is something else
-    is_number: bool = False  # an answer is a number, and right within a distance
     # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -71,16 +56,24 @@ class TrainingTask:
 
     def apart(self, own: Tensor, wanted: Tensor, spread: float) -> Tensor:
         """Returns how far logits are from a teacher's. `spread`: of numbers."""
-        if self.distance is None or self.is_number:
+        if self.distance is None or self.served.is_number:
             return F.mse_loss(own / spread, wanted / spread)
         return self.distance(own, wanted)
+
+    def answers(self, labels: Sequence[str], examples: Sequence[Example], rows: Sequence[Rows]) -> list[TextAnswer]:
+        """Returns the answers that a client would get."""
+        return [
+            self.served.answer(logits, spans, labels[: logits.shape[1]], passage=example.pair or "")  # some have no "no answer"
+            for example, (spans, logits) in zip(examples, rows, strict=True)
+        ]
 
     def labels(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels of the head's outputs."""
         fixed = list(self.served.fixed_labels)
         if not fixed:
             return labels_in(examples, self.fewest_labels)
-        return [*fixed, self.served.further_label] if self.further(examples) else fixed
+        is_open = self.served.further_label and not all(example.answers for example in examples)  # some have no answer
+        return [*fixed, self.served.further_label] if is_open else fixed
 
 
 def training_task(name: str) -> TrainingTask:
@@ -107,11 +100,11 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
         ),
         TrainingTask(
             TASKS["regress"], Valued, losses.value_targets, losses.value_loss, scores.value_scores,
-            check=check_values, scale=mean_and_spread, is_right=scores.is_near, is_number=True, distance=losses.value_distance,
+            check=check_values, scale=mean_and_spread, is_right=scores.is_near, distance=losses.value_distance,
         ),
         TrainingTask(
             TASKS["span"], Question, losses.end_targets, losses.end_loss, scores.span_scores,
-            check=check_answerable, further=_some_unanswerable, shift=scores.none_shift, is_right=scores.is_exact,
+            check=check_answerable, shift=scores.none_shift, is_right=scores.is_exact,
         ),
     )
 }  # fmt: skip

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from builder.packed_batches import packed_batches
+from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
-from builder.tasks.lookup import Divided, Reader, Texts, split_off
-from builder.tasks.tasks import TrainingTask, training_task
+from builder.tasks.lookup import Divided, Pack, Reader, Texts, split_off
+from builder.tasks.scores import Scores
+from builder.tasks.tasks import Rows, TrainingTask, training_task
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
@@ -37,6 +43,38 @@ class Data:
     def config(self) -> BackboneConfig:
         return self.reader.store.config
 
+    def batches(self, epochs: int, most_texts: int, seed: int) -> list[list[np.ndarray]]:
+        """Returns the training texts of each batch, by their numbers, of each epoch."""
+        rng = np.random.default_rng(seed)
+        return [list(packed_batches(self.train.lengths, most_texts, rng)) for _ in range(epochs)]
+
+    def packs(self, texts: Texts, with_sums: bool = True, title: str = "") -> Iterator[tuple[np.ndarray, Pack]]:
+        """Yields all texts in batches: their numbers, and the texts."""
+        for chosen in progress_bar(list(packed_batches(texts.lengths)), title, unit="batch"):
+            yield chosen, self.reader.pack(texts, chosen, self.device, with_sums)
+
+    @torch.no_grad()
+    def by_text(self, texts: Texts, compute: Callable[[Pack], Tensor], with_sums: bool = True) -> list[Tensor]:
+        """Returns what is computed of the rows of each text."""
+        found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
+        for chosen, pack in self.packs(texts, with_sums):
+            for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
+                found[i] = part
+        return found
+
+    def rows(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[Rows]:
+        """Returns spans and logits of each example, over all its windows. `logits`: of each text's rows."""
+        starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
+        parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
+        return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts]
+
+    def answers(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[list[str]]:
+        """Returns the labels that a client would get, example by example."""
+        return [one.labels for one in self.task.answers(self.labels, texts.examples, self.rows(texts, logits))]
+
+    def scored(self, texts: Texts, logits: Sequence[np.ndarray]) -> Scores:
+        return self.task.score(self.labels, texts.examples, self.answers(texts, logits))
+
 
 @dataclass(frozen=True)
 class Files:
@@ -48,8 +86,8 @@ class Files:
     dev: list[Example]
     divided: Divided | None
 
-    def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None, show_progress: bool) -> Data:
-        texts, dev = (reader.read(part, self.task, self.labels, show_progress) for part in (self.train, self.dev))
+    def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None) -> Data:
+        texts, dev = (reader.read(part, self.task, self.labels) for part in (self.train, self.dev))
         weights = reader.store.tenant_weights(start) if start is not None else None
         return Data(reader, self.task, self.labels, texts, dev, device, weights, self.divided)
 
@@ -79,7 +117,8 @@ def read_files(
     else:
         before = _divided_before(store, start, train) if start is not None else None
         training, held, divided = split_off(training, DEV_SHARE, before)
-    own.check(training, dtype)
+    if own.check is not None:
+        own.check(training, dtype)
     return Files(own, labels, training, held, divided)
 
 

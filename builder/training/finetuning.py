@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice, pairwise
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from builder.learning.bodies import Body
-from builder.learning.limits import Epochs, check_seed
+from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Progress, Training, train
-from builder.packed_batches import packed_batches
 from builder.store.resumable import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.data import Data
-from builder.training.model import TenantModel, Weights
+from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-PACK_TOKENS = 8192  # bounds memory; `batch_texts` bounds what a step learns from
 HEAD_RATE, BODY_RATE = 1e-3, 5e-5  # of a teacher
 
 
@@ -51,13 +49,10 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        check_options(self, epochs=1, patience=1, batch_texts=1)
         if self.rank < 0:
             raise InvalidInput(f"rank {self.rank}: give a positive number, or 0 for a head without adapter")
-        for name in ("epochs", "patience", "batch_texts"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} {getattr(self, name)}: give 1 or more")
-        if self.learning_rate <= 0:
+        if not self.learning_rate > 0:
             raise InvalidInput(f"learning rate {self.learning_rate}: give a number above 0")
         if self.doubt < 0:
             raise InvalidInput(f"doubt {self.doubt}: give 0 standard errors or more")
@@ -85,14 +80,7 @@ class Trained:
     report: dict[str, Any]
 
 
-class Answering(Protocol):
-    """Gives logits: a tenant's adapter and head, or its students."""
-
-    spread: float
-
-    def __call__(self, body: Any, pack: Pack, /) -> Tensor: ...
-
-
+Answering = Callable[[Any, Pack], Tensor]  # gives logits, on a body: a tenant's adapter and head, or its students
 Train = Callable[..., Trained]  # `finetune`, or another function that is called like it
 
 
@@ -110,7 +98,6 @@ def finetune(
     data: Data,
     options: TrainingOptions,
     saved: Path | None = None,
-    show_progress: bool = True,
     further: Callable[[np.ndarray, Tensor], Tensor] | None = None,
 ) -> Trained:
     """Trains adapter and head, and the body if it has a learning rate.
@@ -121,8 +108,8 @@ def finetune(
     `further` returns a loss beside that of the labels, from the numbers of a batch's texts and their logits.
     """
     learner = _Learner(body.to(data.device).eval().requires_grad_(False), data, options)
-    rng = np.random.default_rng(options.seed)
-    epochs = [list(packed_batches(data.train.lengths, PACK_TOKENS, options.batch_texts, rng)) for _ in range(options.epochs)]
+    batches = data.batches(options.epochs, options.batch_texts, options.seed)
+    epochs = Epochs(batches, options.patience, options.doubt, options.warm_up)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device, body.reads_tables)
@@ -136,15 +123,14 @@ def finetune(
         return Exam(scores.main, loss, scores.error)
 
     training = Training(
-        "training", data.device, learner.groups, lambda first: islice(chain.from_iterable(epochs), first, None), loss_of,
-        examined, f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", learner.cut,
+        "training", data.device, learner.groups, epochs.starting, loss_of, examined,
+        f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", learner.cut,
         start_counts=data.start is not None, decay=options.weight_decay, betas=(0.9, 0.999),
     )  # fmt: skip
-    limits = Epochs([len(epoch) for epoch in epochs], options.patience, options.doubt, options.warm_up)
-    now = train(training, limits, Savepoint(saved), show_progress)
+    now = train(training, epochs, Savepoint(saved))
     body, model = learner.finished()
     if data.task.shift is not None:
-        read, _ = rows_of(body, model, data, data.dev)
+        read = data.rows(data.dev, logits_of(body, model, data, data.dev))
         model.shift(data.task.shift(data.labels, data.dev.examples, *zip(*read, strict=True)))
     model.round_to_storage()
     return Trained(body, model, evaluate(body, model, data, data.dev)[0], {**asdict(options), **_reported(now, data)})
@@ -189,20 +175,16 @@ class _Learner:
             return
         adapter, head = data.start
         if layout is not None and adapter is not None:
-            self._hold(
-                [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter], layout
-            )
+            own = [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter]
+            hold(self._shared.upper_layers, self._body.upper_layers, own, layout)
         self.model.go_on(None if layout is not None else adapter, head, *scale)
-
-    def _hold(self, adapter: Sequence[Weights], layout: Layout) -> None:
-        hold(self._shared.upper_layers, self._body.upper_layers, adapter, layout)
 
     def cut(self) -> dict[str, float]:
         """Cuts the body's change to the adapter's form. Returns the share of it that is left; empty if nothing is cut."""
         if self._layout is None:
             return {}
         adapter, held = cut(self._shared.upper_layers, self._body.upper_layers, self._layout)
-        self._hold(adapter, self._layout)
+        hold(self._shared.upper_layers, self._body.upper_layers, adapter, self._layout)
         return {"change_held": held}
 
     def finished(self) -> tuple[Body, TenantModel]:
@@ -217,39 +199,18 @@ class _Learner:
 
 def evaluate(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[Scores, float]:
     """Returns the scores and the mean loss."""
-    answers, loss = answers_to(body, model, data, texts)
-    return data.task.score(data.labels, texts.examples, answers), loss
-
-
-def answers_to(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[list[str]], float]:
-    """Returns the answers that a client would get, example by example, and the mean loss."""
-    read, loss = rows_of(body, model, data, texts)
-    served, labels = data.task.served, data.labels
-    answers = [
-        served.answer(logits, spans, labels, passage=example.pair or "").labels
-        for (spans, logits), example in zip(read, texts.examples, strict=True)
-    ]
-    return answers, loss
-
-
-def rows_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
-    """Returns spans and logits of each example's rows, over all its windows, and the mean loss."""
-    logits, loss = logits_of(body, model, data, texts)
-    starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
-    parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
-    return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts], loss
-
-
-@torch.inference_mode()
-def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> tuple[list[np.ndarray], float]:
-    """Returns the logits of each text's rows, and the mean loss."""
-    found: list[np.ndarray] = [np.empty(0)] * len(texts.texts)
     total = learned = 0.0
-    for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = data.reader.pack(texts, some, data.device, body.reads_tables)
-        logits = model(body, pack)
-        loss, count = data.task.loss(logits, pack.targets, pack.rows_of, model.spread)
+
+    def logits(body: Body, pack: Pack) -> Tensor:
+        nonlocal total, learned
+        found = model(body, pack)
+        loss, count = data.task.loss(found, pack.targets, pack.rows_of, model.spread)
         total, learned = total + float(loss), learned + count
-        for i, own in zip(some, np.split(logits.float().cpu().numpy(), np.cumsum(pack.rows_of)[:-1]), strict=True):
-            found[i] = own
-    return found, total / max(1, learned)
+        return found
+
+    return data.scored(texts, logits_of(body, logits, data, texts)), total / max(1, learned)
+
+
+def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> list[np.ndarray]:
+    """Returns the logits of each text's rows."""
+    return [own.numpy() for own in data.by_text(texts, partial(model, body), body.reads_tables)]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from builder.learning.bodies import PlotBody
 from builder.learning.loop import Diverged
+from builder.said import no_progress_bars, progress_bar
 from builder.store.resumable import Savepoint
 from builder.tasks.scores import Scores
 from builder.training.data import Data
@@ -37,7 +37,7 @@ def points(options: TrainingOptions) -> list[TrainingOptions]:
 
 
 def train_grid(
-    data: Data, options: Sequence[TrainingOptions], folder: Path, show_progress: bool, trainer: Train = finetune
+    data: Data, options: Sequence[TrainingOptions], folder: Path, trainer: Train = finetune
 ) -> tuple[Trained, list[dict[str, Any]]]:
     """Returns the point with the best dev score, the first of equals, and what a report says of each point.
 
@@ -47,7 +47,7 @@ def train_grid(
     threads = max(1, torch.get_num_threads() // len(options))  # independent of how many run at once: same numbers
     files = [folder / f"point-{number}" for number in range(len(options))]
     jobs = [partial(_try, data, point, file, threads, trainer) for point, file in zip(options, files, strict=True)]
-    bar = partial(tqdm, total=len(jobs), desc=f"training, {count} at a time", unit="training", disable=not show_progress)
+    bar = partial(progress_bar, title=f"training, {count} at a time", total=len(jobs), unit="training")
     if count == 1:
         for job in bar(jobs):
             job()
@@ -55,22 +55,20 @@ def train_grid(
         with worker_processes(count) as pool:
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
-    results = [_result(file) for file in files]
+    results = [Savepoint(file.with_suffix(".done")).load() or {} for file in files]  # every training has ended
     finished = [number for number, result in enumerate(results) if result["main"] is not None]  # the others diverged
     if not finished:
         raise Diverged("every point of the grid diverged: use a smaller --learning-rate")
     best = max(finished, key=lambda number: (results[number]["main"], -number))
+    scores = [None if result["main"] is None else round(result["main"], 4) for result in results]
     tried = [
-        {"learning_rate": point.learning_rate, "batch_texts": point.batch_texts, "dev": _rounded(result["main"])}
-        for point, result in zip(options, results, strict=True)
+        {"learning_rate": point.learning_rate, "batch_texts": point.batch_texts, "dev": dev}
+        for point, dev in zip(options, scores, strict=True)
     ]
     return _trained(data, options[best], results[best]), tried
 
 
-def _rounded(dev: float | None) -> float | None:
-    return round(dev, 4) if dev is not None else None
-
-
+@no_progress_bars()
 def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer: Train) -> None:
     done = Savepoint(file.with_suffix(".done"))
     if done.load() is not None:
@@ -78,7 +76,7 @@ def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        trained = trainer(PlotBody.of(data.reader.store), data, options, file.with_suffix(".pt"), show_progress=False)
+        trained = trainer(PlotBody.of(data.reader.store), data, options, file.with_suffix(".pt"))
     except Diverged:
         done.save({"main": None})
         return
@@ -87,12 +85,6 @@ def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer
     scores = trained.scores
     described = {"rows": scores.rows, "metric": scores.metric, "values": scores.values, "report": trained.report}
     done.save({"model": trained.model.state_dict(), "main": scores.main, **described})
-
-
-def _result(file: Path) -> dict[str, Any]:
-    result = Savepoint(file.with_suffix(".done")).load()
-    assert result is not None  # every training has ended
-    return result
 
 
 def _trained(data: Data, options: TrainingOptions, result: dict[str, Any]) -> Trained:

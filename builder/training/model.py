@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,15 +46,24 @@ class TenantModel(nn.Module):
         self.adapters = AdapterSlots([slot(adapter) for _ in range(adapter.layers)] if adapter is not None else [])
         self.head = slot(head)
 
+    @classmethod
+    def of(
+        cls, adapter: Layout | None, head: Layout, layers: Sequence[Mapping[str, Tensor]] | None, weights: Mapping[str, Tensor]
+    ) -> TenantModel:
+        """Returns a model with stored weights: of the adapter by layer, and of the head."""
+        model = cls(adapter, head, seed=0)  # whose random numbers they replace
+        model.load(layers, weights)
+        return model
+
     def forward(self, body: Body, pack: Pack) -> Tensor:
         return self.read(self.hidden(body, pack))
 
-    def hidden(self, body: Body, pack: Pack) -> Tensor:
-        """Returns the rows that the head reads."""
+    def hidden(self, body: Body, pack: Pack, layers: int | None = None) -> Tensor:
+        """Returns the rows that the head reads, after all upper layers or the first."""
         device = pack.tokens.device
         every = Tiles(np.zeros(len(pack.tokens), dtype=np.int64), device)
         read = Tiles(np.zeros(len(pack.reading), dtype=np.int64), device)
-        return body(pack, self.adapts(every, read) or None)
+        return body(pack, self.adapts(every, read) or None, layers)
 
     def states(self, body: Body, pack: Pack, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
@@ -126,7 +135,7 @@ class TenantModel(nn.Module):
         self.head["bias"].sub_(mean).div_(spread)
 
     @torch.no_grad()
-    def load(self, adapter: Sequence[Weights] | None, head: Weights) -> None:
+    def load(self, adapter: Sequence[Mapping[str, Tensor]] | None, head: Mapping[str, Tensor]) -> None:
         for slot, weights in zip([*self.adapters, self.head], [*(adapter or ()), head], strict=True):
             for name, parameter in slot.items():
                 parameter[0].copy_(weights[name])

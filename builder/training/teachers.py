@@ -19,7 +19,6 @@ from builder.training.data import Data
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, Trained, TrainingOptions, evaluate, finetune, logits_of
 from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint
 
 DEDICATED = "dedicated"  # a BERT that is fine-tuned in full on the same data
 
@@ -67,12 +66,10 @@ class Teacher:
             )
         return replace(self, found=found.with_labels(list(labels)))
 
-    def __call__(
-        self, body: Body, data: Data, options: TrainingOptions, saved: Path | None = None, show_progress: bool = True
-    ) -> Trained:
+    def __call__(self, body: Body, data: Data, options: TrainingOptions, saved: Path | None = None) -> Trained:
         """Trains by the labels and by the teacher's answers. The same call after an interruption goes on."""
-        whole, model, told = self._made(data, options, saved, show_progress)
-        logits, _ = logits_of(whole, model, data, data.train)
+        whole, model, told = self._made(data, options, saved)
+        logits = logits_of(whole, model, data, data.train)
         _, spread = data.task.scale(data.train.examples)
 
         def apart(chosen: np.ndarray, own: Tensor) -> Tensor:
@@ -80,25 +77,21 @@ class Teacher:
             wanted = torch.from_numpy(np.concatenate([logits[i] for i in chosen])).to(own.device)
             return data.task.apart(own, wanted, spread)
 
-        trained = finetune(body, data, options, saved, show_progress, apart)
+        trained = finetune(body, data, options, saved, apart)
         return replace(trained, report={"teacher": told, **trained.report})
 
-    def _made(
-        self, data: Data, options: TrainingOptions, saved: Path | None, show_progress: bool
-    ) -> tuple[Body, TenantModel, dict[str, Any]]:
+    def _made(self, data: Data, options: TrainingOptions, saved: Path | None) -> tuple[Body, TenantModel, dict[str, Any]]:
         """Returns the teacher, and what a report says of it."""
         if self.found is None:
             file = saved.with_name(f"teacher-{saved.name}") if saved is not None else None
             alone = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None)
-            made = dedicated(data, replace(alone, learning_rate=HEAD_RATE, body_rate=BODY_RATE), file, show_progress)
+            made = dedicated(data, replace(alone, learning_rate=HEAD_RATE, body_rate=BODY_RATE), file)
             return made.body, made.model, {"dev": round(made.scores.main, 4), "seconds": made.report["seconds"]}
         body, model = self.found.loaded(data.device)
         scores, _ = evaluate(body, model, data, data.dev)
         return body, model, {"dev": round(scores.main, 4), "checkpoint": str(self.checkpoint)}
 
 
-def dedicated(data: Data, options: TrainingOptions, saved: Path | None, show_progress: bool) -> Trained:
+def dedicated(data: Data, options: TrainingOptions, saved: Path | None) -> Trained:
     """Returns a BERT that was fine-tuned in full."""
-    model, config = data.reader.store.model, data.config
-    whole = WholeBody(load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window))
-    return finetune(whole, replace(data, start=None), options, saved, show_progress)
+    return finetune(WholeBody.of(data.reader.store), replace(data, start=None), options, saved)

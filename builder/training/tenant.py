@@ -23,15 +23,7 @@ from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_files
-from builder.training.finetuning import (
-    Train,
-    Trained,
-    TrainingOptions,
-    adapter_of,
-    answers_to,
-    finetune,
-    logits_of,
-)
+from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of
 from builder.training.teachers import Teacher
@@ -52,7 +44,6 @@ def build_tenant(
     grid: bool = False,
     from_version: int | None = None,
     device: torch.device | None = None,
-    show_progress: bool = True,
     trainer: Train = finetune,
     teacher: str | None = None,
     **training: Any,
@@ -105,12 +96,12 @@ def build_tenant(
         version = before.version + 1 if before else 1
 
         begin(working, tenant_id, {"version": version, "from_version": start, **asked})
-        data = files.looked_up(Reader(store, *stands_on), device, learned, show_progress)
+        data = files.looked_up(Reader(store, *stands_on), device, learned)
         tried = []
         if grid:
-            trained, tried = train_grid(data, points(options), working, show_progress, trainer)
+            trained, tried = train_grid(data, points(options), working, trainer)
         else:
-            trained = trainer(PlotBody.of(store), data, options, working / "learning.pt", show_progress)
+            trained = trainer(PlotBody.of(store), data, options, working / "learning.pt")
         tenant = TenantFile(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
@@ -221,13 +212,13 @@ def _counts(texts: Texts) -> Counter[str]:
 def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
     """Returns the part of a report that says how often each label is right, and the wrong answers with the largest loss."""
     task, texts = data.task, data.dev
-    logits, _ = logits_of(trained.body, trained.model, data, texts)
+    logits = logits_of(trained.body, trained.model, data, texts)
     losses = [
         float(task.loss(torch.from_numpy(own), torch.from_numpy(text.targets), [len(own)], 1.0)[0]) / max(1, len(own))
         for own, text in zip(logits, texts.texts, strict=True)
         if text.window == 0
     ]
-    examples, answers = texts.examples, answers_to(trained.body, trained.model, data, texts)[0]
+    examples, answers = texts.examples, data.answers(texts, logits)
     worst = []
     for number in sorted(range(len(answers)), key=lambda number: -losses[number]):
         right = _right(task, examples[number])
@@ -248,7 +239,7 @@ def _cut(text: str) -> str:
 
 def _right(task: TrainingTask, example: Example) -> list[str]:
     """Returns every right answer as a text."""
-    if task.is_number:
+    if task.served.is_number:
         return [f"{example.value:g}"]
     if task.served.needs_pair:
         return [(example.pair or "")[start:stop] for start, stop in example.answers] or [""]

@@ -26,17 +26,18 @@ def calibrate(
     opened, on = open_store(store), device_of(device)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    calibrated, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta, seen)
-    report = calibrated.report
+    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta, seen)
+    calibration = opened.knowledge(opened.known_tenant(id)).calibration
+    assert calibration is not None  # it was made
     if picture is not None:
         from builder.pictures import draw_reliability
 
         draw_reliability(report, picture)
-    print(described(report, calibrated.calibration.kind))
+    print(described(report, calibration.kind))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     rest = {name: value for name, value in report.items() if name not in ("before", "after")}
     scores = {side: {name: report[side][name] for name in ("ece", "nll")} for side in ("before", "after") if report[side]}
-    return {**rest, "kind": calibrated.calibration.kind, **scores, "changed": is_new}
+    return {**rest, "kind": calibration.kind, **scores, "changed": is_new}
 
 
 def described(report: dict[str, Any], kind: str) -> str:

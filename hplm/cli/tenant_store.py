@@ -49,10 +49,10 @@ def make_exits(
     from builder.publish.precision import served_precision
 
     device = device_of(device_name)
-    found, is_new = build_exits(store, tenant_id, texts, served_precision(store, dtype, device), device, **options)
-    print(described(found.report))
+    report, is_new = build_exits(store, tenant_id, texts, served_precision(store, dtype, device), device, **options)
+    print(described(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
-    return {**found.report, "changed": is_new}
+    return {**report, "changed": is_new}
 
 
 def described(report: dict[str, Any]) -> str:

@@ -23,12 +23,11 @@ from builder.store.store import Store
 from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
 from builder.tasks.lookup import Pack
-from research.schemes.trained import whole_body
 
 
 def pretrained_body(store: Store, part: str, minutes: float, corpus: Path, folder: Path, device: torch.device) -> WholeBody:
     """Returns the store's original BERT, of which these layers have read the corpus. `folder` keeps it, for the next call."""
-    body, kept = whole_body(store), folder / "body.pt"
+    body, kept = WholeBody.of(store), folder / "body.pt"
     if not kept.exists():
         with held(folder, f"the further pretrained {folder.name}"):
             documents = list(tokenize_corpus([corpus], store.tokenizer(), folder / "corpus"))

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from bench.turns import threads
 from builder.hardware import products_of
 from builder.learning.bodies import WholeBody
+from builder.said import no_progress_bars
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
@@ -189,19 +190,20 @@ class Report:
             for done in as_completed(running):
                 yield running[done], done.result()
 
+    @no_progress_bars()
     def score(self, run: Run) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case)
         store, branch = self._store(recipe, task.domain), recipe.branch(task.domain)
         reader = Reader(store, branch, 1)
-        data = read_files(store, task.task, task.train, task.dev).looked_up(reader, self.device, None, False)
+        data = read_files(store, task.task, task.train, task.dev).looked_up(reader, self.device, None)
         labelled = data.task.read(task.test)
         check_labels(labelled, data.labels, str(task.train))
-        texts = data.reader.read(labelled, data.task, data.labels, show_progress=False)
+        texts = data.reader.read(labelled, data.task, data.labels)
         if run.sample:
             data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
         trainer = Teacher.named(case.teacher) if case.teacher else finetune
-        trained = train_scheme(store, data, case.scheme, self._training(run), False, body, trainer=trainer)
+        trained = train_scheme(store, data, case.scheme, self._training(run), body, trainer=trainer)
         scores, _ = evaluate(trained.body, trained.model, data, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
@@ -236,5 +238,5 @@ def _resampled(data: Data, count: int, seed: int) -> Data:
     """Returns the task's training data with a bootstrap sample of its texts (HMI's Eq. 5)."""
     texts = data.train
     drawn = np.random.default_rng([seed, count]).integers(len(texts.texts), size=count)
-    sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+    sample = replace(texts, texts=[texts.texts[i] for i in drawn])
     return replace(data, train=sample)

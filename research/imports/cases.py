@@ -27,6 +27,7 @@ from builder.importing.matching import MatchingOptions, Model, compared, import_
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import MOST_TOKENS, UnlabelledTexts
 from builder.learning.limits import Budget
+from builder.said import no_progress_bars
 from builder.store.resumable import digest_of as digest_of_files
 from builder.store.resumable import read_json, replaced
 from builder.store.store import Store
@@ -177,7 +178,7 @@ class Imports:
         texts = UnlabelledTexts([self._texts(task, case)], most_tokens=case.times * MOST_TOKENS)
         given = store, tenant_id, folder, Family(store.model, store.config), texts, ImportOptions(test=test)
         made = _with_norms if case.norms else Model.of
-        return import_checkpoint(*given, self._matching(case), self.device, False, made)[1]
+        return import_checkpoint(*given, self._matching(case), self.device, made)[1]
 
     def _imported(self, task: DemoTenant, case: str) -> dict[str, Any]:
         own, name = CASES[case], f"{task.id}-{case}"
@@ -201,7 +202,7 @@ class Imports:
         store, name, checkpoint = self.store(CASES[FIRST].lower), f"{task.id}-{FIRST}", self.checkpoint(task)
         if not store.tenant_versions(name):
             self._import(task, name, checkpoint, CASES[FIRST], task.test)
-        given = {"teacher": str(checkpoint), "device": self.device, "show_progress": False, **(CASES[case].labelled or {})}
+        given = {"teacher": str(checkpoint), "device": self.device, **(CASES[case].labelled or {})}
         tenant = build_tenant(store, name, None, None, task.train, task.dev, **given)
         found, own = Family(store.model, store.config).read(checkpoint).with_labels(tenant.labels), training_task(task.task)
         sides = Model.of_tenant(store, tenant, self.device), Model.of_checkpoint(found, self.device)
@@ -239,6 +240,7 @@ class Imports:
             yield
 
 
+@no_progress_bars()
 def tried(call: Callable[[], object]) -> str:
     """Calls it with one thread, on whose number results depend. Returns what went wrong, so that other calls go on."""
     try:

@@ -24,7 +24,7 @@ from hplm.model.tokenizer import words_of
 from hplm.tasks import find_task
 
 RATE, WARM_UP = 5e-5, 0.1  # of fine-tuning, as papers on BERT do it
-BATCH_TEXTS, PACK_TOKENS = 16, 8192
+BATCH_TEXTS = 16
 UNREAD = -100  # the target that transformers leaves out
 MIXED = 3  # differences in a mix
 
@@ -51,7 +51,7 @@ def finetune(source: str, task: DemoTenant, folder: Path, passes: int, device: t
         for one, own in zip(examples, encoded, strict=True)
     ]
     lengths, rng = np.array([len(own["input_ids"]) for own in encoded]), np.random.default_rng(0)
-    batches = [batch for _ in range(passes) for batch in packed_batches(lengths, PACK_TOKENS, BATCH_TEXTS, rng)]
+    batches = [batch for _ in range(passes) for batch in packed_batches(lengths, BATCH_TEXTS, rng)]
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     schedule = silent_transformers().get_linear_schedule_with_warmup(optimizer, round(WARM_UP * len(batches)), len(batches))
@@ -119,10 +119,10 @@ def exported_back(
 
     Returns the share of answers that are the tenant's, and the largest difference of a logit from the same states.
     """
-    save_checkpoint(store, tenant.id, folder, None, device, show_progress=False)
+    save_checkpoint(store, tenant.id, folder, None, device)
     plain = weights_of(str(folder), loader_of(tenant.task))[0].to(device).eval()
     reader, own = Reader(store, tenant.domain, tenant.domain_version), Model.of_tenant(store, tenant, device)
-    texts = reader.read(examples, training_task(tenant.task).unlabelled(), tenant.labels, show_progress=False)
+    texts = reader.read(examples, training_task(tenant.task).unlabelled(), tenant.labels)
     same, apart, entering = [], 0.0, list[Tensor]()
 
     def enter(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:

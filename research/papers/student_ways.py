@@ -23,9 +23,7 @@ from builder.students.boosting import (
     Seen,
     StudentOptions,
     answers_of_prefixes,
-    answers_to_dev,
     boosted,
-    by_text,
     learn_member,
     learn_together,
     seen_by,
@@ -35,7 +33,7 @@ from builder.students.team import StudentTeam
 from builder.tasks.lookup import Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
-from builder.training.finetuning import Trained, TrainingOptions, answers_to, finetune
+from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
 from builder.training.teachers import dedicated
 from hplm.adapters.layout import exit_layout
 
@@ -66,8 +64,8 @@ class Case:
     def teacher(self) -> Trained:
         saved = self.saved("teacher") / "learning.pt"
         if not self.training.rank:
-            return dedicated(self.data, self.training, saved, False)
-        return finetune(PlotBody.of(self.data.reader.store), self.data, self.training, saved, False)
+            return dedicated(self.data, self.training, saved)
+        return finetune(PlotBody.of(self.data.reader.store), self.data, self.training, saved)
 
     @cached_property
     def seen(self) -> tuple[Seen, Seen]:
@@ -88,7 +86,7 @@ class Case:
         return team_of(self.data, self.teacher.model, options, self.training.dtype, kind), options
 
     def together(self, team: StudentTeam, options: StudentOptions, way: str) -> Scored:
-        learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way), False)
+        learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way))
         return self.scored(partial(answers_of_prefixes, self.body, team))
 
     def scored(self, answers: Callable[[Data], Sequence[Sequence[Sequence[str]]]]) -> Scored:
@@ -104,17 +102,17 @@ class Case:
 
         def answers(data: Data) -> list[list[list[str]]]:
             members = range(len(team.members))
-            own = by_text(
-                data, data.dev, lambda pack: torch.stack([team.read(team.rows(self.body, pack, i)) for i in members], dim=1)
+            own = data.by_text(
+                data.dev, lambda pack: torch.stack([team.read(team.rows(self.body, pack, i)) for i in members], dim=1)
             )
-            return [answers_to_dev(data, [elected(data.task, each[:, : i + 1]).numpy() for each in own]) for i in members]
+            return [data.answers(data.dev, [elected(data.task, each[:, : i + 1]).numpy() for each in own]) for i in members]
 
         return self.scored(answers)
 
 
 def elected(task: TrainingTask, logits: Tensor) -> Tensor:
     """Returns logits of what most members say, from rows x members x labels. Of numbers it is the median."""
-    if task.is_number:
+    if task.served.is_number:
         return logits.quantile(0.5, dim=1)
     if not task.one_label_a_row:  # each label by itself
         return (logits > 0).float().mean(1) - 0.5 + TIE * logits.mean(1).tanh()
@@ -123,15 +121,14 @@ def elected(task: TrainingTask, logits: Tensor) -> Tensor:
 
 def teacher(case: Case) -> Variants:
     """Scores the tenant's full stack, or a BERT that is fine-tuned in full."""
-    return {
-        "teacher": case.scored(lambda data: [answers_to(case.teacher.body, case.teacher.model, data, data.dev)[0]]),
-    }
+    body, model = case.teacher.body, case.teacher.model
+    return {"teacher": case.scored(lambda data: [data.answers(data.dev, logits_of(body, model, data, data.dev))])}
 
 
 def team(case: Case) -> Variants:
     """Scores students as `hplm tenant students` makes them. Before they learn together, the teacher's head reads their sum."""
     made, options = case.team()
-    boosted(case.body, made, case.data, case.seen, options, case.saved("team"), False)
+    boosted(case.body, made, case.data, case.seen, options, case.saved("team"))
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
     return {"no together": alone, "team": case.together(made, options, "team"), "vote": case.votes(made)}
 
@@ -141,7 +138,7 @@ def stacking(case: Case) -> Variants:
     if case.options.depth == 1:  # which has no middle
         return {}
     made, options = case.team(stacking=1.0)
-    boosted(case.body, made, case.data, case.seen, options, case.saved("stacking"), False)
+    boosted(case.body, made, case.data, case.seen, options, case.saved("stacking"))
     return {"stacking": case.together(made, options, "stacking")}
 
 
@@ -154,9 +151,9 @@ def bagging(case: Case) -> Variants:
         one, options = case.team(seed=case.options.seed + 1000 * number)
         one.add()
         drawn = np.random.default_rng([case.options.seed, number]).integers(len(rows), size=len(rows))
-        sample = replace(texts, texts=[texts.texts[i] for i in drawn], lengths=texts.lengths[drawn])
+        sample = replace(texts, texts=[texts.texts[i] for i in drawn])
         data, left, folder = replace(case.data, train=sample), ([rows[i] for i in drawn], dev), case.saved(f"bagging-{number}")
-        learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder, False)
+        learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder)
         made.members.append(one.members[0])
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
     joint = case.together(made, together, "bagging")
@@ -193,7 +190,7 @@ def early_exit(case: Case) -> Variants:
     def answers(data: Data) -> list[list[list[str]]]:
         judged = states_of(body, case.teacher.model, data)
         outputs = outputs_of(head, layout, judged.exits[depth])[:, : len(data.labels)]
-        return [answers_to_dev(data, judged.of_texts(outputs))]
+        return [data.answers(data.dev, judged.of_texts(outputs))]
 
     return {"exit": case.scored(answers)}
 

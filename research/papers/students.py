@@ -136,10 +136,10 @@ def _read(store: Store, task: DemoTenant, place: tuple[str, int], most: int, dev
     files = read_files(store, task.task, task.train, task.dev)
     if most:
         files = replace(files, train=files.train[:most], dev=files.dev[:most])
-    data = files.looked_up(Reader(store, *place), device, None, False)
+    data = files.looked_up(Reader(store, *place), device, None)
     labelled = data.task.read(task.test)
     check_labels(labelled, data.labels, str(task.train))
-    return data, data.reader.read(labelled, data.task, data.labels, False)
+    return data, data.reader.read(labelled, data.task, data.labels)
 
 
 def table(cases: Sequence[tuple[str, Variants]], students: int) -> Rows:

@@ -21,11 +21,9 @@ from builder.evaluation.tenant import opened
 from builder.exits.answers import LOOK, costs_of
 from builder.exits.build import DROPS
 from builder.exits.thresholds import Estimate, within
-from builder.packed_batches import packed_batches
 from builder.publish.precision import served_precision
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
-from builder.training.finetuning import PACK_TOKENS
 from demo.data import MANIFEST, DemoTenant, data_of
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
@@ -208,7 +206,7 @@ def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
     tenant, task = store.known_tenant(question.id), training_task(question.task)
     weights, device = store.tenant_weights(tenant), resolve_device("auto")
-    opening = opened(store, tenant, weights, task.read(question.test), device, precision, False)
+    opening = opened(store, tenant, weights, task.read(question.test), device, precision)
     first = float(costs_of(store.config, 1 / own.tokens)[1])  # the work of the first layer
     right = [_pruned_labels(*opening, keep) == own.test.wanted_numbers for keep in KEEPS]
     lost = [Estimate.of(own.test.right[-1] - one) for one in right]
@@ -219,8 +217,7 @@ def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged
 def _pruned_labels(body, model, data, keep: float) -> Array:
     texts = data.dev
     found = np.empty(len(texts.texts), dtype=np.int64)
-    for some in packed_batches(texts.lengths, PACK_TOKENS, len(found)):
-        pack = data.reader.pack(texts, some, data.device)
+    for some, pack in data.packs(texts):
         x = body.upper.enter(body.entering(pack.sums), pack.positions, pack.segments)
         looked = Looked(pack.lengths, body.upper.heads)
         kept, lengths = None, pack.lengths

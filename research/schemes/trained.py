@@ -20,7 +20,6 @@ from builder.training.data import Data, read_files
 from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune
 from builder.training.grid import points
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint
 from research.schemes.distilled import distilled
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
@@ -55,7 +54,6 @@ def score_schemes(
     device: torch.device,
     train_file: Path | None = None,
     dev_file: Path | None = None,
-    show_progress: bool = True,
 ) -> dict[str, Scores]:
     """Trains and scores schemes with the data and the budget of the tenant's report. Pass the files if they were moved.
 
@@ -85,11 +83,11 @@ def score_schemes(
     options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     files = read_files(store, tenant.task, train_file, dev_file, tuple(tenant.labels), options.dtype)
-    data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None, show_progress)
-    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels, False)
+    data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)
+    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
     scores = {}
     for name in names:
-        trained = _best_of(store, data, name, tries, show_progress)
+        trained = _best_of(store, data, name, tries)
         scores[name] = evaluate(trained.body, trained.model, data, texts)[0]
     return scores
 
@@ -102,14 +100,12 @@ def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> 
     return [(point.learning_rate / asked, point) for point in points(middle)]
 
 
-def _best_of(
-    store: Store, data: Data, name: str, tries: Sequence[tuple[float, TrainingOptions]], show_progress: bool
-) -> Trained:
+def _best_of(store: Store, data: Data, name: str, tries: Sequence[tuple[float, TrainingOptions]]) -> Trained:
     """Returns the model with the best dev score, the first of equal ones. As in a grid, points that diverge are skipped."""
     best = None
     for factor, options in tries:
         try:
-            trained = train_scheme(store, data, name, options, show_progress, factor=factor)
+            trained = train_scheme(store, data, name, options, factor=factor)
         except Diverged:
             if (factor, options) == tries[-1] and best is None:
                 raise
@@ -124,7 +120,6 @@ def train_scheme(
     data: Data,
     name: str,
     own: TrainingOptions,
-    show_progress: bool = True,
     body: Body | None = None,
     factor: float = 1.0,
     trainer: Train = finetune,
@@ -134,17 +129,12 @@ def train_scheme(
     `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates. `trainer`: of all that have no teacher.
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
-        return distilled(whole_body(store), data, options_of(name, own, factor), scheme.kept, scheme.states, show_progress)
-    return trainer(body or body_of(store, name), data, options_of(name, own, factor), show_progress=show_progress)
+        return distilled(WholeBody.of(store), data, options_of(name, own, factor), scheme.kept, scheme.states)
+    return trainer(body or body_of(store, name), data, options_of(name, own, factor))
 
 
 def body_of(store: Store, name: str) -> Body:
-    return PlotBody.of(store) if name in ("hplm", "plot") else whole_body(store)
-
-
-def whole_body(store: Store) -> WholeBody:
-    config = store.config
-    return WholeBody(load_checkpoint(store.model, config.name, config.lower_layers, config.upper_layers, config.window))
+    return PlotBody.of(store) if name in ("hplm", "plot") else WholeBody.of(store)
 
 
 def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:

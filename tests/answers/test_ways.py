@@ -150,8 +150,8 @@ def test_served_scores_equal_those_computed_here(server, tmp_path):
     for tenant in TENANTS:
         lines = [labelled(reference, tenant, *question(rng, tenant.task)) for _ in range(20)]
         path = write(tmp_path / f"{tenant.id}.jsonl", lines)
-        evaluation = evaluate_tenant(server.built.stores["tasks"], tenant.id, path, torch.device("cpu"), show_progress=False)
+        evaluation = evaluate_tenant(server.built.stores["tasks"], tenant.id, path, torch.device("cpu"))
         with HplmClient(server.grpc_url, "grpc", "tasks") as client:
-            served = score_served(client, evaluation, show_progress=False)
+            served = score_served(client, evaluation)
         assert served.metric == evaluation.scores.metric and served.values == pytest.approx(evaluation.scores.values, abs=1e-3)
         assert served.main == pytest.approx(1, abs=1e-3), tenant.id

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from builder.learning.limits import Budget
+from builder.said import no_progress_bars
 from builder.store.store import Store, TenantFile
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
@@ -45,7 +46,7 @@ def light() -> Iterator[None]:
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
+    with no_progress_bars(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
     torch.set_num_threads(threads)
@@ -83,10 +84,10 @@ def build(
     work = folder / f"work-{domain}"
     work.mkdir()
     (work / "corpus.txt").write_text("\n".join(lines), "utf-8")
-    corpus = tokenize_corpus([work / "corpus.txt"], store.tokenizer(), work / "tokens", show_progress=False)
-    counts = count_ngrams(corpus, store.space, work / "counts", show_progress=False)
+    corpus = tokenize_corpus([work / "corpus.txt"], store.tokenizer(), work / "tokens")
+    counts = count_ngrams(corpus, store.space, work / "counts")
     spec = store.table_spec(domain, 1, None, dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower("root", 1), keep, DEVICE, work, show_progress=False)
+    table = build_table(store, spec, counts, store.lower("root", 1), keep, DEVICE, work)
     return table, corpus, counts
 
 

@@ -66,20 +66,20 @@ def copied(store, folder):
 
 def tokenised(folder, given):
     store, texts = rooted(folder / "ready"), [corpus(folder, seed, lines=1500) for seed in (1, 2)]  # three batches
-    return lambda target: tokenize_corpus(texts, store.tokenizer(), target, show_progress=False)
+    return lambda target: tokenize_corpus(texts, store.tokenizer(), target)
 
 
 def counted(folder, given):
     found, space = corpus_of(folder / "corpus", some_documents()), KeySpace(250_000, Window(5, causal=True))
-    return lambda target: count_ngrams(found, space, target, MANY_RUNS, show_progress=False)
+    return lambda target: count_ngrams(found, space, target, MANY_RUNS)
 
 
 def added(folder, given):
     parts = [
-        count_ngrams(corpus_of(folder / name, documents), KeySpace(200, Window(3)), folder / f"c-{name}", show_progress=False)
+        count_ngrams(corpus_of(folder / name, documents), KeySpace(200, Window(3)), folder / f"c-{name}")
         for name, documents in (("a", some_documents()), ("b", some_documents()[::2]))
     ]
-    return lambda target: add_counts(parts, target, MANY_RUNS, show_progress=False)
+    return lambda target: add_counts(parts, target, MANY_RUNS)
 
 
 def domain(folder, given):
@@ -120,28 +120,28 @@ def calibrated(folder, given):
     """The next version of a tenant, as exits make one too."""
     ready, texts = given("tasks").store, made(folder, "pair", 120, 1)
     precision = resolve_precision("fp32", DEVICE)
-    return lambda target: calibrate_tenant(copied(ready, target), "pair", texts, precision, DEVICE, show_progress=False)
+    return lambda target: calibrate_tenant(copied(ready, target), "pair", texts, precision, DEVICE)
 
 
 def students(folder, given):
     ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
     pretend(ready, "classify", train)
     options = StudentOptions(1, 2, rank=2, epochs=1, learning_rate=0.1)
-    given = {"unlabelled": corpus(folder, 3, lines=60), "show_progress": False}
-    return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, **given)
+    more = corpus(folder, 3, lines=60)
+    return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, unlabelled=more)
 
 
 def imported(folder, given):
     ready, text = Store(given("imported")), corpus(folder, 1)
     options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], SMALL))
     lower = FIXTURES / "peft-lower"
-    return lambda target: import_tenant(copied(ready, target), "acme", lower, options, DEVICE, show_progress=False)
+    return lambda target: import_tenant(copied(ready, target), "acme", lower, options, DEVICE)
 
 
 def exits(folder, given):
     ready, texts = given("tasks").store, made(folder, "pair", 120, 1)
     precision = resolve_precision("fp32", DEVICE)
-    return lambda target: build_exits(copied(ready, target), "pair", texts, precision, DEVICE, show_progress=False)
+    return lambda target: build_exits(copied(ready, target), "pair", texts, precision, DEVICE)
 
 
 def without_times(store):
@@ -228,7 +228,7 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, exits: 2, students: 6, imported: 20,
+    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, exits: 6, students: 6, imported: 20,
     checkpoints: 18, anew: 50, exported: 1, deleted: 5, unpacked: 5,
 }  # fmt: skip
 
@@ -257,22 +257,22 @@ def distilled(store, file, saved):
     checkpoint = load_checkpoint(store.model)
     lower, upper = split(checkpoint)
     documents = chained(checkpoint.config, 800, 16, seed=1)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, DEVICE, False, saved)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, DEVICE, saved)
     return weights(lower, upper), report
 
 
 def guessed(store, file, saved):
     checkpoint = load_checkpoint(store.model)
     (lower, upper), documents = split(checkpoint), chained(checkpoint.config, 800, 16, seed=1)
-    given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, DEVICE, False, saved
+    given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, DEVICE, saved
     head, report = further_pretrain(*given)
     return weights(lower, head), report
 
 
 def tuned(store, file, saved):
     """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
-    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None, False)
-    found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved, False)
+    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None)
+    found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved)
     assert saved.with_name(f"teacher-{saved.name}").exists(), "the teacher was not saved"
     adapter, head = found.model.stored()
     learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}

@@ -13,12 +13,12 @@ def test_every_text_is_in_one_pack_in_the_order_of_a_seed(lengths, most_texts, s
     """A text that is longer than the limit has a pack of its own. Other seeds give another order."""
     lengths = np.array(lengths)
     cut, again = (
-        list(packed_batches(lengths, 100, most_texts, np.random.default_rng(seed) if seed else None)) for _ in range(2)
+        list(packed_batches(lengths, most_texts, np.random.default_rng(seed) if seed else None, 100)) for _ in range(2)
     )
     order = np.concatenate(cut)
     assert sorted(order) == list(range(len(lengths))) and (order == np.concatenate(again)).all()
     for pack in cut:
         assert len(pack) <= most_texts and (lengths[pack].sum() <= 100 or len(pack) == 1)
         assert (np.diff(lengths[pack]) >= 0).all()
-    other = np.concatenate(list(packed_batches(lengths, 100, most_texts, np.random.default_rng(3))))
+    other = np.concatenate(list(packed_batches(lengths, most_texts, np.random.default_rng(3), 100)))
     assert len(lengths) < 100 or (other != order).any()

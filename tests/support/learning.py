@@ -32,9 +32,7 @@ def by_one_step() -> Iterator[None]:
         yield
 
 
-def step_once(
-    training: Training[Any], limits: Limits, saved: Savepoint | None = None, show_progress: bool = True, spent: float = 0.0
-) -> Progress:
+def step_once(training: Training[Any], limits: Limits, saved: Savepoint | None = None, spent: float = 0.0) -> Progress:
     """Is called like `train`. It scores, moves each weight by its rate at most, scores again, and saves.
 
     After an interruption a training goes on with other batches: they must be those that it would have had.

@@ -19,11 +19,12 @@ from hplm.errors import InvalidInput
 from testing.random_store import random_exits, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
+from tests.builder.stores import interrupted
 from tests.builder.training.small_tenants import made, write
 from tests.cli.commands import printed, refused, run
 from tests.support.device import DEVICE
 from tests.support.killed import content
-from tests.support.learning import by_one_step
+from tests.support.learning import by_one_step, step_once
 from tests.support.message import mentioning, mentions
 from tests.tasks import exported
 
@@ -45,21 +46,20 @@ def file(tmp_path):
 
 
 def built(store, tenant_id, file, **options):
-    return build_exits(store, tenant_id, file, FP32, DEVICE, show_progress=False, **options)
+    return build_exits(store, tenant_id, file, FP32, DEVICE, **options)
 
 
 @pytest.mark.parametrize("task", TENANTS)
 def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store, file, task):
     with by_one_step():
-        found, is_new = built(store, TENANTS[task], file)
-    report, plans = found.report, found.exits.exits.plans
+        report, is_new = built(store, TENANTS[task], file)
+    plans = store.knowledge(store.tenant(TENANTS[task])).exits.exits.plans
     assert is_new and (report["learned_texts"], report["texts"]) == (150, 150)  # no version has learned from a file
     assert all("lost" not in plan for plan in report["plans"])
     assert (report["delta"] is not None) == (task == "regress")
     assert [plan.cost for plan in plans] == sorted({plan.cost for plan in plans}, reverse=True)
     before = content(store.folder)
-    again, is_new = built(store, TENANTS[task], file)
-    assert not is_new and content(store.folder) == before and again.exits.exits == found.exits.exits
+    assert built(store, TENANTS[task], file) == (report, False) and content(store.folder) == before
     tenant = store.tenant(TENANTS[task])
     random_tenant(store, replace(tenant, version=tenant.version + 1), 0.3, seed=9)
     assert store.knowledge(store.tenant(tenant.id)).exits is None  # a version that was trained anew has none
@@ -70,8 +70,8 @@ def test_texts_with_labels_say_what_is_lost_by_them_and_the_command_prints_plans
     labelled = write(
         tmp_path / "labelled.jsonl", ({"text": text, "label": reference.answer(text, "pair").labels[0]} for text in TEXTS)
     )
-    found, _ = built(store, "pair", labelled, drops=(0.0, 30.0))
-    *_, cheap = found.report["plans"]
+    report, _ = built(store, "pair", labelled, drops=(0.0, 30.0))
+    *_, cheap = report["plans"]
     assert cheap["lost"]["full"] == 100 and cheap["lost"]["points"] == pytest.approx(100 * (1 - cheap["agrees"]), abs=8)
     assert cheap["lost"]["off"] > 0 and cheap["expected_loss_off"] > 0
     command = ["tenant", "exits", "pair", "--store", store.folder, "--texts", labelled, "--dtype", "fp32", "--drop", "1", "20"]
@@ -85,10 +85,29 @@ def test_texts_with_labels_say_what_is_lost_by_them_and_the_command_prints_plans
         assert mentions(refused(capsys, *command, option, wrong), wrong)
 
 
+def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file, monkeypatch):
+    taught = []
+
+    def train(training, limits, saved):
+        taught.append(saved.load() is None)
+        return step_once(training, limits, saved)
+
+    monkeypatch.setattr("builder.exits.heads.train", train)
+    for options, is_new in (({}, True), ({}, False), ({"seed": 1}, True)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("builder.exits.build.calibrations_for", interrupted)
+            built(store, TENANTS["multilabel"], file, **options)
+        assert taught == [is_new] * len(taught) != []
+        taught.clear()
+    built(store, TENANTS["multilabel"], file, seed=1)
+    heads = store.knowledge(store.tenant(TENANTS["multilabel"])).exits.heads
+    assert taught == [False] * len(heads) and not store.tenant_work_folder(TENANTS["multilabel"]).exists()
+
+
 def states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
-    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, DEVICE, FP32, False, task))
+    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, DEVICE, FP32, task))
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])

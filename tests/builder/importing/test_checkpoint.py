@@ -21,6 +21,7 @@ from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
+from builder.store.resumable import PLAN, write_json
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
@@ -31,7 +32,7 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
-from tests.builder.stores import add_domain, corpus, grow, some_lines
+from tests.builder.stores import add_domain, corpus, grow, interrupted, some_lines
 from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.learning import by_one_step
@@ -61,7 +62,7 @@ def test_a_change_that_fits_is_kept_whole(store, tmp_path):
 
 def imported(store: Store, folder: Path, file: Path, test: Path | None = None, **matching: object):
     given = UnlabelledTexts([file]), ImportOptions(test=test), MatchingOptions(**matching)
-    return import_checkpoint(store, "acme", folder, family_of(store), *given, DEVICE, False)
+    return import_checkpoint(store, "acme", folder, family_of(store), *given, DEVICE)
 
 
 def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, monkeypatch):
@@ -102,12 +103,12 @@ def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_p
     elif room == "most bytes":
         monkeypatch.setattr(taught, "MOST_BYTES", 1000)
     reader, task, packs = Reader(store, "root", 1), training_task("classify").unlabelled(), []
-    read, _ = UnlabelledTexts([texts(tmp_path)]).divided(reader, task, LABELS, 100, 0, False)
+    read, _ = UnlabelledTexts([texts(tmp_path)]).divided(reader, task, LABELS, 100, 0)
     data, model = (
         Data(reader, task, LABELS, read, read, DEVICE),
         Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE),
     )
-    found = taught.Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path, False)
+    found = taught.Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path)
     assert len(packs) == (room == "enough")
     for chosen in np.array_split(np.random.default_rng(0).permutation(len(read.texts)), 3):
         pack = reader.pack(read, chosen, DEVICE)
@@ -127,11 +128,11 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     labels = [2, 1] + [0] * (len(given) - 2)
     rows = ({"text": line, "label": LABELS[label]} for line, label in zip(given, labels, strict=True))
     train.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    options = {"epochs": 3, "from_version": 1, "learning_rate": 0.01, "device": DEVICE, "show_progress": False}
+    options = {"epochs": 3, "from_version": 1, "learning_rate": 0.01, "device": DEVICE}
     made = [build_tenant(store, "acme", None, None, train, train, teacher=own, **options) for own in (None, str(folder))]
     assert [one.labels for one in made] == [LABELS, LABELS]
     task, teacher = training_task("classify"), family_of(store).read(folder).with_labels(LABELS)
-    read = Reader(store, "root", 1).read(task.read(train), task, LABELS, False)
+    read = Reader(store, "root", 1).read(task.read(train), task, LABELS)
     wanted, *found = (
         Model.of_checkpoint(teacher, DEVICE) if one is None else Model.of_tenant(store, one, DEVICE) for one in (None, *made)
     )
@@ -145,6 +146,19 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
     with pytest.raises(InvalidInput, match=mentioning("--teacher", "black", "blue")):
         build_tenant(store, "acme", None, None, train, train, teacher=str(folder), **{**options, "epochs": 2})
+
+
+@pytest.mark.usefixtures("one_step")
+def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, monkeypatch):
+    (working := store.tenant_work_folder("acme")).mkdir(parents=True)
+    write_json(left := working / PLAN, {"version": 1})  # of a training
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("builder.importing.matching.agreement", interrupted)
+        imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=2, least=0)
+    (user,) = store.users()["root", 1]
+    assert str(working / "import-") in user
+    imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=2, least=0)
+    assert [*working.iterdir()] == [left]
 
 
 @pytest.mark.usefixtures("one_step")
@@ -306,10 +320,10 @@ def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
     folder = tuned(tmp_path / "tuned")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), None, DEVICE)
     with pytest.raises(InvalidInput, match=mentioning("--texts")):
-        importer.one("acme", folder, show_progress=False)
+        importer.one("acme", folder)
     lines = [{"text": line} for line in texts(tmp_path, 60).read_text("utf-8").splitlines()]
     (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
+    assert importer.one("acme", folder)[1]["texts"]["judged"] == 30
 
 
 @pytest.mark.usefixtures("one_step")
@@ -322,7 +336,7 @@ def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store
     add_domain(store, "bio", 1)
     grow(store, "bio", 2)
     assert store.corpus("bio", 2) == files
-    assert importer.one("acme", folder, show_progress=False)[1]["texts"]["judged"] == 30
+    assert importer.one("acme", folder)[1]["texts"]["judged"] == 30
     pack_root(store, tmp_path / "root.tar")
     files[0].rename(tmp_path / "elsewhere")
     (gone,) = Importer(store, ImportOptions("bio"), MatchingOptions(), None, DEVICE).all([("acme", folder)])

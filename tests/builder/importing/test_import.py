@@ -41,8 +41,8 @@ def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | 
 def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
     """Computes last hidden states and logits from the library's states at the split, by what was stored in 16 bits."""
     wanted, layers = expected(name), store.upper().layers
-    model = TenantModel(tenant.adapter_layout(store.config), tenant.head_layout(store.config), seed=0)
-    model.load(*store.tenant_weights(tenant))
+    layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
+    model = TenantModel.of(*layouts, *store.tenant_weights(tenant))
     with torch.no_grad():
         end, bare = through(layers, wanted["split"], store, model), through(layers, wanted["split"], store)
         logits = model.read(end if tenant.task == "tag" else end[:1])
@@ -53,7 +53,7 @@ def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
 @pytest.mark.parametrize("name", UPPER_ONLY)
 def test_the_upper_half_equals_the_librarys(store, name):
     options = ImportOptions(labels=LABELS if name.startswith("peft") else None)
-    tenant, report = import_tenant(store, "acme", FIXTURES / name, options, DEVICE, show_progress=False)
+    tenant, report = import_tenant(store, "acme", FIXTURES / name, options, DEVICE)
     assert tenant == store.tenants()[0] and (tenant.labels, tenant.version) == (LABELS, 1)
     assert report["imported"]["trained_on"] == "tiny-bert" and store.report(tenant) == report
     check_upper_half(store, tenant, name)
@@ -69,7 +69,7 @@ def test_labels_that_may_all_hold_are_multilabel(store, tmp_path):
         ("told", FIXTURES / "peft-pooler"),
     ):
         options = ImportOptions(**({"task": "multilabel", "labels": LABELS} if tenant_id == "told" else {}))
-        tenant, _ = import_tenant(store, tenant_id, folder, options, DEVICE, show_progress=False)
+        tenant, _ = import_tenant(store, tenant_id, folder, options, DEVICE)
         assert (tenant.task, tenant.labels) == ("multilabel", LABELS), tenant_id
 
 
@@ -89,13 +89,13 @@ def test_a_single_output_is_a_value(store, tmp_path, config):
     cut_to_one(peft / "adapter_model.safetensors", "base_model.model.classifier.")
     cut_to_one(hub / "pytorch_model_head.bin", "heads.acme.4.")
     for tenant_id, folder in (("peft", peft), ("hub", hub)):
-        tenant, _ = import_tenant(store, tenant_id, folder, ImportOptions(), DEVICE, show_progress=False)
+        tenant, _ = import_tenant(store, tenant_id, folder, ImportOptions(), DEVICE)
         assert (tenant.task, tenant.labels) == ("regress", ["value"])
     put(peft / "adapter_config.json", task_type=None, auto_mapping=None)
     if not config:
         with pytest.raises(InvalidInput, match=mentioning("--task", "classify", "multilabel", "regress", "tag")):
-            import_tenant(store, "acme", peft, ImportOptions(), DEVICE, show_progress=False)
-    tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), DEVICE, show_progress=False)
+            import_tenant(store, "acme", peft, ImportOptions(), DEVICE)
+    tenant, _ = import_tenant(store, "acme", peft, ImportOptions(task="regress"), DEVICE)
     assert (tenant.task, tenant.labels) == ("regress", ["value"])
 
 
@@ -118,7 +118,7 @@ def test_another_import_is_the_next_version_and_keeps_the_labels(store):
 def test_a_lower_part_becomes_a_domain(store, tmp_path):
     new = NewDomain("acme-lower", [corpus(tmp_path, 1)], SMALL)
     options = ImportOptions(labels=LABELS, new_domain=new)
-    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE, show_progress=False)
+    tenant, report = import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE)
     assert (tenant.domain, tenant.domain_version, tenant.rank) == ("acme-lower", 1, 2)
     check_upper_half(store, tenant, "peft-lower")
     table = store.table("acme-lower", 1)

@@ -58,13 +58,13 @@ def store(request, tmp_path_factory):
 @pytest.mark.parametrize("task", ["classify", "tag", "span", "regress"])
 def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path, task):
     """The states that enter the upper layers come from the tables, so that both see windows."""
-    save_checkpoint(store, task, tmp_path / "plain", None, DEVICE, show_progress=False)
+    save_checkpoint(store, task, tmp_path / "plain", None, DEVICE)
     loader = getattr(transformers, f"AutoModelFor{KINDS.get(task, 'SequenceClassification')}")
     plain = loader.from_pretrained(tmp_path / "plain").to(DEVICE).eval()
     tenant, config = store.tenant(task), store.config
     reader, pair = Reader(store, "root", 1), "a dog ran" if task == "span" else None
     text = Example(tmp_path / "texts", 1, "the cat sat on the mat", pair)
-    read = reader.read([text], training_task(task).unlabelled(), tenant.labels, False)
+    read = reader.read([text], training_task(task).unlabelled(), tenant.labels)
     own, pack = Model.of_tenant(store, tenant, DEVICE), reader.pack(read, [0], DEVICE)
     base = plain.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
@@ -80,8 +80,7 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
     kind = {"classify": "single_label_classification", "regress": "regression"}.get(task)
     assert (plain.config.num_labels, getattr(plain.config, "problem_type", None)) == (len(tenant.labels), kind)
     again = Family(store.model, config).read(tmp_path / "plain").head  # as an import reads it
-    head = TenantModel(None, head_layout(config, len(tenant.labels), again.function), seed=0)
-    head.load(None, again.weights)
+    head = TenantModel.of(None, head_layout(config, len(tenant.labels), again.function), None, again.weights)
     assert again.task == task
     assert torch.allclose(head.to(DEVICE).read(states[-1])[slice(1) if of_text else pack.reading], wanted, atol=1e-3)
 
@@ -89,14 +88,14 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
 def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("\n".join(json.dumps({"text": "the dog", "text_pair": line}) for line in SENTENCES), "utf-8")
-    report = save_checkpoint(store, "no-answer", tmp_path / "plain", pairs, DEVICE, show_progress=False)
+    report = save_checkpoint(store, "no-answer", tmp_path / "plain", pairs, DEVICE)
     assert "no answer" in report["lost"] and report["answers"] == len(SENTENCES)
 
 
 def test_a_head_of_one_layer_fits_behind_the_pooler(imported, tmp_path):
     store = Store(shutil.copytree(imported, tmp_path / "store"))
     random_tenant(store, TenantFile("acme", 1, "root", 1, "multilabel", LABELS, 0), 0.3, seed=1)
-    said = save_checkpoint(store, "acme", tmp_path / "acme", texts(tmp_path, 60), DEVICE, show_progress=False)
+    said = save_checkpoint(store, "acme", tmp_path / "acme", texts(tmp_path, 60), DEVICE)
     assert said["answers"] == 60 * 3
     found = Family(store.model, store.config).read(tmp_path / "acme")
     assert (found.head.task, found.labels, found.distance) == ("multilabel", LABELS, 0)
@@ -109,8 +108,8 @@ def test_a_head_of_one_layer_fits_behind_the_pooler(imported, tmp_path):
 
 def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, capsys):
     store = Store(shutil.copytree(imported, tmp_path / "store"))
-    import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), DEVICE, show_progress=False)
-    import_tenant(store, "hub", FIXTURES / "adapters-double", ImportOptions(), DEVICE, show_progress=False)
+    import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), DEVICE)
+    import_tenant(store, "hub", FIXTURES / "adapters-double", ImportOptions(), DEVICE)
     command = ["tenant", "export", "--store", store.folder, "--to", tmp_path / "out"]
     lines = printed(capsys, *command, "luna", "--texts", texts(tmp_path, 60)).splitlines()
     assert mentions(lines[0], "luna", 1) and mentions(lines[1], "%", "60")

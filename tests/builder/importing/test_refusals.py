@@ -30,7 +30,7 @@ def store(imported) -> Store:
 
 def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        import_tenant(store, "acme", folder, options, DEVICE, show_progress=False)
+        import_tenant(store, "acme", folder, options, DEVICE)
     assert store.tenants() == [] and store.domains() == [("root", 1)]
 
 

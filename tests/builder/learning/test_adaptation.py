@@ -14,8 +14,8 @@ from builder.learning import masked
 from builder.learning.bodies import WholeBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
-from builder.learning.masked import MaskedLessons, further_pretrain, given_head
-from builder.learning.windows import Lessons, Student
+from builder.learning.masked import further_pretrain, given_head, masked_lesson
+from builder.learning.windows import Shrinking, Student, lesson_of
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
@@ -38,7 +38,7 @@ def documents(checkpoint):
 
 def run(checkpoint, documents, steps, seed=0, train_upper=True, start=None):
     lower, upper = start or split(checkpoint)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, DEVICE, False, train_upper=train_upper)
+    report = distil(checkpoint, lower, upper, documents, Budget(steps=steps), seed, DEVICE, train_upper=train_upper)
     return lower, upper, report
 
 
@@ -67,11 +67,15 @@ def test_the_closed_form_and_the_steps_both_reduce_the_error(adapted):
     assert end["at_split"] > 0.5 and report["steps"] == report["kept_step"] == 40
 
 
+def lesson_about(checkpoint, texts):
+    teacher = WholeBody(checkpoint).eval().to(DEVICE)
+    return lesson_of(Shrinking(checkpoint.config, DEVICE), teacher, texts, np.random.default_rng(0))
+
+
 def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapted):
     """Documents have 12 tokens, the model reads 40."""
     lower, upper, _ = adapted
-    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval().to(DEVICE), DEVICE)
-    lesson = lessons.lesson(random_documents(checkpoint.config, 2000, 40, seed=9), np.random.default_rng(0))
+    lesson = lesson_about(checkpoint, random_documents(checkpoint.config, 2000, 40, seed=9))
     with torch.no_grad():
         error = (Student(lower, upper).to(DEVICE)(lesson)[0] - lesson.at_split).square().sum(1)
     variance = lesson.at_split.var(0).sum()
@@ -91,9 +95,8 @@ def test_a_domain_s_lower_layers_learn_on_and_a_frozen_upper_stack_does_not_chan
 
 def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, documents):
     lower, upper = split(checkpoint)
-    lessons = Lessons(checkpoint.config, WholeBody(checkpoint).eval().to(DEVICE), DEVICE)
     texts = documents[:20]
-    lesson = lessons.lesson(texts, np.random.default_rng(0))
+    lesson = lesson_about(checkpoint, texts)
     assert len(lesson.windows) < lesson.tokens
     whole = Window(3).of(np.concatenate(texts), np.array([len(text) for text in texts]))
     shrunk = lesson.windows[lesson.window_of].cpu().numpy()
@@ -131,14 +134,14 @@ def model(request, tmp_path_factory):
 
 def guess(checkpoint, documents, budget, head):
     lower, upper = split(checkpoint)
-    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, DEVICE, show_progress=False)
+    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, DEVICE)
     return lower, upper, *found
 
 
 def test_words_are_masked_as_bert_masks_them(checkpoint):
     config = checkpoint.config
     documents = random_documents(config, 40_000, 20, seed=2)
-    lesson = MaskedLessons(config, DEVICE).lesson(documents, np.random.default_rng(0))
+    lesson = masked_lesson(Shrinking(config, DEVICE), documents, np.random.default_rng(0))
     words = np.concatenate(documents)
     centres = lesson.windows[lesson.window_of][:, 1].cpu().numpy() - 1
     guessed = np.zeros(len(words), dtype=bool)

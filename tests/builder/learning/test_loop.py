@@ -33,7 +33,7 @@ def training_of(module, score, loss_of=None, **options):
 
 
 def learned(limit, score, **options):
-    now = train(training_of(torch.nn.Linear(1, 1), score, **options), limit, show_progress=False)
+    now = train(training_of(torch.nn.Linear(1, 1), score, **options), limit)
     return now.steps, [(exam["step"], exam["score"]) for exam in now.exams], now.exams[now.kept]["step"]
 
 
@@ -51,7 +51,7 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path):
         return (loss * math.nan if broken == "loss" else (loss - loss.detach()).abs().sqrt()) if step == 3 else loss, 1
 
     with pytest.raises(Diverged, match=mentioning("learning", 4, "--seed")):
-        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path), False)
+        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path))
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
 
@@ -79,14 +79,14 @@ def test_a_goal_ends_the_learning_as_soon_as_it_is_reached():
 def test_a_budget_is_examined_evenly_and_what_is_worse_than_the_start_is_dropped():
     module = torch.nn.Linear(1, 1)
     before = module.weight.item()
-    now = train(training_of(module, lambda steps: -steps, exams=5), Budget(steps=20), show_progress=False)
+    now = train(training_of(module, lambda steps: -steps, exams=5), Budget(steps=20))
     assert [exam["step"] for exam in now.exams] == [0, 4, 8, 12, 16, 20] and (now.kept, module.weight.item()) == (0, before)
     assert now.reported()["kept_step"] == 0 and now.reported()["curve"][-1][0] == 20
 
 
 def test_of_epochs_within_the_doubt_the_last_is_kept_and_patience_ends_them():
     scores = [0.0, 0.5, 0.8, 0.7, 0.55, 0.9, 0.9]
-    epochs = [10] * 6
+    epochs = [range(10)] * 6
     exams = [*zip(range(0, 50, 10), scores[:5], strict=True)]
     assert learned(Epochs(epochs, 2, 2.0), lambda steps: scores[steps // 10]) == (40, exams, 30)
     assert learned(Epochs(epochs, 2, 0.0), lambda steps: scores[steps // 10])[2] == 20
@@ -102,7 +102,7 @@ def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round():
     assert plain.rate(Progress(500)) == pytest.approx(0.5) and plain.rate(Progress(1000)) == 0
     both = Budget(minutes=1, steps=10)
     assert both.used(Progress(5, seconds=3.0)) == 0.5 and both.used(Progress(5, seconds=45.0)) == 0.75
-    epochs = Epochs([50, 50], 3)
+    epochs = Epochs([range(50)] * 2, 3)
     assert epochs.rate(Progress(0)) < epochs.rate(Progress(10)) > epochs.rate(Progress(50)) > epochs.rate(Progress(99)) > 0
 
 

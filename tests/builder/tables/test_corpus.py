@@ -53,7 +53,7 @@ def test_the_time_and_the_space_are_said_before(tmp_path, capsys, monkeypatch):
     path.write_text("\n".join(some_lines(2000, 1)), "utf-8")
     clock = SimpleNamespace(monotonic=iter([0, 4]).__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr("builder.tables.corpus.time", clock)
-    tokenize_corpus([path], tokenizer, tmp_path / "corpus", show_progress=False)
+    tokenize_corpus([path], tokenizer, tmp_path / "corpus")
     size = path.stat().st_size
     assert size > 2 * READ_AT_ONCE
     assert mentions(capsys.readouterr().err, f"{size / 1e6:.1f} MB", f"{4 * size / READ_AT_ONCE:.0f} s", "GB")
@@ -76,13 +76,13 @@ def test_the_corpus_contains_every_document_of_files_of_any_format(tmp_path):
     tokenizer, read = Tokenizer(tokenizer_json(CONFIG.vocabulary), positions=8), []
     assert list(read_corpus(paths, read.append)) == documents
     assert sum(read) == sum(path.stat().st_size for path in paths)
-    corpus = tokenize_corpus(paths, tokenizer, tmp_path / "corpus", show_progress=False)
+    corpus = tokenize_corpus(paths, tokenizer, tmp_path / "corpus")
     expected = tokenizer.encode_documents(documents)
     assert corpus.tokens == sum(map(len, expected))
     for document, ids in zip([*corpus, corpus[-1]], [*expected, expected[-1]], strict=True):
         assert document.dtype == np.int32
         np.testing.assert_array_equal(document, ids)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "corpus", "inputs")):
-        tokenize_corpus(paths[:2], tokenizer, tmp_path / "corpus", show_progress=False)
+        tokenize_corpus(paths[:2], tokenizer, tmp_path / "corpus")
     with pytest.raises(InvalidInput, match=mentioning(tmp_path)):
         Corpus(tmp_path)  # it was never finished

@@ -76,10 +76,10 @@ def test_counts_and_their_sums_equal_those_of_a_dictionary(data, space, memory):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         counted = [
-            count_ngrams(corpus_of(folder / f"corpus-{i}", part), space, folder / f"counts-{i}", memory, show_progress=False)
+            count_ngrams(corpus_of(folder / f"corpus-{i}", part), space, folder / f"counts-{i}", memory)
             for i, part in enumerate(parts)
         ]
-        added = add_counts(counted, folder / "added", memory, show_progress=False)
+        added = add_counts(counted, folder / "added", memory)
         for counts, documents in zip([*counted, added], [*parts, list(chain(*parts))], strict=True):
             assert stored_counts(counts) == expected_counts(space, documents)
             assert (counts.tokens, counts.documents) == (sum(map(len, documents)), len(documents))
@@ -96,7 +96,7 @@ def test_the_time_and_the_most_space_are_said_before(tmp_path, capsys, monkeypat
     space, documents = KeySpace(250_000, Window(3)), [list(range(start, start + 12)) for start in range(40)]
     corpus = corpus_of(tmp_path / "corpus", documents)
     monkeypatch.setattr("builder.tables.counts.time", SimpleNamespace(monotonic=iter([0, 2]).__next__))  # of a tenth of them
-    counts = count_ngrams(corpus, space, tmp_path / "counts", MANY_RUNS, show_progress=False)
+    counts = count_ngrams(corpus, space, tmp_path / "counts", MANY_RUNS)
     assert mentions(capsys.readouterr().err, f"{corpus.tokens:,}", "20 s", "GB")
     assert 2 * bytes_in(counts.folder) <= most_bytes(corpus.tokens, space)  # beside it were runs of hardly more n-grams
 
@@ -104,10 +104,7 @@ def test_the_time_and_the_most_space_are_said_before(tmp_path, capsys, monkeypat
 def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
     space = KeySpace(200, Window(2))
     documents = some_documents(400)
-    parts = [
-        count_ngrams(corpus_of(tmp_path / str(i), documents[i::3]), space, tmp_path / f"c{i}", show_progress=False)
-        for i in range(3)
-    ]
+    parts = [count_ngrams(corpus_of(tmp_path / str(i), documents[i::3]), space, tmp_path / f"c{i}") for i in range(3)]
     memory = 10_000
     merge = Merge([part.run(0) for part in parts], memory)
     sizes = [merge.rows(i, i + 1) for i in range(merge.partitions)]
@@ -136,7 +133,7 @@ def test_keys_come_in_the_order_of_their_places(data, space, root, chunk):
     documents = data.draw(corpora(space.vocabulary))
     with tempfile.TemporaryDirectory() as folder:
         corpus = corpus_of(Path(folder) / "corpus", documents)
-        counts = count_ngrams(corpus, space, Path(folder) / "counts", show_progress=False)
+        counts = count_ngrams(corpus, space, Path(folder) / "counts")
         in_order = [list(key) for key in expected_order(space, expected_counts(space, documents), root)]
         ranking, keep = Ranking(counts, root), data.draw(st.sampled_from([0.0, 0.03, 0.5, 0.98, 1.0]))
         for level, distinct in enumerate(counts.levels):

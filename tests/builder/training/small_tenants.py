@@ -97,12 +97,10 @@ def made(folder, name, count, seed):
 
 
 def learn(store, task, train, dev=None, tenant="acme", **options):
-    return build_tenant(
-        store, tenant, "root", task, train, dev, **{"rank": 8, "device": DEVICE, "show_progress": False, **options}
-    )
+    return build_tenant(store, tenant, "root", task, train, dev, **{"rank": 8, "device": DEVICE, **options})
 
 
-def untrained(body, data, options, saved=None, show_progress=True, further=None):
+def untrained(body, data, options, saved=None, further=None):
     """Is called like `finetune`, and learns nothing: it moves the biases of the start's head by the learning rate."""
     model, start = tenant_model(data.config, len(data.labels), options), data.start
     if start is not None:

@@ -10,7 +10,7 @@ from builder.evaluation.tenant import evaluate_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.tasks.scores import confusion, is_bio, none_shift
+from builder.tasks.scores import by_label, confusion, is_bio, none_shift
 from builder.tasks.tasks import training_task
 from hplm.tasks import TASKS
 from testing.toy import WORDS
@@ -41,6 +41,13 @@ def test_scores_of_labels_equal_their_definitions():
     assert scores.metric == "micro_f1" and scores.main == pytest.approx(2 * 2 / (3 + 3))
     assert scores.values["exact"] == pytest.approx(1 / 3)
     assert scores.values["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
+    alone = training_task("multilabel").score(["a"], examples, [["a"], ["a"], []])  # the only label
+    assert alone.values == {"micro_f1": pytest.approx(2 / 3), "macro_f1": pytest.approx(2 / 3), "exact": pytest.approx(2 / 3)}
+    assert training_task("multilabel").score(["a"], examples[1:], [[], []]).values == {"micro_f1": 0, "macro_f1": 0, "exact": 1}
+    rows = by_label(["a", "b", "c"], examples, [["a"], [], ["c", "a"]], in_rows=False)
+    assert [tuple(row.values()) for row in rows] == [("a", 1, 2, 1, 0.6667), ("b", 1, 0, 0, 0.0), ("c", 1, 1, 1, 1.0)]
+    (row,) = by_label(["a", "b"], classified("aa"), [["a"], [""]], in_rows=True)
+    assert tuple(row.values()) == ("a", 2, 1, 1, 0.6667)
 
 
 def test_an_entity_is_correct_if_both_ends_and_its_kind_are():
@@ -91,7 +98,7 @@ def test_an_answer_is_learned_in_the_windows_that_have_all_of_it(store, tmp_path
     path = write(tmp_path / "long.jsonl", [asks(1, 2), asks(40, 41), asks(59, 60), asks(29, 30), asks(119, 119)])
     task = training_task("span")
     for labels, no in ((["start", "end"], [UNREAD, UNREAD]), (["start", "end", "none"], [0, 0])):
-        texts = Reader(store, "root", 1).read(task.read(path), task, labels, show_progress=False)
+        texts = Reader(store, "root", 1).read(task.read(path), task, labels)
         assert texts.cut == 0 and texts.lengths.tolist() == [64] * 15
         targets = [text.targets.tolist() for text in texts.texts]
         assert [targets[i : i + 3] for i in range(0, 15, 3)] == [
@@ -108,10 +115,10 @@ def test_a_word_without_a_token_has_no_answer(tasks, tmp_path):
     """A zero-width space is a word to a client and nothing to the tokenizer. No answer is a wrong one, as above."""
     path = write(tmp_path / "odd.jsonl", [{"tokens": [WORDS[0], "\u200b", WORDS[60]], "tags": ["B-X", "O", "O"]}])
     task, labels, reader = training_task("tag"), tasks.store.tenant("word").labels, Reader(tasks.store, "bio", 1)
-    texts = reader.read(task.read(path), task, labels, show_progress=False)
+    texts = reader.read(task.read(path), task, labels)
     assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
     assert reader.pack(texts, np.array([0]), DEVICE).targets.tolist() == [labels.index("B-X"), UNREAD, labels.index("O")]
-    (answers,) = evaluate_tenant(tasks.store, "word", path, DEVICE, show_progress=False).answers
+    (answers,) = evaluate_tenant(tasks.store, "word", path, DEVICE).answers
     assert answers[1] == "" and {answers[0], answers[2]} <= set(labels)
 
 

@@ -188,4 +188,4 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
     pretend(store, "classify", train)
     for tenant, named in (("acme", [f"{other}:2", "'up'", "'acme'"]), ("nobody", ["'nobody'", store.folder])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            evaluate_tenant(store, tenant, other, DEVICE, show_progress=False)
+            evaluate_tenant(store, tenant, other, DEVICE)

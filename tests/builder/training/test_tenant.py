@@ -12,7 +12,6 @@ from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.resumable import begun_plan
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
@@ -64,7 +63,7 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     """Answers equal those of the reference. The first test trains five tenants."""
     store, folder = trained
     task, texts, metric, least, _ = TASKS[name]
-    evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", DEVICE, show_progress=False)
+    evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", DEVICE)
     assert evaluation.scores.metric == metric and evaluation.scores.main > least
     for example, answered in zip(evaluation.texts.examples, evaluation.answers, strict=True):
         assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
@@ -139,7 +138,7 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
 def taught(trained, tmp_path_factory):
     """A copy of that store in which some tenants have students, and what the commands have said of these."""
     store = Store(shutil.copytree(trained[0].folder, tmp_path_factory.mktemp("taught") / "store"))
-    return store, {name: build_students(store, name, asked, DEVICE, show_progress=False) for name, asked in TAUGHT.items()}
+    return store, {name: build_students(store, name, asked, DEVICE) for name, asked in TAUGHT.items()}
 
 
 @pytest.mark.parametrize("tenant", TAUGHT)
@@ -153,9 +152,9 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
     assert [team.members for team in found.students.teams] == [*range(kept, 0, -1)] and found.students.depth == 2
     assert len(found.members) == kept
     for members, score in {None: scores[kept - 1], 0: report["teacher_score"], 1: scores[0]}.items():
-        judged = evaluate_tenant(store, tenant, trained[1] / f"{tenant}-dev.jsonl", DEVICE, False, members=members)
+        judged = evaluate_tenant(store, tenant, trained[1] / f"{tenant}-dev.jsonl", DEVICE, members=members)
         assert judged.scores.main == pytest.approx(score, abs=1e-5)
-    assert build_students(store, tenant, TAUGHT[tenant], DEVICE, show_progress=False) == (report, False)
+    assert build_students(store, tenant, TAUGHT[tenant], DEVICE) == (report, False)
     assert store.tenant(tenant).version == report["version"]
 
 
@@ -163,26 +162,25 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, t
     data = trained[1] / "cut-dev.jsonl"
     known = [json.loads(line)["text"] for line in data.read_text("utf-8").splitlines()]
     (further := trained[1] / "further.txt").write_text("\n".join([*known, *some_lines(60, 5)]), "utf-8")
-    given = {"unlabelled": further, "show_progress": False}
     with by_one_step():
-        labelled, _ = build_students(trained_store, "cut", UNLEARNED, DEVICE, show_progress=False)
-        report, is_new = build_students(trained_store, "cut", UNLEARNED, DEVICE, **given)
+        labelled, _ = build_students(trained_store, "cut", UNLEARNED, DEVICE)
+        report, is_new = build_students(trained_store, "cut", UNLEARNED, DEVICE, unlabelled=further)
     assert is_new and report["unlabelled_texts"] == 60, "texts of dev would judge what they taught"
     assert report["learned_texts"] == labelled["learned_texts"]
     assert report["boosting"] != labelled["boosting"]
-    assert build_students(trained_store, "cut", UNLEARNED, DEVICE, **given) == (report, False)
+    assert build_students(trained_store, "cut", UNLEARNED, DEVICE, unlabelled=further) == (report, False)
     (seen := trained[1] / "seen.txt").write_text("\n".join(known * 2), "utf-8")
     for tenant, file, named in (("regress", further, ["regress"]), ("cut", seen, [seen])):
         with refusing(InvalidInput, "--unlabelled", *named):
-            build_students(trained_store, tenant, replace(UNLEARNED, seed=1), DEVICE, unlabelled=file, show_progress=False)
-        assert begun_plan(trained_store.tenant_work_folder(tenant)) is None, "it has begun before it refused"
+            build_students(trained_store, tenant, replace(UNLEARNED, seed=1), DEVICE, unlabelled=file)
+        assert not trained_store.tenant_work_folder(tenant).exists(), "it has begun before it refused"
 
 
 def test_what_students_cannot_do_is_refused(trained, taught):
     store = taught[0]
     for tenant, depth, named in (("span-or-none", 2, ["span"]), ("cut", 4, ["--layers 4", "1 to 3"])):
         with refusing(InvalidInput, *named):
-            build_students(store, tenant, StudentOptions(depth), DEVICE, show_progress=False)
+            build_students(store, tenant, StudentOptions(depth), DEVICE)
     for option, value in {"students": 17, "rank": 0, "learning_rate": 0, "stacking": -1}.items():
         with refusing(InvalidInput, f"--{option.replace('_', '-')} {value}"):
             StudentOptions(1, **{option: value})
@@ -190,7 +188,7 @@ def test_what_students_cannot_do_is_refused(trained, taught):
         build_students(store, "cut", STUDENTS, DEVICE, teacher="mine")
     texts = trained[1] / "bio-test.jsonl"
     with refusing(InvalidInput, "students"):
-        calibrate_tenant(store, "bio", texts, resolve_precision("fp32", DEVICE), DEVICE, show_progress=False)
+        calibrate_tenant(store, "bio", texts, resolve_precision("fp32", DEVICE), DEVICE)
 
 
 def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
@@ -200,7 +198,7 @@ def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
     scores = {}
     for teacher in ("own", "dedicated"):
         with by_one_step():
-            report, is_new = build_students(store, "acme", UNLEARNED, DEVICE, teacher=teacher, show_progress=False)
+            report, is_new = build_students(store, "acme", UNLEARNED, DEVICE, teacher=teacher)
         assert is_new and report["teacher"] == teacher
         scores[teacher] = report["boosting"]
     assert scores["own"] != scores["dedicated"]

@@ -11,22 +11,27 @@ from functools import partial
 import pytest
 import torch
 
+from builder.exits.build import build_exits
+from builder.students.boosting import StudentOptions
+from builder.students.build import build_students
 from builder.tables.build_folder import held
 from builder.training import grid
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
+from hplm.engine.engine import resolve_precision
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.stores import build, give_other_values, interrupted, some_lines
 from tests.builder.training.small_tenants import asked, made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
+from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 RATE = 2e-3  # by which `untrained` moves each bias
-SILENT = {"device": DEVICE, "show_progress": False, "trainer": untrained}
+SILENT = {"device": DEVICE, "trainer": untrained}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -145,6 +150,20 @@ def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys)
     assert left.exists() and give().version == 2 and "dev" in store.report(store.tenant("acme"))
 
 
+def test_exits_and_students_do_not_end_an_interrupted_training(store, tmp_path):
+    """Their savepoints lie beside its own, and are gone once they are made."""
+    first, train = (made(tmp_path, "classify", count, count) for count in (40, 20))
+    pretend(store, "classify", first)
+    with pytest.raises(KeyboardInterrupt):
+        pretend(store, "classify", train, trainer=interrupted)
+    (left := store.tenant_work_folder("acme") / "learning.pt").touch()
+    with by_one_step():
+        build_exits(store, "acme", made(tmp_path, "classify", 150, 3), resolve_precision("fp32", DEVICE), DEVICE)
+        build_students(store, "acme", StudentOptions(1, 1, rank=2, epochs=1, learning_rate=0.1), DEVICE)
+    assert {path.name for path in left.parent.iterdir()} == {"plan.json", left.name}
+    assert pretend(store, "classify", train).version == 4 and not left.parent.exists()
+
+
 @pytest.mark.parametrize("change_of", ["seed", "table"])
 def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, tmp_path, capsys, change_of):
     give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1), tenant="cut", trainer=interrupted)
@@ -187,7 +206,7 @@ class Cut(Exception):
     """Ends a grid in its middle."""
 
 
-def scored_by_rate(body, ground, options, saved, show_progress=True, *, log, most=1.0, last=99):
+def scored_by_rate(body, ground, options, saved, *, log, most=1.0, last=99):
     """A training whose score grows with its learning rate, and that diverges above `most`."""
     done = log.read_text().splitlines() if log.exists() else []
     if len(done) == last:

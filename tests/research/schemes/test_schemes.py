@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.learning.bodies import WholeBody
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
@@ -26,7 +27,7 @@ from research.baselines.models import WholeModels, Worker
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
 from research.schemes.pretrained import evenly
-from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme, whole_body
+from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
@@ -175,7 +176,7 @@ def read_of(store, path, maker, count, labels):
     """Returns data of so many examples, which it writes to the path."""
     rng, reader = random.Random(0), Reader(store, "root", 1)
     labelled = CLASSIFY.read(write(path, [maker(rng) for _ in range(count)]))
-    texts = reader.read(labelled, CLASSIFY, labels, show_progress=False)
+    texts = reader.read(labelled, CLASSIFY, labels)
     return Data(reader, CLASSIFY, labels, texts, texts, DEVICE)
 
 
@@ -188,7 +189,7 @@ def test_whole_bodies_equal_the_original_and_students_start_from_its_layers(bert
     stock, store = bert
     data = read_of(store, tmp_path / "pairs.jsonl", paired, 4, ["no", "yes"])
     pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE, with_sums=False)
-    pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), whole_body(store).eval()
+    pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), WholeBody.of(store).eval()
     with torch.no_grad():
         texts = zip(pack.tokens.split(pack.lengths), pack.segments.split(pack.lengths), strict=True)
         theirs = [stock(own[None], token_type_ids=kinds[None], output_hidden_states=True).hidden_states for own, kinds in texts]
@@ -220,9 +221,9 @@ def test_each_scheme_tunes_only_its_own_part(bert, data, name):
     store = bert[1]
     own = replace(OWN, adapter="lora", body_rate=1e-3) if name in ("adapter", "hplm") else OWN
     with by_one_step():
-        trained = train_scheme(store, data, name, own, show_progress=False)
+        trained = train_scheme(store, data, name, own)
     if name in SCHEMES and SCHEMES[name].kept < 1:
-        before = whole_body(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
+        before = WholeBody.of(store).with_layers(evenly(4, len(trained.body.layers))).state_dict()
     else:
         before = body_of(store, name).state_dict()
     changed = {key for key, tensor in trained.body.state_dict().items() if not torch.equal(tensor, before[key])}
@@ -239,11 +240,11 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path):
         write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "other", "test")
     )
     pretend(store, "classify", train, tenant="own", rank=0, epochs=1)
-    evaluation = evaluate_tenant(store, "own", test, DEVICE, show_progress=False)
+    evaluation = evaluate_tenant(store, "own", test, DEVICE)
 
     def compared(*files):
         with by_one_step():
-            return score_schemes(store, evaluation, ["shared"], DEVICE, *files, show_progress=False)["shared"].rows
+            return score_schemes(store, evaluation, ["shared"], DEVICE, *files)["shared"].rows
 
     moved = train.rename(tmp_path / "moved.jsonl")
     assert compared(moved) == 40
