@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]], tries: int = 50) -> list[dict[str, Any]]:
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Returns cases, so that each value of each factor is beside each value of every other factor in at least one."""
     rng, cases = random.Random(0), []
     missing = {
@@ -16,7 +16,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]], tries: int = 50) -> list[dict
     }
     while missing:
         first = dict(next(iter(missing)))
-        drawn = [{name: first.get(name, rng.choice(values)) for name, values in factors.items()} for _ in range(tries)]
+        drawn = [{name: first.get(name, rng.choice(values)) for name, values in factors.items()} for _ in range(50)]
         best = max(drawn, key=lambda case: sum(pair in missing for pair in combinations(case.items(), 2)))
         cases.append(best)
         for pair in combinations(best.items(), 2):

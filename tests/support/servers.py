@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,6 @@ class Lease:
         return self._gateway
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a test has stopped it."""
-        return self.server.pid is None
-
-    @property
     def held(self) -> int:
         """How many requests the server's models hold."""
         return sum(holder.held for holder in holders(self.server.id))
@@ -128,14 +123,12 @@ class Lease:
     def manager(self, backbone: str = "toy") -> Manager:
         return Manager.open(self.repository, self.state, backbone)
 
-    def tenant(self, backbone: str = "toy", keyed: bool = False, file: TenantFile | None = None, **limits: float) -> LiveTenant:
-        """Adds a tenant while the server runs. It is deleted after the test. `file`: another one than a small classifier."""
-        config, task = self.built.stores[backbone].config, "generate" if backbone == "chat" else "classify"
-        file = file or TenantFile("new", 1, "root", 1, task, ["x", "y"] if task == "classify" else [], 4 * (task == "classify"))
-        file = replace(file, id=self.named(file.id, backbone))
+    def tenant(self, backbone: str = "toy", keyed: bool = False, **limits: float) -> LiveTenant:
+        """Adds a small classifier while the server runs. It is deleted after the test."""
+        config, manager = self.built.stores[backbone].config, self.manager(backbone)
+        file = TenantFile(self.named("new", backbone), 1, "root", 1, "classify", ["x", "y"], 4)
         adapter, head = random_weights(config, file, 0.3, seed=self._made)
-        manager, layout = self.manager(backbone), file.adapter_layout(config)
-        own = (file.head_layout(config), head) if file.has_head else None, layout and adapter and (layout, adapter)
+        own = (file.head_layout(config), head), (file.adapter_layout(config), adapter)
         manager.add(file.id, Knowledge(file.domain, file.domain_version, file.task, tuple(file.labels), *own))
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:
@@ -148,9 +141,6 @@ class Lease:
         self._made += 1
         self._tenants.append((backbone, f"{name}-{self._made}"))
         return f"{name}-{self._made}"
-
-    def kill(self, model: str) -> None:
-        kill_model(self.server, model)
 
     def ill(self) -> str:
         """Returns why the server cannot serve the next test; nothing if it can. Deletes the tenants of the test before."""
@@ -211,7 +201,7 @@ class Servers:
         """Fails if a test has left its server unable to serve others, which then get a new one."""
         if self._lease is None or self._lease.name != name:
             return
-        if self._lease.is_stopped:
+        if self._lease.server.pid is None:  # a test has stopped it
             self.close()
         elif ill := self._lease.ill():
             self.close()
@@ -260,15 +250,14 @@ def serving(*repository: object, **options: object) -> Iterator[TritonServer]:
 
 
 @contextmanager
-def server_environment(monkeypatch: pytest.MonkeyPatch, of: str = "") -> Iterator[str]:
-    """Gives this process the environment of a model process of the server `of`, or of none. Yields the server's id."""
-    name = of or f"hplm-test-{uuid.uuid4().hex[:12]}"
+def server_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Gives this process the environment of a model process of a server that is not there. Yields the server's id."""
+    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
     for variable, value in environment(name, 0).items():
         monkeypatch.setenv(variable, value)
     yield name
-    if not of:
-        for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
-            path.unlink()
+    for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
+        path.unlink()
 
 
 @contextmanager
