@@ -24,14 +24,13 @@ from testing.random_store import change_version, random_store, random_students
 from testing.reference import Reading, Reference
 from testing.toy import CONFIG, DOMAINS, WITH_STUDENTS, WORDS, random_text
 from testing.toy import TENANTS as TOY
-from tests import confidence, tasks
+from tests import tasks
 from tests.answers.pairwise import pairwise
-from tests.confidence import CALIBRATIONS
 from tests.engine.asker import Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.device import DTYPES
 from tests.support.message import mentioning
-from tests.tasks import expected_logits, question, same_labels
+from tests.tasks import expected_confidence, expected_logits, question, same_labels
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +77,7 @@ class World:
         store = random_store(folder / "store", replace(CONFIG, window=window), tenants, DOMAINS, spread=0.3, dtype=stored)
         tasks.leave_some_unanswered(store)
         random_students(store, WITH_STUDENTS)
-        for name, calibration in CALIBRATIONS.items():
-            change_version(store, store.tenant(name), calibration=calibration)
+        tasks.calibrate(store)
         export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4))
         self.folder = folder / "repository/toy/1"
         rng, self.pool = random.Random(5), []
@@ -102,7 +100,7 @@ class World:
             reference, given = self.references[eight_bits], (asked.text, asked.tenant.id, asked.pair)
             logits = np.array(expected_logits(reference, asked.tenant, asked.text, asked.pair))
             reading = reference.answer(*given)
-            sure = confidence.expected(reference, asked.tenant.id, reading.labels, logits, asked.text, asked.pair)
+            sure = expected_confidence(reference, asked.tenant.id, reading.labels, logits, asked.text, asked.pair)
             self.known[key] = Expected(logits, reading, sure)
         return self.known[key]
 

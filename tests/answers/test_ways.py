@@ -16,11 +16,10 @@ from builder.evaluation.tenant import evaluate_tenant, score_served
 from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
-from tests import confidence
 from tests.builder.training.small_tenants import write
 from tests.server.stock import LIBRARIES
 from tests.support.answers import Comparison
-from tests.tasks import TENANTS, expected_logits, question, same_labels
+from tests.tasks import TENANTS, expected_confidence, expected_logits, question, same_labels
 
 BACKBONES = {  # of each server, with their precision
     "toy": {"toy": "fp32", "tasks": "fp32"},
@@ -91,7 +90,7 @@ def test_every_way_answers_as_the_reference_does(server, served):
                 assert same_labels(tenant.task, labels[:rows], reading.labels), (way, protocol, given)
                 assert spans[:rows] == reading.spans, (way, protocol, given)
                 assert set(labels[rows:]) <= {""} and set(spans[rows:]) <= {(-1, -1)}
-                confident = confidence.expected(reference, tenant.id, labels, found, texts[i], pairs and pairs[i])
+                confident = expected_confidence(reference, tenant.id, labels, found, texts[i], pairs and pairs[i])
                 assert sure is None or sure == pytest.approx(confident, abs=1e-3), (way, protocol, given)
     for backbone, dtype in BACKBONES[served].items():
         comparisons[backbone].assert_equal(dtype)
