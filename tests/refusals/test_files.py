@@ -6,9 +6,8 @@ import re
 import socket
 from pathlib import Path
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.channel import Channel, End, Ready
@@ -22,7 +21,6 @@ from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
 NOTHING = "(?!)"  # a pattern that fits no text
-DRAWN = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.mark.parametrize("what", READERS)
@@ -48,7 +46,7 @@ def test_bad_files_are_refused_by_their_name_or_read(what, toy, tmp_path):
         check(name, data)
         assert len(taken.refusals) > seen, f"{name} is taken as {data[:100]!r}"
     cases = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), bad(name, good[name])))
-    hypothesis.settings(max_examples=reader.examples, **DRAWN)(given(cases)(lambda case: check(*case)))()
+    settings(max_examples=reader.examples, database=None)(given(cases)(lambda case: check(*case)))()
     assert taken.refusals, "nothing is refused"
 
 
