@@ -19,6 +19,7 @@ from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write
 from tests.server.stock import LIBRARIES
 from tests.support.answers import Comparison
+from tests.support.wait import PATIENCE
 from tests.tasks import TENANTS, expected_confidence, expected_logits, question, same_labels
 
 BACKBONES = {  # of each server, with their precision
@@ -122,7 +123,7 @@ def test_an_answer_in_json_is_json(server):
     inputs = [{"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
     body = json.dumps({"parameters": {"tenant": "beta"}, "inputs": inputs}).encode()
     request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         answer = json.loads(response.read(), parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
     listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"}
     assert {output["name"] for output in answer["outputs"]} == listed
