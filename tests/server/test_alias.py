@@ -8,7 +8,6 @@ import queue
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from builder.publish.export import export
@@ -33,11 +32,7 @@ def stock(request, server):
 
 
 def tensors(stock, given):
-    found = []
-    for name, value in given.items():
-        values, own = (value.encode(), "BYTES") if isinstance(value, str) else (value, "BOOL")
-        found.append(stock.tensor(name, np.array([[values]], dtype=object if own == "BYTES" else bool), own))
-    return found
+    return [stock.tensor(name, value) for name, value in given.items()]
 
 
 def ask(stock, given, tenant="plain", headers=None, timeout=None, **parameters):
@@ -93,7 +88,7 @@ def test_generate_gives_what_the_decoder_gives(server, body):
 def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, named):
     with refused("invalid_input", *named):
         stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant})
-    two = stock.tensor("text_input", np.array([[b"a"], [b"b"]], dtype=object))
+    two = stock.tensor("text_input", "a", "b")
     with refused("invalid_input", "text_input", "2"):
         stock.client.infer(ALIAS, [two], parameters={"tenant": "plain"})
 

@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 
-import numpy as np
 import pytest
 import tritonclient.http
 
@@ -60,7 +59,7 @@ def test_counts_equal_the_sent_requests(server):
 @pytest.mark.parametrize("protocol", LIBRARIES)
 def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, protocol):
     stock, names = server.stock(protocol), {f"ours-{protocol}-17": "acme", f"ours-{protocol}-18": "beta"}
-    text = stock.tensor("TEXT", np.array([[" ".join(WORDS[:5]).encode()]], dtype=object))
+    text = stock.tensor("TEXT", " ".join(WORDS[:5]))
     admin = dict([server.server.admin_header])
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, headers=admin)
