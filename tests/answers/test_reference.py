@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +28,6 @@ from testing.reference import Reading, Reference
 from testing.toy import CONFIG, DOMAINS, WITH_STUDENTS, WORDS, random_text
 from testing.toy import TENANTS as TOY
 from tests import tasks
-from tests.answers.pairwise import pairwise
 from tests.engine.asker import Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.device import DTYPES
@@ -52,6 +54,24 @@ FACTORS = {
     "plot_hot": ["0", "3"],
     "admission": ["true", "false"],
 }
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns cases, so that each value of each factor is beside each value of every other factor in at least one."""
+    rng, cases = random.Random(0), []
+    missing = {
+        ((one, a), (other, b)): None for one, other in combinations(factors, 2) for a in factors[one] for b in factors[other]
+    }
+    while missing:
+        first = dict(next(iter(missing)))
+        drawn = [{name: first.get(name, rng.choice(values)) for name, values in factors.items()} for _ in range(50)]
+        best = max(drawn, key=lambda case: sum(pair in missing for pair in combinations(case.items(), 2)))
+        cases.append(best)
+        for pair in combinations(best.items(), 2):
+            missing.pop(pair, None)
+    return cases
+
+
 CASES = pairwise(FACTORS)
 
 
