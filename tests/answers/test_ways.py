@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -17,9 +16,8 @@ from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write
-from tests.server.stock import LIBRARIES
+from tests.server.stock import LIBRARIES, body_of, posted
 from tests.support.answers import Comparison
-from tests.support.wait import PATIENCE
 from tests.tasks import TENANTS, expected_confidence, expected_logits, question, same_labels
 
 BACKBONES = {  # of each server, with their precision
@@ -120,11 +118,8 @@ def test_outputs_have_their_documented_names_types_and_shapes(server, protocol):
 def test_an_answer_in_json_is_json(server):
     """RFC 8259 has no NaN and no infinity. Here two texts have fewer rows than the longest, and a word has no token."""
     texts = [f"{WORDS[0]} {WORDS[1]} {WORDS[2]}", WORDS[3], f"{WORDS[4]} \u200b"]
-    inputs = [{"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
-    body = json.dumps({"parameters": {"tenant": "beta"}, "inputs": inputs}).encode()
-    request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
-    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-        answer = json.loads(response.read(), parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
+    _, said = posted(server, ("toy", "infer"), body_of(texts, parameters={"tenant": "beta"}))
+    answer = json.loads(said, parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
     listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"}
     assert {output["name"] for output in answer["outputs"]} == listed
 

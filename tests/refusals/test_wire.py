@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BY_WORD
 from testing.toy import WORDS
-from tests.server.stock import LIBRARIES, STATUS, Stock, posted
+from tests.server.stock import LIBRARIES, STATUS, Stock, body_of, posted
 from tests.support.message import mentions
 from tests.support.metrics import settled
 from tests.support.servers import ADMIN_KEY
@@ -73,11 +73,6 @@ def test_upper_refuses_a_ticket_that_was_changed(stock):
     refused(stock, 404, ["[no_tenant]"], lambda: upper(own))
 
 
-def request_of(**more):
-    text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [WORDS[0]]}
-    return json.dumps({"inputs": [text | more.pop("text", {})], "parameters": {"tenant": "city"}, **more}).encode()
-
-
 INFER, GENERATE = ("toy", "infer"), ("hplm", "generate")
 
 
@@ -85,14 +80,14 @@ INFER, GENERATE = ("toy", "infer"), ("hplm", "generate")
     ("way", "body"),
     [
         *[(INFER, body) for body in (b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": []}', b"\xff" * 1000)],
-        *[(INFER, request_of(text={"shape": shape})) for shape in ([], [1], [1, -1], [2, 1], None, [1, 1024])],
-        *[((model, "infer"), request_of(text={"shape": [0, 1], "data": []})) for model in MODELS],
-        *[(INFER, request_of(text={"data": data})) for data in ([7], [[[]]], {}, None, [None])],
-        *[(INFER, request_of(parameters=given)) for given in (7, [], {"tenant": 5}, {"tenant": {}}, {"tenant": LONG})],
-        (INFER, request_of(outputs=[{"name": "NONE"}])),
+        *[(INFER, body_of(text={"shape": shape})) for shape in ([], [1], [1, -1], [2, 1], None, [1, 1024])],
+        *[((model, "infer"), body_of(text={"shape": [0, 1], "data": []})) for model in MODELS],
+        *[(INFER, body_of(text={"data": data})) for data in ([7], [[[]]], {}, None, [None])],
+        *[(INFER, body_of(parameters=given)) for given in (7, [], {"tenant": 5}, {"tenant": {}}, {"tenant": LONG})],
+        (INFER, body_of(outputs=[{"name": "NONE"}])),
         *[(GENERATE, body) for body in (b"", b"[]", b'{"TEXT": 7}', b'{"TEXT": [[]], "tenant": "city"}', b'{"tenant": 1}')],
-        (("nothing", "infer"), request_of()),
-        (("toy-admin", "infer"), request_of(text={"name": "COMMAND", "shape": [1]})),
+        (("nothing", "infer"), body_of()),
+        (("toy-admin", "infer"), body_of(text={"name": "COMMAND", "shape": [1]})),
     ],
 )
 def test_a_bad_body_is_refused(server, way, body):

@@ -6,7 +6,9 @@ import http.client
 import json
 import queue
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +74,12 @@ class Stock:
         wanted = self.wanted(outputs)
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}
+
+
+def body_of(texts: Sequence[str] = ("a",), text: Mapping[str, Any] | None = None, **more: Any) -> bytes:
+    """Returns the body of a request in JSON to an encoder. `text`: other fields of its tensor."""
+    tensor = {"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": list(texts), **(text or {})}
+    return json.dumps({"parameters": {"tenant": "acme"}, "inputs": [tensor], **more}).encode()
 
 
 def posted(server: TritonServer, way: tuple[str, str], body: bytes | str, **headers: str | bytes) -> tuple[int, str]:

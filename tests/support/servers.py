@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -42,7 +41,6 @@ from testing.reference import Reference
 from tests.server.stock import Stock, post
 from tests.support.configurations import CONFIGS
 from tests.support.configurations import SECRET as SECRET
-from tests.support.metrics import Scraped
 from tests.support.wait import PATIENCE, eventually
 
 ADMIN_KEY = "a secret of the operator"
@@ -71,22 +69,19 @@ class Lease:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._open = ExitStack()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"hplm-test-{name}-"))
-        self._open.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        self.state = self.folder / "state"
-        try:
+        with ExitStack() as stack:
+            self.folder = Path(tempfile.mkdtemp(prefix=f"hplm-test-{name}-"))
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.state = self.folder / "state"
             self.built = CONFIGS[name](self.folder)
             self.repository = self.built.repository
             for registry in registries_of(self.repository, self.state).values():
                 registry.begin()
             log = self.folder / "triton.log"
             self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options, log_file=log)
-            self._open.enter_context(self.server)
-        except BaseException:
-            self._open.close()
-            raise
-        self._open.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+            stack.enter_context(self.server)
+            stack.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+            self._open = stack.pop_all()
         own = self.server  # it keeps its addresses if it is started again
         self.http_url, self.grpc_url, self.metrics_url = own.http_url, own.grpc_url, own.metrics_url
         self._tenants: list[tuple[str, str]] = []
@@ -109,9 +104,6 @@ class Lease:
 
     def stock(self, protocol: str = "http") -> Stock:
         return Stock(self, protocol)
-
-    def metrics(self) -> Scraped:
-        return Scraped(self)
 
     def model_folder(self, backbone: str = "toy") -> Path:
         return self.repository / backbone / "1"
@@ -213,15 +205,11 @@ class Servers:
             lease.close()
 
 
-@cache
-def _servers() -> Servers:
-    return Servers()  # the same for all folders with a conftest
-
-
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    yield _servers()
-    _servers().close()
+    servers = Servers()
+    yield servers
+    servers.close()
 
 
 @pytest.fixture
@@ -236,9 +224,11 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Lease:
 
 @pytest.fixture(autouse=True)
 def _server_is_well(request: pytest.FixtureRequest) -> Iterator[None]:
+    mark = request.node.get_closest_marker("server")
+    servers = request.getfixturevalue("servers") if mark else None
     yield
-    if mark := request.node.get_closest_marker("server"):
-        _servers().check(mark.args[0], request.node.name)
+    if mark and servers:
+        servers.check(mark.args[0], request.node.name)
 
 
 @contextmanager
@@ -294,13 +284,3 @@ def engine_of(server: TritonServer, room: str = "engine") -> int | None:
     """Returns the process id of a server's engine; None if there is none. `room`: `generation` has that of decoders."""
     members = process_group.members(server.pid) if server.pid is not None else []
     return next((pid for pid in members if f"hplm.{room}.child" in process_group.arguments(pid)), None)
-
-
-def published(server: Any, metric: str, **labels: str) -> float:
-    """Returns the sum of a metric's series that have these labels, as the server publishes them once a second."""
-    return Scraped(server).of(metric, **labels)
-
-
-def cancelled(server: Any) -> float:
-    """Returns how many requests for generated text were cancelled."""
-    return published(server, "hplm_generations_total", outcome="cancelled")
