@@ -43,7 +43,7 @@ hypothesis.settings.register_profile("found", derandomize=True, phases=FOUND, **
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the fixtures of all tests, but not into a process that only gives tests to others: torch takes it seconds."""
     if config.getoption("dist", "no") == "no":
-        for name in ("shared", "servers"):
+        for name in ("shared", "servers", "ways"):
             config.pluginmanager.import_plugin(f"tests.support.{name}")
 
 

@@ -12,21 +12,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-from client_fakes import (
-    Way,
-    before_each_pause,
-    canned,
-    cutting,
-    forwarding,
-    generate,
-    http,
-    infer,
-    raising,
-    read,
-    reading_slowly,
-    ready,
-    silent,
-)
+from client_fakes import before_each_pause, canned, cutting, forwarding, http, raising, reading_slowly, silent
 from triton_fakes import echo
 
 from hplm.server.ports import free_ports
@@ -46,6 +32,7 @@ from hplm_client import (
 from hplm_client.transports.sockets import is_quiet
 from loadtest.proxy import make_certificate
 from tests.support.wait import Hold, eventually
+from tests.support.ways import Way, generate, infer, read, ready
 
 both = pytest.mark.parametrize("is_async", [False, True])
 with_tls = pytest.mark.parametrize("tls", [False, True])

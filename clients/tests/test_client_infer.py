@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from client_fakes import Way, forwarding, infer, raising, ready
+from client_fakes import forwarding, raising
 from triton_fakes import Refusal, echo, tensors
 
 import hplm_client
@@ -15,6 +15,7 @@ from hplm.cli.main import parsed
 from hplm.errors import HplmError
 from hplm_client import Answer, ClientTimeout, InvalidInput, NoBackbone, QueueFull, Row, ServerFault, UnexpectedAnswer
 from tests.support.wait import Hold
+from tests.support.ways import Way, infer, ready
 
 REFUSALS = {  # by word: the class of its exception, and whether the request is sent again
     "invalid_input": ("InvalidInput", False), "no_tenant": ("NoTenant", False), "queue_full": ("QueueFull", True),
