@@ -33,16 +33,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same cases in each run of CI, so that no change is refused for what an earlier one brought; others at each run by hand.
-hypothesis.settings.register_profile("unhurried", deadline=None, derandomize=os.environ.get("CI") == "true")
+UNHURRIED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}  # neither looks at the clock
+hypothesis.settings.register_profile("unhurried", derandomize=os.environ.get("CI") == "true", **UNHURRIED)
 hypothesis.settings.load_profile("unhurried")
 FOUND = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # whether, and not by how small an example: `tests/bite`
-hypothesis.settings.register_profile("found", deadline=None, derandomize=True, phases=FOUND)
+hypothesis.settings.register_profile("found", derandomize=True, phases=FOUND, **UNHURRIED)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the fixtures of all tests, but not into a process that only gives tests to others: torch takes it seconds."""
     if config.getoption("dist", "no") == "no":
-        for name in ("shared", "servers"):
+        for name in ("shared", "servers", "ways"):
             config.pluginmanager.import_plugin(f"tests.support.{name}")
 
 

@@ -44,6 +44,7 @@ from tests.builder.stores import light
 from tests.cli.commands import flip, refused
 from tests.support.answers import Comparison
 from tests.support.faulty_folder import FaultyFolder
+from tests.support.killed import content
 from tests.support.message import mentions, refusing
 from tests.tasks import same_labels
 
@@ -70,11 +71,8 @@ class Before:
     def manager(self) -> Manager:
         return Manager.open(self.repository, self.live)
 
-    def backbone(self) -> Backbone:
-        return Backbone(self.repository / BACKBONE / "1", self.live)
-
     def reference(self) -> Reference:
-        return Reference(self.backbone())
+        return Reference.open(self.repository / BACKBONE / "1", self.live)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,10 +124,6 @@ def served_versions(reference):
     return {tenant.id: tenant.version for tenant in reference.backbone.view.snapshot.tenants}
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_an_old_store_can_be_exported_and_answers_as_before(before):
     reference = Reference.open(before.repository / BACKBONE / "1")
     assert served_versions(reference) == VERSIONS["store"]
@@ -137,8 +131,8 @@ def test_an_old_store_can_be_exported_and_answers_as_before(before):
 
 
 def test_an_old_state_is_served_as_before(before, caplog):
-    old = contents(before.folder / "state")
-    assert before.bring_over() and contents(before.folder / "state") == old
+    old = content(before.folder / "state")
+    assert before.bring_over() and content(before.folder / "state") == old
     reference = before.reference()
     assert served_versions(reference) == VERSIONS["state"]
     assert_answers(reference, VERSIONS["state"])

@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_fakes import WAYS, Way
 from triton_fakes import FakeTriton
 
 from loadtest.proxy import make_certificate
 from tests.support.needed import debian_program
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Way:
-    protocol, _, kind = request.param.partition("-")
-    return Way(protocol, kind == "asyncio")
+from tests.support.ways import Way
 
 
 @pytest.fixture

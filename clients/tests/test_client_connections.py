@@ -12,23 +12,10 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-from client_fakes import (
-    Way,
-    before_each_pause,
-    canned,
-    cutting,
-    forwarding,
-    generate,
-    http,
-    infer,
-    raising,
-    read,
-    reading_slowly,
-    ready,
-    silent,
-)
+from client_fakes import before_each_pause, canned, cutting, forwarding, http, raising, reading_slowly, silent
 from triton_fakes import echo
 
+from hplm.server.ports import free_ports
 from hplm_client import (
     AsyncHplmClient,
     ClientTimeout,
@@ -45,6 +32,7 @@ from hplm_client import (
 from hplm_client.transports.sockets import is_quiet
 from loadtest.proxy import make_certificate
 from tests.support.wait import Hold, eventually
+from tests.support.ways import Way, generate, infer, read, ready
 
 both = pytest.mark.parametrize("is_async", [False, True])
 with_tls = pytest.mark.parametrize("tls", [False, True])
@@ -69,24 +57,19 @@ def pauses(monkeypatch):
     return pauses
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 def test_an_absent_server_is_not_connected(way, pauses):
     for backbone, ask in (("minilm", infer), (None, infer), ("minilm", read)):
         pauses.clear()
         with pytest.raises(NotConnected, match=r"127\.0\.0\.1:"):
-            way.call(f"127.0.0.1:{free_port()}", ask, backbone=backbone, retries=2)
+            way.call(f"127.0.0.1:{free_ports(1)[0]}", ask, backbone=backbone, retries=2)
         assert len(pauses) == 3, "two attempts more, and the decision against a third"
     with pytest.raises(NotConnected, match=r"nosuch\.invalid"):
         way.call("nosuch.invalid:8000", infer, backbone="minilm", retries=0)
-    assert way.call(f"127.0.0.1:{free_port()}", ready) is False
+    assert way.call(f"127.0.0.1:{free_ports(1)[0]}", ready) is False
 
 
 def test_a_server_that_comes_up_is_found_by_a_retry(way, fake, monkeypatch):
-    port, started = free_port(), []
+    port, started = free_ports(1)[0], []
     with ExitStack() as closing:
         start = lambda: started.append(closing.enter_context(forwarding(way.url(fake), port=port)))  # noqa: E731
         before_each_pause(monkeypatch, lambda: started or start())

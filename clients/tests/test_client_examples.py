@@ -12,6 +12,7 @@ import pytest
 from triton_fakes import Refusal
 
 from tests.support.needed import needs_program
+from tests.support.wait import PATIENCE
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PYTHON = ("hplm_client_sync", "hplm_client_async", "tritonclient_plain")
@@ -30,13 +31,13 @@ def test_an_example_prints_the_answer(fake, script, protocol):
     url = fake.http_url if protocol == "http" else fake.grpc_url
     at = ["--url", url, "--tenant", "acme", "--key", "K3Y", "--timeout", "60"]
     command = ["sh" if script.endswith(".sh") else sys.executable, str(EXAMPLES / script), *choice, *at, TEXT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert TEXT in (json.loads(done.stdout)["outputs"][0]["data"] if script == "curl.sh" else done.stdout)
     assert fake.requests[0].headers["authorization"] == "Bearer K3Y" and fake.requests[0].parameters["tenant"] == "acme"
     if script in ("curl.sh", "hplm_client_async.py"):  # which say by themselves what was refused
         fake.script = [Refusal("[no_tenant] no such tenant", 404)] * 2
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert "[no_tenant]" in done.stdout + done.stderr and (done.returncode != 0) == (script == "curl.sh")
 
 
@@ -44,6 +45,6 @@ def test_an_example_prints_the_answer(fake, script, protocol):
 def test_the_command_of_the_readme_is_answered(fake):
     (command,) = re.findall(r"```sh\n(curl .*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
     command = command.replace("curl ", "curl --silent ", 1).replace("127.0.0.1:8000", fake.http_url)
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE)
     outputs = {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
     assert outputs == {"LABEL": ["some text"], "SCORE": [1.0]}

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from client_fakes import Way, forwarding, infer, raising, ready
+from client_fakes import forwarding, raising
 from triton_fakes import Refusal, echo, tensors
 
 import hplm_client
@@ -15,6 +15,7 @@ from hplm.cli.main import parsed
 from hplm.errors import HplmError
 from hplm_client import Answer, ClientTimeout, InvalidInput, NoBackbone, QueueFull, Row, ServerFault, UnexpectedAnswer
 from tests.support.wait import Hold
+from tests.support.ways import Way, infer, ready
 
 REFUSALS = {  # by word: the class of its exception, and whether the request is sent again
     "invalid_input": ("InvalidInput", False), "no_tenant": ("NoTenant", False), "queue_full": ("QueueFull", True),
@@ -89,6 +90,7 @@ def test_parameters_key_and_deadline_reach_the_model(ask, fake):
     assert given.parameters == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
     assert given.headers.items() >= {"authorization": "Bearer K3Y", "hplm-tenant": "acme"}.items()
     assert plain.parameters == {"tenant": "acme"} and plain.headers["hplm-tenant"] == "acme"
+    assert plain.headers.get("accept-encoding", "identity") == "identity", "Triton would compress the answer"
     assert "authorization" not in plain.headers and set(plain.outputs) == {"LABEL", "SCORE", "SPAN", "VERSION"}
 
 

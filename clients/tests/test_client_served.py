@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import tritonclient.http
-from client_fakes import generate, read
 
 from hplm.cli.main import main
 from hplm_client import DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant
@@ -17,6 +16,7 @@ from hplm_client.transports.grpc_aio import AsyncGrpcTransport
 from hplm_openai.requests import Asked
 from tests.support.servers import SECRET
 from tests.support.wait import PATIENCE, eventually
+from tests.support.ways import generate, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 

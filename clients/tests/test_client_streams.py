@@ -6,11 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from client_fakes import Way, canned, generate, http, infer, raising, read
+from client_fakes import canned, http, raising
 from triton_fakes import PART, STREAM, Refusal, chunk, event
 
 from hplm_client import AsyncHplmClient, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
 from tests.support.wait import eventually
+from tests.support.ways import Way, generate, infer, read
 
 REFUSAL = "[invalid_input] as always"
 UNFINISHED = [{**PART, "finish_reason": ""}]  # after which more would come

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +27,12 @@ from testing.random_store import change_version, random_store, random_students
 from testing.reference import Reading, Reference
 from testing.toy import CONFIG, DOMAINS, WITH_STUDENTS, WORDS, random_text
 from testing.toy import TENANTS as TOY
-from tests import confidence, tasks
-from tests.answers.pairwise import pairwise
-from tests.confidence import CALIBRATIONS
+from tests import tasks
 from tests.engine.asker import Asker, stages_of
 from tests.support.answers import Comparison
 from tests.support.device import DTYPES
 from tests.support.message import mentioning
-from tests.tasks import expected_logits, question, same_labels
+from tests.tasks import expected_confidence, expected_logits, question, same_labels
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,24 @@ FACTORS = {
     "plot_hot": ["0", "3"],
     "admission": ["true", "false"],
 }
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns cases, so that each value of each factor is beside each value of every other factor in at least one."""
+    rng, cases = random.Random(0), []
+    missing = {
+        ((one, a), (other, b)): None for one, other in combinations(factors, 2) for a in factors[one] for b in factors[other]
+    }
+    while missing:
+        first = dict(next(iter(missing)))
+        drawn = [{name: first.get(name, rng.choice(values)) for name, values in factors.items()} for _ in range(50)]
+        best = max(drawn, key=lambda case: sum(pair in missing for pair in combinations(case.items(), 2)))
+        cases.append(best)
+        for pair in combinations(best.items(), 2):
+            missing.pop(pair, None)
+    return cases
+
+
 CASES = pairwise(FACTORS)
 
 
@@ -78,8 +97,7 @@ class World:
         store = random_store(folder / "store", replace(CONFIG, window=window), tenants, DOMAINS, spread=0.3, dtype=stored)
         tasks.leave_some_unanswered(store)
         random_students(store, WITH_STUDENTS)
-        for name, calibration in CALIBRATIONS.items():
-            change_version(store, store.tenant(name), calibration=calibration)
+        tasks.calibrate(store)
         export(store, folder / "repository", ServingOptions(dtype="fp32", slots=4))
         self.folder = folder / "repository/toy/1"
         rng, self.pool = random.Random(5), []
@@ -102,7 +120,7 @@ class World:
             reference, given = self.references[eight_bits], (asked.text, asked.tenant.id, asked.pair)
             logits = np.array(expected_logits(reference, asked.tenant, asked.text, asked.pair))
             reading = reference.answer(*given)
-            sure = confidence.expected(reference, asked.tenant.id, reading.labels, logits, asked.text, asked.pair)
+            sure = expected_confidence(reference, asked.tenant.id, reading.labels, logits, asked.text, asked.pair)
             self.known[key] = Expected(logits, reading, sure)
         return self.known[key]
 

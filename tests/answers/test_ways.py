@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -16,11 +15,10 @@ from builder.evaluation.tenant import evaluate_tenant, score_served
 from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
-from tests import confidence
 from tests.builder.training.small_tenants import write
-from tests.server.stock import LIBRARIES
+from tests.server.stock import LIBRARIES, body_of, posted
 from tests.support.answers import Comparison
-from tests.tasks import TENANTS, expected_logits, question, same_labels
+from tests.tasks import TENANTS, expected_confidence, expected_logits, question, same_labels
 
 BACKBONES = {  # of each server, with their precision
     "toy": {"toy": "fp32", "tasks": "fp32"},
@@ -91,7 +89,7 @@ def test_every_way_answers_as_the_reference_does(server, served):
                 assert same_labels(tenant.task, labels[:rows], reading.labels), (way, protocol, given)
                 assert spans[:rows] == reading.spans, (way, protocol, given)
                 assert set(labels[rows:]) <= {""} and set(spans[rows:]) <= {(-1, -1)}
-                confident = confidence.expected(reference, tenant.id, labels, found, texts[i], pairs and pairs[i])
+                confident = expected_confidence(reference, tenant.id, labels, found, texts[i], pairs and pairs[i])
                 assert sure is None or sure == pytest.approx(confident, abs=1e-3), (way, protocol, given)
     for backbone, dtype in BACKBONES[served].items():
         comparisons[backbone].assert_equal(dtype)
@@ -120,11 +118,8 @@ def test_outputs_have_their_documented_names_types_and_shapes(server, protocol):
 def test_an_answer_in_json_is_json(server):
     """RFC 8259 has no NaN and no infinity. Here two texts have fewer rows than the longest, and a word has no token."""
     texts = [f"{WORDS[0]} {WORDS[1]} {WORDS[2]}", WORDS[3], f"{WORDS[4]} \u200b"]
-    inputs = [{"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
-    body = json.dumps({"parameters": {"tenant": "beta"}, "inputs": inputs}).encode()
-    request = urllib.request.Request(f"http://{server.http_url}/v2/models/toy/infer", data=body)
-    with urllib.request.urlopen(request, timeout=60) as response:
-        answer = json.loads(response.read(), parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
+    _, said = posted(server, ("toy", "infer"), body_of(texts, parameters={"tenant": "beta"}))
+    answer = json.loads(said, parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
     listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"}
     assert {output["name"] for output in answer["outputs"]} == listed
 

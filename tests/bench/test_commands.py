@@ -31,6 +31,7 @@ from tests.deploy.door import require_haproxy
 from tests.support.learning import by_one_step
 from tests.support.lent import LentCopy, loading
 from tests.support.message import mentions
+from tests.support.wait import PATIENCE
 
 MAINS = {
     "papers": papers.main, "comparison": compare.main, "chaos": chaos.main, "isolation": isolation.main, "soak": soak.main,
@@ -134,7 +135,7 @@ def test_only_the_named_benchmark_is_imported_and_all_are_listed(capsys: pytest.
     code = """import sys, bench, cyclopts
 bench.register(cyclopts.App())
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "loadtest", "testing"}"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
     assert main(["bench"]) == 0
     listed, known = capsys.readouterr().out.splitlines()[4:], bench.benchmarks("hplm bench", bench.__path__)
     assert [line.split()[0] for line in listed] == list(known) and all(len(line.split()) > 3 for line in listed)

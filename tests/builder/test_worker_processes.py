@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from builder.worker_processes import _available, worker_processes
 from hplm.errors import HplmError
+from hplm.server.process_group import lives
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -26,13 +26,6 @@ if __name__ == "__main__":
 """
 
 
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_work_is_finished_before_the_pool_ends_but_ended_by_an_error():
     """Another process may use their files as soon as the pool has ended."""
     with worker_processes(1) as pool:
@@ -41,7 +34,7 @@ def test_work_is_finished_before_the_pool_ends_but_ended_by_an_error():
     with pytest.raises(TypeError), worker_processes(2) as pool:
         worker, given = pool.submit(os.getpid).result(), [pool.submit(time.sleep, 600) for _ in range(4)]
         math.sqrt("no number")
-    assert all(one.done() for one in given) and not runs(worker)
+    assert all(one.done() for one in given) and not lives(worker)
 
 
 def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
@@ -50,10 +43,10 @@ def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as owner:
         worker = int(owner.stdout.readline())
-        running = runs(worker)
+        running = lives(worker)
         owner.kill()
     assert running
-    eventually(lambda: not runs(worker))
+    eventually(lambda: not lives(worker))
 
 
 def test_a_killed_training_is_reported_as_killed():

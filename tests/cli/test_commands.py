@@ -17,6 +17,7 @@ from hplm.server.process_group import SHARED_MEMORY
 from tests.cli.commands import leaves
 from tests.support.message import mentions
 from tests.support.servers import server_environment
+from tests.support.wait import PATIENCE
 
 ECHO = """
 import torch
@@ -140,7 +141,7 @@ def test_help_needs_no_heavy_import():
     code = """import sys; from hplm.cli.main import main; main(["--help"]), main(["build", "tenant", "--help"])
 assert "bench" in sys.modules and "hplm.cli.serve" in sys.modules
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 AT_ONCE = ("--at-least", "0")

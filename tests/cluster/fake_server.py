@@ -8,14 +8,14 @@ from collections import Counter, deque
 import grpc
 from tritonclient.grpc import service_pb2
 
-from tests.support.fake_endpoints import HOST, Asked, FakeEndpoints
+from tests.support.fake_endpoints import Asked, FakeEndpoints
 from tests.support.wait import PATIENCE
 
 PROBED = b'"hplm_probe":true'
 
 
 class FakeServer(FakeEndpoints):
-    def __init__(self, name: str, host: str = HOST, larger_than: int = -1, ports: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, name: str, larger_than: int = -1, ports: tuple[int, int] = (0, 0)) -> None:
         """Only requests of more than so many bytes are counted and held. `ports`: of HTTP and gRPC."""
         self.name = name
         self.tenants: Counter[str | None] = Counter()  # by the header that arrived
@@ -31,7 +31,7 @@ class FakeServer(FakeEndpoints):
         self._may_answer, self._answered = True, 0
         self._reached = threading.Event()
         self._reached.set()
-        super().__init__(host, ports)
+        super().__init__(ports)
 
     def cut(self) -> None:
         """Is as good as cut off by the network over HTTP: nobody is told or answered, and connections stay open."""

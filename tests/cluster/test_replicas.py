@@ -8,7 +8,7 @@ import pytest
 
 from hplm_client.errors import Draining
 from tests.cluster.router import LIMITED, NAMES, TENANTS, fake_servers, routing, tenant
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,7 @@ def test_homes_are_among_the_replicas_that_run(replicas, tmp_path):
 
 
 def metrics_of(router):
-    with urllib.request.urlopen(f"http://127.0.0.1:{router.stats}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{router.stats}/metrics", timeout=PATIENCE) as answer:
         return answer.read()
 
 

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tests.cluster.front import INFER, message_of
 from tests.cluster.router import LIMITED, NAMES
 from tests.support.message import mentions
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -36,12 +36,12 @@ def streamed(router, *metadata, **given):
 
     def messages():
         for _ in range(3):
-            assert answered.acquire(timeout=60)
+            assert answered.acquire(timeout=PATIENCE)
             yield message_of(b"a", **given)
 
     with router.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        for answer in stub.ModelStreamInfer(messages(), timeout=60, metadata=metadata):
+        for answer in stub.ModelStreamInfer(messages(), timeout=PATIENCE, metadata=metadata):
             used.append(answer.infer_response.model_name)
             answered.release()
     assert len(used) == 3

@@ -24,7 +24,6 @@ def door(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     server = servers.get("toy")
     with haproxy(tmp_path_factory.mktemp("door"), server.http_url, server.grpc_url, "toy other") as door:
         yield door
-    assert "Lua" not in door.log.read_text(errors="replace"), "the filter failed"
 
 
 @pytest.fixture(scope="session")

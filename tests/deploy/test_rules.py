@@ -10,8 +10,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.cluster.front import CLOSED, GENERATE, INFER, SERVICE, message_of, read_answer
-from tests.deploy.door import body_of, require_haproxy
+from tests.deploy.door import require_haproxy
 from tests.deploy.image import DEPLOY
+from tests.server.stock import body_of
 from tests.support.message import mentions
 from tests.support.wait import eventually
 
@@ -37,14 +38,14 @@ SHARED = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "parameters": {"
 SIZE = "inference_header_content_length"
 SHAPES = [[1 << 42], [1 << 42, 1], [65535, 65535], [-1, 1], [1e5, 1], [1.5], [*range(1, 10), 1 << 31], [9999] * 12, [10**30, 1]]
 BODIES = {
-    **{f"shape {shape}": lambda shape=shape: (400, ["shape"], body_of(shape=shape)) for shape in SHAPES},
+    **{f"shape {shape}": lambda shape=shape: (400, ["shape"], body_of(text={"shape": shape})) for shape in SHAPES},
     # After the server has seen the beginning.
-    **{f"late shape {shape}": lambda shape=shape: (400, [], b" " * 200_000 + body_of(shape=shape)) for shape in SHAPES},
+    **{f"late shape {shape}": lambda own=shape: (400, [], b" " * 200_000 + body_of(text={"shape": own})) for shape in SHAPES},
     "deep arrays": lambda: (400, ["JSON"], b"[" * 100_000),
     "nine levels": lambda: (400, ["JSON"], b"[" * 9),
     "deep objects": lambda: (400, ["JSON"], b'{"id":' * 100_000),
     "deep at the end": lambda: (400, ["JSON"], body_of(["a" * 300_000])[:-1] + b',"id":' + b"[" * 100_000),
-    "many values": lambda: (400, ["JSON"], body_of([""] * 1_000_000, [1024, 1])),
+    "many values": lambda: (400, ["JSON"], body_of([""] * 1_000_000, {"shape": [1024, 1]})),
     "a long id": lambda: (400, [], body_of(id="i" * 2000)),
     "a very long id": lambda: (400, [], body_of(id="i" * 500_000)),
     "a long key": lambda: (400, [], body_of(parameters={"t" * 200: 1})),

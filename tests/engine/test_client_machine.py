@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -141,10 +141,7 @@ class Clients(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("soon", SOON)
 def test_each_request_gets_one_right_answer_whatever_the_engine_does(tmp_path, soon):
-    few = settings(
-        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
-        phases=[Phase.reuse, Phase.generate],
-    )  # fmt: skip
+    few = settings(max_examples=25, stateful_step_count=25, phases=[Phase.reuse, Phase.generate])
     run_state_machine_as_test(lambda: Clients(partial(World, tmp_path, SOON[soon])), settings=few)
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -77,9 +77,8 @@ CHANGES = [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"policy": "das"}]
 @pytest.mark.parametrize("changes", CHANGES)
 def test_each_request_gets_one_right_answer_whatever_happens(toy, expected, changes):
     """Takes seconds: each example is an engine with real layers. A failing one is not made smaller: that takes minutes."""
-    make, phases = partial(World, toy.folder, expected, **changes), [Phase.reuse, Phase.generate]
-    few = settings(max_examples=10, stateful_step_count=30, phases=phases, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(lambda: Encoders(make), settings=few)
+    few = settings(max_examples=10, stateful_step_count=30, phases=[Phase.reuse, Phase.generate])
+    run_state_machine_as_test(lambda: Encoders(partial(World, toy.folder, expected, **changes)), settings=few)
 
 
 @pytest.mark.parametrize("changes", CHANGES)

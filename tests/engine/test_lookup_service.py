@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -252,8 +252,7 @@ class Lookups(RuleBasedStateMachine):
 
 @pytest.mark.usefixtures("nothing_is_logged")
 def test_each_request_gets_one_right_answer_whatever_happens():
-    some = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(Lookups, settings=some)
+    run_state_machine_as_test(Lookups, settings=settings(max_examples=150, stateful_step_count=40))
 
 
 @pytest.fixture

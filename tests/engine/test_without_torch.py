@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.support.wait import PATIENCE
+
 SCRIPT = """
 import sys, types
 from pathlib import Path
@@ -19,4 +21,4 @@ sys.exit("torch" in sys.modules)
 
 def test_models_that_compute_nothing_and_a_lookup_do_without_torch(toy):
     folder = toy.repository / "toy" / "1"
-    assert subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], timeout=PATIENCE).returncode == 0

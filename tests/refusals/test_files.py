@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import re
 import socket
-import tarfile
 from pathlib import Path
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builder.store.pack import MANIFEST, unpack_root
 from hplm.engine.channel import Channel, End, Ready
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput
 from hplm.scheduling.policy import policy
 from loadtest.traffic import lengths_of
 from tests.refusals.contract import ODD
 from tests.refusals.mutations import NAMES, bad
 from tests.refusals.readers import READERS, Taken
-from tests.support.message import refusing
 from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
 NOTHING = "(?!)"  # a pattern that fits no text
-DRAWN = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.mark.parametrize("what", READERS)
@@ -52,7 +46,7 @@ def test_bad_files_are_refused_by_their_name_or_read(what, toy, tmp_path):
         check(name, data)
         assert len(taken.refusals) > seen, f"{name} is taken as {data[:100]!r}"
     cases = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), bad(name, good[name])))
-    hypothesis.settings(max_examples=reader.examples, **DRAWN)(given(cases)(lambda case: check(*case)))()
+    settings(max_examples=reader.examples, database=None)(given(cases)(lambda case: check(*case)))()
     assert taken.refusals, "nothing is refused"
 
 
@@ -65,22 +59,6 @@ def written_anew(folder: Path, files: dict[str, bytes]) -> None:
         if not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    "manifest", ["{", "[]", '{"format": 1}', '{"format": 1, "files": []}', '{"format": 1, "files": {"more": 1}}',
-                 '{"format": 1, "files": {}}', '{"format": 1, "files": {"more": {"sha256": 0}}}'],
-)  # fmt: skip
-def test_a_packed_root_whose_manifest_does_not_describe_its_files_is_refused(tmp_path, manifest):
-    """Damaged ones, and those with files beside the store: `tests/builder/store/test_store.py`."""
-    with tarfile.open(tmp_path / "root.tar", "w") as archive:
-        for name, data in ((MANIFEST, manifest.encode()), ("more", b"more")):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    with refusing((Broken, InvalidInput), "root.tar"):
-        unpack_root(tmp_path / "root.tar", tmp_path / "unpacked")
-    assert not (tmp_path / "unpacked").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ import re
 import struct
 
 import grpc
-import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from hplm.errors import BY_WORD
 from testing.toy import WORDS
-from tests.server.stock import LIBRARIES, STATUS, Stock, posted
+from tests.server.stock import LIBRARIES, STATUS, Stock, body_of, posted
 from tests.support.message import mentions
 from tests.support.metrics import settled
 from tests.support.servers import ADMIN_KEY
@@ -62,21 +61,16 @@ def test_a_bad_text_tenant_or_parameter_is_refused(stock, code, words, texts, te
 
 def test_upper_refuses_a_ticket_that_was_changed(stock):
     """It says which rows are read, and must not open those of another domain. Of any byte: `tests/request/test_form.py`."""
-    text = stock.tensor("TEXT", np.array([[WORDS[0].encode()]], dtype=object))
+    text = stock.tensor("TEXT", WORDS[0])
     own = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"}).as_numpy("TICKET").copy()
     parameters = {"tenant": "city", "ticket": "please", "authorization": "Bearer x"}
 
     def upper(ticket):
-        return stock.client.infer("toy-upper", [stock.tensor("TICKET", ticket, "UINT8")], parameters=parameters)
+        return stock.client.infer("toy-upper", [stock.tensor("TICKET", ticket)], parameters=parameters)
 
     assert upper(own).as_numpy("LABEL").shape == (1, 1)
     own[0, -1] ^= 1
     refused(stock, 404, ["[no_tenant]"], lambda: upper(own))
-
-
-def request_of(**more):
-    text = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [WORDS[0]]}
-    return json.dumps({"inputs": [text | more.pop("text", {})], "parameters": {"tenant": "city"}, **more}).encode()
 
 
 INFER, GENERATE = ("toy", "infer"), ("hplm", "generate")
@@ -86,14 +80,14 @@ INFER, GENERATE = ("toy", "infer"), ("hplm", "generate")
     ("way", "body"),
     [
         *[(INFER, body) for body in (b"", b"{", b"[]", b'{"inputs": 7}', b'{"inputs": []}', b"\xff" * 1000)],
-        *[(INFER, request_of(text={"shape": shape})) for shape in ([], [1], [1, -1], [2, 1], None, [1, 1024])],
-        *[((model, "infer"), request_of(text={"shape": [0, 1], "data": []})) for model in MODELS],
-        *[(INFER, request_of(text={"data": data})) for data in ([7], [[[]]], {}, None, [None])],
-        *[(INFER, request_of(parameters=given)) for given in (7, [], {"tenant": 5}, {"tenant": {}}, {"tenant": LONG})],
-        (INFER, request_of(outputs=[{"name": "NONE"}])),
+        *[(INFER, body_of(text={"shape": shape})) for shape in ([], [1], [1, -1], [2, 1], None, [1, 1024])],
+        *[((model, "infer"), body_of(text={"shape": [0, 1], "data": []})) for model in MODELS],
+        *[(INFER, body_of(text={"data": data})) for data in ([7], [[[]]], {}, None, [None])],
+        *[(INFER, body_of(parameters=given)) for given in (7, [], {"tenant": 5}, {"tenant": {}}, {"tenant": LONG})],
+        (INFER, body_of(outputs=[{"name": "NONE"}])),
         *[(GENERATE, body) for body in (b"", b"[]", b'{"TEXT": 7}', b'{"TEXT": [[]], "tenant": "city"}', b'{"tenant": 1}')],
-        (("nothing", "infer"), request_of()),
-        (("toy-admin", "infer"), request_of(text={"name": "COMMAND", "shape": [1]})),
+        (("nothing", "infer"), body_of()),
+        (("toy-admin", "infer"), body_of(text={"name": "COMMAND", "shape": [1]})),
     ],
 )
 def test_a_bad_body_is_refused(server, way, body):
@@ -145,7 +139,7 @@ def test_a_bad_request_over_grpc_is_refused(server, wrong):
 def test_a_probe_is_answered_without_a_tenant_and_not_counted(server):
     before, stocks = settled(server, {}), [Stock(server, protocol) for protocol in LIBRARIES]
     for stock in stocks:
-        text = stock.tensor("TEXT", np.array([[b""]], dtype=object))
+        text = stock.tensor("TEXT", "")
         for model in MODELS:
             answer = stock.client.infer(model, [text], parameters={"hplm_probe": True})
             assert answer.as_numpy("LABEL").tolist() == [[b"ok"]]

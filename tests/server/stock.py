@@ -6,13 +6,15 @@ import http.client
 import json
 import queue
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from hplm.server import TritonServer
 from tests.support.message import mentioning
@@ -33,6 +35,18 @@ def refused(word: str, *named: object):
     return pytest.raises(InferenceServerException, match=mentioning(f"[{word}]", *named))
 
 
+def tensor_of(library, name: str, *values, dims: int = 2):
+    """Returns a column of texts or flags, or an array as it is given. With one of `dims`, as models without batches take it."""
+    array = values[0]
+    if not isinstance(array, np.ndarray):
+        kind = bool if isinstance(array, bool) else object
+        array = np.array([one.encode() if isinstance(one, str) else one for one in values], kind)
+        array = array.reshape([len(values), 1][:dims])
+    tensor = library.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
 class Stock:
     def __init__(self, server: TritonServer, protocol: str) -> None:
         self.protocol = protocol
@@ -46,26 +60,26 @@ class Stock:
             self._of_thread.client = self._library.InferenceServerClient(self._url)
         return self._of_thread.client
 
-    def tensor(self, name: str, values: np.ndarray, datatype: str = "BYTES"):
-        tensor = self._library.InferInput(name, list(values.shape), datatype)
-        tensor.set_data_from_numpy(values)
-        return tensor
+    def tensor(self, name: str, *values, dims: int = 2):
+        return tensor_of(self._library, name, *values, dims=dims)
 
     def wanted(self, names):
         return [self._library.InferRequestedOutput(name) for name in names]
 
     def ask(self, texts, tenant=None, pairs=None, outputs=OUTPUTS, model="toy", headers=None, timeout=None, **parameters):
-        inputs = [
-            self.tensor(name, np.array([[v if isinstance(v, bytes) else v.encode()] for v in values], dtype=object))
-            for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs))
-            if values is not None
-        ]
+        inputs = [self.tensor(name, *values) for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs)) if values is not None]
         if tenant is not None:
             parameters["tenant"] = tenant
         headers = dict(headers) if headers else None  # the HTTP client adds its own to them
         wanted = self.wanted(outputs)
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)
         return {name: result.as_numpy(name) for name in outputs}
+
+
+def body_of(texts: Sequence[str] = ("a",), text: Mapping[str, Any] | None = None, **more: Any) -> bytes:
+    """Returns the body of a request in JSON to an encoder. `text`: other fields of its tensor."""
+    tensor = {"name": "TEXT", "shape": [len(texts), 1], "datatype": "BYTES", "data": list(texts), **(text or {})}
+    return json.dumps({"parameters": {"tenant": "acme"}, "inputs": [tensor], **more}).encode()
 
 
 def posted(server: TritonServer, way: tuple[str, str], body: bytes | str, **headers: str | bytes) -> tuple[int, str]:
@@ -100,7 +114,7 @@ class Asked:
         given |= {} if sampling is None else {"sampling_parameters": json.dumps(sampling)}
         self.client.async_stream_infer(
             "chat",
-            [_tensor(name, value) for name, value in {**given, **more}.items()],
+            [tensor_of(tritonclient.grpc, name, value, dims=1) for name, value in {**given, **more}.items()],
             timeout=timeout,
             parameters={"tenant": tenant, **(parameters or {})},
             enable_empty_final_response=True,
@@ -130,13 +144,6 @@ class Asked:
         self.client.stop_stream()
         assert self.said.empty(), "something was said behind the end"
         return caught.value.message()
-
-
-def _tensor(name, value):
-    array = np.array([value.encode() if isinstance(value, str) else value], dtype=object if isinstance(value, str) else bool)
-    tensor = tritonclient.grpc.InferInput(name, [1], "BYTES" if isinstance(value, str) else "BOOL")
-    tensor.set_data_from_numpy(array)
-    return tensor
 
 
 def post(server, way, model="chat", **body):

@@ -14,7 +14,8 @@ from testing.toy import WORDS
 from tests.backbones import NAMES
 from tests.server.asking import Asking
 from tests.support.answers import Comparison
-from tests.support.servers import engine_of, published
+from tests.support.metrics import Scraped
+from tests.support.servers import engine_of
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("group")]
@@ -47,7 +48,7 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
             values.open("r+b").write(content)
 
     def counted(name):
-        return published(server, f"hplm_{name}", backbone="toy")
+        return Scraped(server).of(f"hplm_{name}", backbone="toy")
 
     restarts, lost = counted("engine_restarts_total"), counted("lost_requests_total")
     try:
@@ -75,9 +76,9 @@ def test_new_tenants_of_both_backbones_are_served_and_counted_for_each(server):
     stock, comparison = server.stock(), Comparison()
     for backbone in NAMES:
         new = server.tenant(backbone).id
-        counted = published(server, "hplm_batch_texts_total", backbone=backbone)
+        counted = Scraped(server).of("hplm_batch_texts_total", backbone=backbone)
         expected = server.reference(backbone).forward(TEXT, new).numpy()
         for model in (backbone, "hplm"):
             comparison.add(f"{backbone}/{new}", stock.ask([TEXT], new, model=model)["LOGITS"][0][: len(expected)], expected)
-        eventually(lambda own=backbone, at=counted: published(server, "hplm_batch_texts_total", backbone=own) >= at + 2)
+        eventually(lambda own=backbone, at=counted: Scraped(server).of("hplm_batch_texts_total", backbone=own) >= at + 2)
     comparison.assert_equal("fp32")

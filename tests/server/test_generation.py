@@ -19,8 +19,8 @@ from hplm.server.process_group import SHARED_MEMORY
 from testing.toy import WORDS
 from tests.server.stock import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, refused, text_of
 from tests.support.generative import GenerativeReference
-from tests.support.metrics import settled
-from tests.support.servers import SECRET, cancelled, engine_of
+from tests.support.metrics import Scraped, cancelled, settled
+from tests.support.servers import SECRET, engine_of
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
@@ -163,7 +163,7 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
 def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(server):
     """The model's process stays, so every answer gets an error of ours: those in a step another one than those that wait."""
     eventually(lambda: not server.held)
-    killed, before = engine_of(server.server, "generation"), server.metrics()
+    killed, before = engine_of(server.server, "generation"), Scraped(server)
     asked = [Asked(server, "a", "plain", LONG, stream=number % 2 == 0) for number in range(12)]  # eight run at once
     asked[0].piece()
     eventually(lambda: server.held == 12)
@@ -188,7 +188,7 @@ def test_counts_and_times_of_answers_are_published(server):
     counts = {"hplm_generations_total": 4, "hplm_running_sequences": 0, "hplm_cache_tokens": 0}
     counts |= {"hplm_generated_tokens_total": 3 * 24 + 1, "hplm_prompt_tokens_total": 3 * len("*words")}
     times = {"hplm_first_token_seconds": 3, "hplm_token_seconds": 3 * (24 - 1)}
-    scraped, now = settled(server, counts | {f"{name}_count": count for name, count in times.items()}, before), server.metrics()
+    scraped, now = settled(server, counts | {f"{name}_count": count for name, count in times.items()}, before), Scraped(server)
     for outcome, count in (("length", 3), ("no_tenant", 1)):
         assert scraped.of("hplm_generations_total", outcome=outcome) == count
     assert now.of("hplm_cache_room_tokens") == 32_768 and now.of("hplm_cache_share") == 0

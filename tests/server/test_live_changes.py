@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tritonclient.http
 from safetensors.torch import save
 
 from builder.publish.live import update_domain
@@ -31,13 +30,12 @@ TEXT = " ".join(WORDS[:9])
 class Admin:
     def __init__(self, server, key=ADMIN_KEY, backbone="toy"):
         self._model, self._config = f"{backbone}-admin", server.built.stores[backbone].config
-        self._client = tritonclient.http.InferenceServerClient(server.http_url)
+        self._stock = server.stock()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def __call__(self, command, **given):
-        tensor = tritonclient.http.InferInput("COMMAND", [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([json.dumps({"command": command, **given}).encode()], dtype=object))
-        return json.loads(self._client.infer(self._model, [tensor], headers=self._headers).as_numpy("ANSWER")[0])
+        tensor = self._stock.tensor("COMMAND", json.dumps({"command": command, **given}), dims=1)
+        return json.loads(self._stock.client.infer(self._model, [tensor], headers=self._headers).as_numpy("ANSWER")[0])
 
     def trained(self, tenant, seed=7):
         """Returns what a client sends to add a tenant that it has trained itself."""

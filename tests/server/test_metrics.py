@@ -4,14 +4,13 @@ import json
 import re
 from collections import Counter
 
-import numpy as np
 import pytest
 import tritonclient.http
 
 from hplm.metrics.names import METRICS, OF_ALIAS, OF_DECODERS, OF_STATES
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, refused
-from tests.support.metrics import settled
+from tests.support.metrics import Scraped, settled
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
@@ -47,10 +46,10 @@ def test_counts_equal_the_sent_requests(server):
     assert 0 < scraped.of("hplm_batches_total") <= 12
     assert scraped.of("hplm_wait_seconds_bucket", le="+Inf") == texts
     assert 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
-    assert scraped.of("hplm_slot_misses_total") > 0 < server.metrics().of("hplm_slots_used")
+    assert scraped.of("hplm_slot_misses_total") > 0 < Scraped(server).of("hplm_slots_used")
     assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
     terms = ("batch", "token", "text", "adapter")  # a fitted term may be 0, their sum may not
-    assert sum(server.metrics().of("hplm_cost_seconds", term=term) for term in terms) > 0
+    assert sum(Scraped(server).of("hplm_cost_seconds", term=term) for term in terms) > 0
     assert {stage for (name, own), _ in scraped.series.items() if name == "hplm_stage_seconds_total" for key, stage in own
             if key == "stage"} >= {"prepare", "swap", "retrieve", "compute"}  # fmt: skip
     shown = {name for name, own in scraped.series if ("backbone", "toy") in own}
@@ -60,7 +59,7 @@ def test_counts_equal_the_sent_requests(server):
 @pytest.mark.parametrize("protocol", LIBRARIES)
 def test_a_request_is_in_the_journal_and_in_triton_s_trace(server, protocol):
     stock, names = server.stock(protocol), {f"ours-{protocol}-17": "acme", f"ours-{protocol}-18": "beta"}
-    text = stock.tensor("TEXT", np.array([[" ".join(WORDS[:5]).encode()]], dtype=object))
+    text = stock.tensor("TEXT", " ".join(WORDS[:5]))
     admin = dict([server.server.admin_header])
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}, headers=admin)

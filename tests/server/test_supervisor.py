@@ -1,7 +1,6 @@
 """Parts of a real server are killed and stopped: open requests are answered or closed, and the server serves again."""
 
 import http.client
-import json
 import os
 import re
 import shutil
@@ -22,9 +21,10 @@ from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
 from testing.toy import WORDS
 from tests.backbones import NAMES
-from tests.server.stock import LIBRARIES, posted
+from tests.server.stock import LIBRARIES, body_of, posted
 from tests.support.message import mentioning, mentions
-from tests.support.servers import engine_of, kill_model, published
+from tests.support.metrics import Scraped
+from tests.support.servers import engine_of, kill_model
 from tests.support.wait import PATIENCE, eventually, stop
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def watched(server):
 def test_models_that_die_idle_are_loaded_again_and_the_server_stays(watched):
     """Takes long: one model after the other is loaded again."""
     server, counts = watched.server.pid, ("hplm_model_restarts_total", "hplm_lookup_requests_total")
-    before = [published(watched.server, count) for count in counts]
+    before = Scraped(watched.server)
     dead = [watched.stub(model) for model in ("hplm", watched.upper, "toy-lookup")]
     watched.kill_idle(*(stub.model for stub in dead))
     for stub in dead:
@@ -95,8 +95,8 @@ def test_models_that_die_idle_are_loaded_again_and_the_server_stays(watched):
     for stub in dead:
         assert watched.server.pid == server and watched.stub(stub.model).pid != stub.pid, stub.model
         assert stub.region not in regions(watched.server.id), stub.model
-    for count, own in zip(counts, before, strict=True):  # the new process of lookup counts on
-        eventually(lambda count=count, own=own: published(watched.server, count) > own)
+    for count in counts:  # the new process of lookup counts on
+        eventually(lambda count=count: Scraped(watched.server, before).of(count) > 0)
 
 
 @on_group
@@ -112,7 +112,7 @@ def test_requests_that_a_dead_model_held_end_with_their_connections(watched):
     assert all(isinstance(one.result(), CLOSED) for one in asked)
     watched.until_as_before()
     assert any(re.search(rf"restarting.*{re.escape(watched.upper)}.* held \d+ requests", said) for said in watched.said)
-    eventually(lambda: published(watched.server, "hplm_server_restarts_total", backbone="toy") == watched.server.restarts)
+    eventually(lambda: Scraped(watched.server).of("hplm_server_restarts_total", backbone="toy") == watched.server.restarts)
 
 
 @on_group
@@ -130,8 +130,7 @@ def test_a_model_that_stands_still_is_replaced(watched):
 
 @on_group
 def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(watched):
-    tensor = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["x" * 30_000_000]}
-    assert posted(watched.server, ("toy", "infer"), json.dumps({"inputs": [tensor]}))[0] == 404
+    assert posted(watched.server, ("toy", "infer"), body_of(["x" * 30_000_000], parameters={}))[0] == 404
     assert size_of(watched.stub("toy-lookup").region) > 25_000_000
     server = watched.server.pid
     watched.supervise(regions_share=30_000_000 / shutil.disk_usage("/dev/shm").total)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -68,7 +67,7 @@ def protocol(request) -> str:
 
 
 def ask(stock: Stock, model: str = "echo", **options) -> str:
-    text = stock.tensor("TEXT", np.array([b"hello"], dtype=object))
+    text = stock.tensor("TEXT", "hello", dims=1)
     return stock.client.infer(model, [text], **options).as_numpy("SAID")[0].decode()
 
 

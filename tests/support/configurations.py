@@ -17,7 +17,6 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenants
 from testing.toy import CONFIG, DOMAINS, TENANTS, make_chat
 from tests.backbones import CUT, make_two, placement_of_two
-from tests.confidence import CALIBRATIONS
 from tests.server.plain_models import ECHO, add_model
 from tests.tasks import make_tasks
 
@@ -49,7 +48,7 @@ def _toy(folder: Path) -> Built:
     options = replace(ENCODER, admin=True, plot_preload=True, journal=str(folder / "journal.jsonl"))
     toy = random_store(folder / "toy", CONFIG, TENANTS, DOMAINS, spread=0.3)
     export(toy, folder / "repository", options)
-    tasks = make_tasks(folder, CALIBRATIONS, "tasks", more=[replace(TENANTS[4], id="hugo")])
+    tasks = make_tasks(folder, "tasks", [replace(TENANTS[4], id="hugo")], calibrated=True)
     trace = ("triton", f"triton,file={folder / 'trace.json'}", "triton,log-frequency=1", "level=OFF", "rate=1")
     return Built(tasks.repository, {"toy": toy, "tasks": tasks.store}, tuple(f"--trace-config={one}" for one in trace[1:]))
 

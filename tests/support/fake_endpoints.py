@@ -20,14 +20,14 @@ THREADS = 32  # of gRPC: requests that are held at once
 class FakeEndpoints(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Serves until `close`, or while a `with` block runs. After `stop` its port of HTTP refuses connections until `start`."""
 
-    def __init__(self, host: str = HOST, ports: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, ports: tuple[int, int] = (0, 0)) -> None:
         """`ports`: of HTTP and gRPC."""
-        self._address, self._server = (host, ports[0]), None
+        self._address, self._server = (HOST, ports[0]), None
         self.start()
         self._threads = ThreadPoolExecutor(THREADS)
         self._grpc = grpc.server(self._threads, options=[("grpc.max_receive_message_length", -1)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._grpc)
-        self.grpc_url = f"{host}:{self._grpc.add_insecure_port(f'{host}:{ports[1]}')}"
+        self.grpc_url = f"{HOST}:{self._grpc.add_insecure_port(f'{HOST}:{ports[1]}')}"
         self._grpc.start()
 
     def over_http(self, asked: Asked, body: bytes) -> None:

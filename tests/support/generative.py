@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,13 +25,13 @@ class Written:
     tokens: list[int]
     margins: list[float]
 
-    def sure(self, least: float = 1e-3) -> int:
-        """Returns how many tokens come before the first that is chosen by at most `least`: rounding may change that one."""
-        return next((i for i, margin in enumerate(self.margins) if margin <= least), len(self.tokens))
+    def sure(self) -> int:
+        """Returns how many tokens come before the first that is chosen so closely that rounding may change it."""
+        return next((i for i, margin in enumerate(self.margins) if margin <= 1e-3), len(self.tokens))
 
-    def agrees(self, tokens: Sequence[int], least: float = 1e-3) -> bool:
+    def agrees(self, tokens: Sequence[int]) -> bool:
         """Whether all tokens are the same that rounding cannot change."""
-        sure = self.sure(least)
+        sure = self.sure()
         return list(tokens[:sure]) == self.tokens[:sure] and len(tokens) <= len(self.tokens)
 
 
@@ -40,10 +39,6 @@ class GenerativeReference:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
         self._lower = Reference(backbone)
-
-    @classmethod
-    def open(cls, folder: Path, state: Path | None = None) -> GenerativeReference:
-        return cls(Backbone(folder, state))
 
     @cached_property
     def _upper(self) -> UpperStack:

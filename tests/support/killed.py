@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.wait import PATIENCE
+
 TOUCHES = ("replace", "unlink", "rename")  # a file that grew between two of them is discarded, or written again
 DEATHS = int(os.environ.get("HPLM_TEST_DEATHS", "6"))  # with 1000 it dies at each change
-PATIENCE = 120  # seconds
 
 
 def deaths_survived(work: Callable[[Path], object], folder: Path) -> int:

@@ -36,6 +36,11 @@ class Scraped:
         return sum(value for (found, own), value in self.series.items() if found == name and wanted <= set(own))
 
 
+def cancelled(server: Any) -> float:
+    """Returns how many requests for generated text were cancelled."""
+    return Scraped(server).of("hplm_generations_total", outcome="cancelled")
+
+
 def settled(server: Any, counts: Mapping[str, float], before: Scraped | None = None) -> Scraped:
     """Returns the metrics once they have these counts and stand still: models publish once a second, series by series."""
     ends, seen, since = time.monotonic() + PATIENCE, Scraped(server, before), time.monotonic()

@@ -17,10 +17,9 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -42,7 +41,6 @@ from testing.reference import Reference
 from tests.server.stock import Stock, post
 from tests.support.configurations import CONFIGS
 from tests.support.configurations import SECRET as SECRET
-from tests.support.metrics import Scraped
 from tests.support.wait import PATIENCE, eventually
 
 ADMIN_KEY = "a secret of the operator"
@@ -71,22 +69,19 @@ class Lease:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._open = ExitStack()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"hplm-test-{name}-"))
-        self._open.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        self.state = self.folder / "state"
-        try:
+        with ExitStack() as stack:
+            self.folder = Path(tempfile.mkdtemp(prefix=f"hplm-test-{name}-"))
+            stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.state = self.folder / "state"
             self.built = CONFIGS[name](self.folder)
             self.repository = self.built.repository
             for registry in registries_of(self.repository, self.state).values():
                 registry.begin()
             log = self.folder / "triton.log"
             self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options, log_file=log)
-            self._open.enter_context(self.server)
-        except BaseException:
-            self._open.close()
-            raise
-        self._open.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+            stack.enter_context(self.server)
+            stack.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
+            self._open = stack.pop_all()
         own = self.server  # it keeps its addresses if it is started again
         self.http_url, self.grpc_url, self.metrics_url = own.http_url, own.grpc_url, own.metrics_url
         self._tenants: list[tuple[str, str]] = []
@@ -103,20 +98,12 @@ class Lease:
         return self._gateway
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a test has stopped it."""
-        return self.server.pid is None
-
-    @property
     def held(self) -> int:
         """How many requests the server's models hold."""
         return sum(holder.held for holder in holders(self.server.id))
 
     def stock(self, protocol: str = "http") -> Stock:
         return Stock(self, protocol)
-
-    def metrics(self) -> Scraped:
-        return Scraped(self)
 
     def model_folder(self, backbone: str = "toy") -> Path:
         return self.repository / backbone / "1"
@@ -128,14 +115,12 @@ class Lease:
     def manager(self, backbone: str = "toy") -> Manager:
         return Manager.open(self.repository, self.state, backbone)
 
-    def tenant(self, backbone: str = "toy", keyed: bool = False, file: TenantFile | None = None, **limits: float) -> LiveTenant:
-        """Adds a tenant while the server runs. It is deleted after the test. `file`: another one than a small classifier."""
-        config, task = self.built.stores[backbone].config, "generate" if backbone == "chat" else "classify"
-        file = file or TenantFile("new", 1, "root", 1, task, ["x", "y"] if task == "classify" else [], 4 * (task == "classify"))
-        file = replace(file, id=self.named(file.id, backbone))
+    def tenant(self, backbone: str = "toy", keyed: bool = False, **limits: float) -> LiveTenant:
+        """Adds a small classifier while the server runs. It is deleted after the test."""
+        config, manager = self.built.stores[backbone].config, self.manager(backbone)
+        file = TenantFile(self.named("new", backbone), 1, "root", 1, "classify", ["x", "y"], 4)
         adapter, head = random_weights(config, file, 0.3, seed=self._made)
-        manager, layout = self.manager(backbone), file.adapter_layout(config)
-        own = (file.head_layout(config), head) if file.has_head else None, layout and adapter and (layout, adapter)
+        own = (file.head_layout(config), head), (file.adapter_layout(config), adapter)
         manager.add(file.id, Knowledge(file.domain, file.domain_version, file.task, tuple(file.labels), *own))
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:
@@ -148,9 +133,6 @@ class Lease:
         self._made += 1
         self._tenants.append((backbone, f"{name}-{self._made}"))
         return f"{name}-{self._made}"
-
-    def kill(self, model: str) -> None:
-        kill_model(self.server, model)
 
     def ill(self) -> str:
         """Returns why the server cannot serve the next test; nothing if it can. Deletes the tenants of the test before."""
@@ -211,7 +193,7 @@ class Servers:
         """Fails if a test has left its server unable to serve others, which then get a new one."""
         if self._lease is None or self._lease.name != name:
             return
-        if self._lease.is_stopped:
+        if self._lease.server.pid is None:  # a test has stopped it
             self.close()
         elif ill := self._lease.ill():
             self.close()
@@ -223,15 +205,11 @@ class Servers:
             lease.close()
 
 
-@cache
-def _servers() -> Servers:
-    return Servers()  # the same for all folders with a conftest
-
-
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    yield _servers()
-    _servers().close()
+    servers = Servers()
+    yield servers
+    servers.close()
 
 
 @pytest.fixture
@@ -246,9 +224,11 @@ def server(request: pytest.FixtureRequest, servers: Servers) -> Lease:
 
 @pytest.fixture(autouse=True)
 def _server_is_well(request: pytest.FixtureRequest) -> Iterator[None]:
+    mark = request.node.get_closest_marker("server")
+    servers = request.getfixturevalue("servers") if mark else None
     yield
-    if mark := request.node.get_closest_marker("server"):
-        _servers().check(mark.args[0], request.node.name)
+    if mark and servers:
+        servers.check(mark.args[0], request.node.name)
 
 
 @contextmanager
@@ -260,15 +240,14 @@ def serving(*repository: object, **options: object) -> Iterator[TritonServer]:
 
 
 @contextmanager
-def server_environment(monkeypatch: pytest.MonkeyPatch, of: str = "") -> Iterator[str]:
-    """Gives this process the environment of a model process of the server `of`, or of none. Yields the server's id."""
-    name = of or f"hplm-test-{uuid.uuid4().hex[:12]}"
+def server_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Gives this process the environment of a model process of a server that is not there. Yields the server's id."""
+    name = f"hplm-test-{uuid.uuid4().hex[:12]}"
     for variable, value in environment(name, 0).items():
         monkeypatch.setenv(variable, value)
     yield name
-    if not of:
-        for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
-            path.unlink()
+    for path in process_group.SHARED_MEMORY.glob(f"{name}*"):
+        path.unlink()
 
 
 @contextmanager
@@ -295,13 +274,3 @@ def engine_of(server: TritonServer, room: str = "engine") -> int | None:
     """Returns the process id of a server's engine; None if there is none. `room`: `generation` has that of decoders."""
     members = process_group.members(server.pid) if server.pid is not None else []
     return next((pid for pid in members if f"hplm.{room}.child" in process_group.arguments(pid)), None)
-
-
-def published(server: Any, metric: str, **labels: str) -> float:
-    """Returns the sum of a metric's series that have these labels, as the server publishes them once a second."""
-    return Scraped(server).of(metric, **labels)
-
-
-def cancelled(server: Any) -> float:
-    """Returns how many requests for generated text were cancelled."""
-    return published(server, "hplm_generations_total", outcome="cancelled")

@@ -32,6 +32,7 @@ class AsyncHttpTransport(HttpCalls):
             connector=aiohttp.TCPConnector(ssl=True if context is None else context, limit=limit),
             timeout=aiohttp.ClientTimeout(total=None),  # each request has a limit of its own
             auto_decompress=False,
+            skip_auto_headers=["accept-encoding"],  # for Triton compresses then
         )
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
+from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from tests.builder.stores import NO_TIME, decoder_store, give_other_values, rows
@@ -40,7 +41,7 @@ def folder(tmp_path):
 def logits(store, folder, text, tenant):
     """Returns those of the reference, which reads an export of the store."""
     write_version(store, store.tenants(), folder)
-    return GenerativeReference.open(folder).logits(text, tenant)
+    return GenerativeReference(Backbone(folder)).logits(text, tenant)
 
 
 @torch.no_grad()

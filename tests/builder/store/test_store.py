@@ -194,16 +194,30 @@ def test_a_damaged_file_is_named_and_leaves_nothing_behind(origin, file, tmp_pat
         assert not there.exists() and not list(tmp_path.glob("there*"))
 
 
-@pytest.mark.parametrize("name, version", [("../outside", 1), ("/outside", 1), ("link", 1), ("upper.safetensors", 7)])
-def test_a_file_that_would_leave_the_store_or_of_another_format_is_refused(tmp_path, name, version):
-    manifest = json.dumps({"format": version, "files": {name: {"bytes": 1, "sha256": "0"}}}).encode()
+def manifest_of(name, version=1):
+    return json.dumps({"format": version, "files": {name: {"bytes": 1, "sha256": "0"}}})
+
+
+BAD = [  # a manifest, the name of the file behind it, and what the error names
+    *((manifest_of(name), name, [name]) for name in ("../outside", "/outside", "link")),
+    (manifest_of("link", 7), "link", ["bad.tar", 7, 1]),
+    *((f'{{"format": 1{files}}}', "more", ["bad.tar"]) for files in (
+        "", ', "files": []', ', "files": {}', ', "files": {"more": 1}', ', "files": {"more": {"sha256": 0}}',
+    )),
+    *((manifest, "more", ["bad.tar"]) for manifest in ("{", "[]")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("manifest", "name", "named"), BAD)
+def test_a_file_that_would_leave_the_store_or_that_its_manifest_does_not_describe_is_refused(tmp_path, manifest, name, named):
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         member = tarfile.TarInfo(MANIFEST)
         member.size = len(manifest)
-        archive.addfile(member, io.BytesIO(manifest))
+        archive.addfile(member, io.BytesIO(manifest.encode()))
         member = tarfile.TarInfo(name)
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        if name != "more":
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(member)
-    with pytest.raises((Broken, InvalidInput), match=mentioning(*([name] if version == 1 else [tmp_path / "bad.tar", 7, 1]))):
+    with pytest.raises((Broken, InvalidInput), match=mentioning(*named)):
         unpack_root(tmp_path / "bad.tar", tmp_path / "there")
     assert not (tmp_path / "outside").exists() and not (tmp_path / "there").exists()
