@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.placement import kernel as kernels
-from hplm.placement.case import Cases
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
 from hplm.placement.servers import Serving
@@ -34,12 +33,10 @@ def test_the_kernel_computes_what_python_does(seed, rate, scale, most, layout):
         [group_of(TWO, "g", ("cpu:0",), "b1")],
         [],
     ][layout]
-    trace = trace_of(TWO, rate, 3.0, scale=scale, seed=seed)
-    trace.timeout_ns[::7] = 0  # these wait as long as it takes
-    compiled, python = Cases(TWO, trace).of(groups), Cases(TWO, trace).of(groups)
-    kernel, steps = kernels.kernel(), Steps(python)
-    kernel.one_by_one(compiled) if most == 1 else kernel.in_batches(compiled, most)
-    steps.one_by_one() if most == 1 else steps.in_batches(most)
+    screen = Screen(TWO, trace_of(TWO, rate, 3.0, scale=scale, seed=seed), most)
+    compiled, python = screen.case(groups), screen.case(groups)
+    kernels.kernel().run(compiled, most)
+    Steps(python, most).run()
     for name in ("end", "busy", "clock"):
         assert (getattr(compiled, name) == getattr(python, name)).all(), name
 
