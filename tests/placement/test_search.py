@@ -12,6 +12,7 @@ from hplm.placement.confirming import confirm
 from hplm.placement.partition import Parallel, backbone_buckets, groups_of, parallels
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
+from hplm.placement.profile import Terms
 from hplm.placement.renewal import Comparison, divided
 from hplm.placement.screen import alone_ns
 from hplm.placement.search import KEPT, Found, search
@@ -73,6 +74,18 @@ def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
         groups = problem.room.added(groups, 0, unit.name) or groups
     assert set(groups[0].cuts) == {"b0", "b1"}
     assert problem.room.added(groups, 0, "b0/law") is None  # it is there
+
+
+def test_backbones_of_the_same_layers_are_cut_each_for_the_work_outside_of_them():
+    """Four layers of 2 ms: with 4 ms of the cores before them, the first stage has one layer (see test_placement.py)."""
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=80)
+    own = problem.profile.backbones
+    profile = replace(problem.profile, backbones={**own, "b1": replace(own["b1"], core=Terms(4e6))})
+    problem = replace(problem, profile=profile)
+    groups = groups_of(problem, Parallel(2, 1))
+    for unit in problem.units:
+        groups = problem.room.added(groups, 0, unit.name) or groups
+    assert groups[0].cuts == {"b0": ((0, 1), (2, 3)), "b1": ((0, 0), (1, 3))}
 
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
