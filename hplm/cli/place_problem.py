@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hplm.placement.left_out import LeftOut
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
-    from hplm.placement.servers import Serving
+    from hplm.placement.simulation import Serving
 
 MOST = 10_000_000  # of factors and seconds
 
@@ -70,7 +70,7 @@ class Given:
         return Problem(cluster, profile, units, trace, self.batch_texts)
 
     def servers(self) -> Serving:
-        from hplm.placement.servers import Serving
+        from hplm.placement.simulation import Serving
 
         return Serving.of({name: value for name, _, value in (part.partition("=") for part in self.serving)})
 

@@ -35,9 +35,8 @@ from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.cluster import check_cores, check_kind, cores_of
-from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
-from hplm.placement.samples import Sampler, Samples, steps
+from hplm.placement.samples import Sampler, Samples, fit_error, fitted, steps
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 

@@ -1,4 +1,4 @@
-"""Measures batches of a served backbone, layer by layer, with the code that serves: for profiles."""
+"""Measures batches of a served backbone, layer by layer, with the code that serves, and fits terms to their times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
-from hplm.placement.profile import BackboneProfile, Shape, Terms
+from hplm.placement.profile import BackboneProfile, FitError, Shape, Terms
 from hplm.registry.store import Place
 from hplm.tenants.snapshot import Tenant
 
@@ -187,3 +187,34 @@ def _between(start: int, ends: Array, end: int) -> list[int]:
 
 def _raise(text: Text, error: HplmError) -> None:
     raise error
+
+
+def fitted(shapes: Sequence[Shape], ns: Array) -> Terms:
+    """Returns terms by least squares, none of them negative. Errors count relative to the measured times."""
+    features = _features(shapes) / ns[:, None]
+    scale = np.maximum(np.linalg.norm(features, axis=0), 1e-300)
+    features /= scale
+    kept = [0, 1, 2, 3]
+    found = _solved(features)
+    while len(kept) > 1 and min(found) < 0:
+        del kept[found.index(min(found))]
+        found = _solved(features[:, kept])
+    terms = np.zeros(4)
+    terms[kept] = np.maximum(found, 0.0) / scale[kept]
+    return Terms(*terms.tolist())
+
+
+def fit_error(terms: Terms, shapes: Sequence[Shape], ns: Array) -> FitError:
+    predicted = np.array([terms.ns(*shape) for shape in shapes])
+    off = np.abs(predicted - ns) / ns
+    return FitError(float(off.mean()), float(off.max()))
+
+
+def _solved(features: Array) -> list[float]:
+    """Returns what comes nearest to 1 in all rows."""
+    inverse: Array = np.linalg.pinv(features)
+    return inverse.sum(axis=1).tolist()
+
+
+def _features(shapes: Sequence[Shape]) -> Array:
+    return np.array([(1.0, *shape) for shape in shapes])

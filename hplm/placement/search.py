@@ -1,6 +1,7 @@
 """Algorithm 2: the cluster in buckets, each cut into groups, each filled by Algorithm 1 (AlpaServe 4.2).
 
-A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace.
+A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace. The full simulator
+may then confirm these: it ranks them on the busiest part of the trace.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from hplm.placement.attained import Attained
 from hplm.placement.partition import backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, Selector, completed, fast
+from hplm.placement.simulation import Serving, simulate
 
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
+NEAR = 0.01  # of the best share on the whole trace: placements that attain less are not confirmed
 Say = Callable[[str], None]
 Part = tuple[frozenset[str], int, int]  # a bucket of backbones, its first device, and its number of devices
 
@@ -27,11 +30,10 @@ class NothingFound(InvalidInput):
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    groups: Groups
-    attained: Attained  # on the whole trace, by the screen
+class Found(Selection):
+    """`attained`: on the whole trace. `screened`: in the whole search."""
+
     how: str  # stages x devices a stage of the groups of each bucket
-    screened: int = 0  # placements, in the whole search
 
 
 def search(
@@ -47,8 +49,25 @@ def search(
     found: list[Found] = []
     for one in ranked:
         groups = _numbered(completed(small, one.groups))
-        found.append(Found(groups, problem.screen.attained(groups), one.how, searched.screened + KEPT))
-    return sorted(found, key=lambda one: -one.attained.share)
+        found.append(Found(groups, problem.screen.attained(groups), searched.screened + KEPT, one.how))
+    return sorted(found, key=lambda one: -one.share)
+
+
+def confirm(
+    found: Sequence[Found], problem: Problem, serving: Serving, seconds: float, seed: int = 0, say: Say = lambda _: None
+) -> list[tuple[Found, Attained]]:
+    """Returns the placements with their results by the full simulator, the best first. All get the same requests.
+
+    The busiest part may have requests of few units, so placements that attain less on the whole trace are left out.
+    """
+    part = problem.trace.busiest(seconds)
+    best = max(one.share for one in found)
+    confirmed: list[tuple[Found, Attained]] = []
+    for one in (own for own in found if own.share >= best - NEAR):
+        attained = simulate(one.groups, problem.profile, part, serving, seed)
+        confirmed.append((one, attained))
+        say(f"{one.how}: {attained.share:.2%} of {len(part):,} in the full simulator")
+    return sorted(confirmed, key=lambda one: -one[1].share)  # stable: of equal ones the screen's best
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,6 +72,18 @@ class Trace:
         """Returns the last so many seconds."""
         return self.between(int(self.arrival_ns[-1]) + 1 - span_ns(seconds), np.iinfo(np.int64).max)
 
+    def divided(self, search_seconds: float, test_seconds: float) -> tuple[Trace, Trace]:
+        """Returns the end of the trace in two parts: one to search with, and the one after it, to test with."""
+        test_from = int(self.arrival_ns[-1]) + 1 - span_ns(test_seconds)
+        search_from = test_from - span_ns(search_seconds)
+        if not ((search_from <= self.arrival_ns) & (self.arrival_ns < test_from)).any():
+            raise InvalidInput(
+                f"no requests are left to search with: none came in the {search_seconds:,g} s before the last "
+                f"{test_seconds:,g} s ({self.source}). Give journals of a longer time, a longer --search-seconds, or a shorter "
+                "--test-seconds"
+            )
+        return self.between(search_from, test_from), self.last(test_seconds)
+
     def busiest(self, seconds: float) -> Trace:
         """Returns the part of so many seconds that has the most requests."""
         span = span_ns(seconds)

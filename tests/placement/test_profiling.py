@@ -11,10 +11,9 @@ import pytest
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
 from hplm.errors import Internal
-from hplm.placement.fit import fit_error, fitted
 from hplm.placement.measuring import RoundTrip, profile_repository, sources_of
 from hplm.placement.profile import Shape, Terms
-from hplm.placement.samples import Sampler
+from hplm.placement.samples import Sampler, fit_error, fitted
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import refusing
 from tests.support.wait import eventually

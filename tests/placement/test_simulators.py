@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hplm.placement import kernel as kernels
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
-from hplm.placement.servers import Serving
-from hplm.placement.simulation import simulate
+from hplm.placement.simulation import Serving, simulate
 from hplm.placement.stepping import Steps
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, group_of, profile, profile_of, trace_of
