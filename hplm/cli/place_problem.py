@@ -51,8 +51,8 @@ class Given:
         from hplm.placement.problem import Problem
         from hplm.placement.profile import Profile
         from hplm.placement.screen import alone_ns
-        from hplm.placement.traces import read_trace, units_by_name
-        from hplm.placement.units import units_of
+        from hplm.placement.traces import read_trace
+        from hplm.placement.units import units_by_name, units_of
 
         for option, given in (("rate", self.rate), ("slo-scale", self.slo_scale)):
             if given is not None and not 0 < given <= MOST:

@@ -80,7 +80,6 @@ def profile_repository(
     """`intra`: the numbers of devices a stage to measure. `round_trips`: through a server, by backbone. Where there is none,
     ANSWERING_NS are assumed for the way through the server, and that it takes no time from the cores.
     """
-    check_devices(devices, intra)
     found: dict[str, BackboneProfile] = {}
     errors: list[FitError] = []
     for source in sources:
