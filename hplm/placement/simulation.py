@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from hplm.engine.settings import EARLIEST
 from hplm.errors import InvalidInput
 from hplm.parameters import milliseconds, whole_number, yes_or_no
 from hplm.placement.attained import REFUSED, Attained
@@ -63,6 +64,8 @@ class Serving:
                 changes[name] = parameters[name]
             elif name == "admission":
                 changes[name] = yes_or_no(parameters, name)
+            elif name == "commit_ms" and parameters[name] == EARLIEST:
+                changes["commit_ns"] = None
             elif name.endswith("_ms"):
                 changes[name.replace("_ms", "_ns")] = round(1e6 * milliseconds(parameters, name, "0"))
             else:

@@ -102,6 +102,11 @@ def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
     assert admitting.share > max(0.9, taking_all.share)
 
 
+def test_settings_of_servers_are_read_as_in_their_configuration():
+    parameters = {"commit_ms": "earliest", "batch_ms": "7", "batch_texts": "3", "admission": "false"}
+    assert Serving.of(parameters) == Serving(commit_ns=None, batch_ns=7_000_000, batch_texts=3, admission=False)
+
+
 def test_requests_go_to_the_shorter_queue():
     trace = trace_of(ONE, 160.0, 5.0, cv=1.0, scale=6.0)
     groups = [group_of(ONE, name, (device,), "b0") for name, device in (("g", "cpu:0"), ("h", "cpu:1"))]
