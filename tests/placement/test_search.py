@@ -64,25 +64,17 @@ def test_a_unit_that_would_make_others_late_is_left_out():
     assert completed(silent, groups)[0].units == ("b0/law", "b1/law")
 
 
-def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
-    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40)
-    groups = groups_of(problem, Parallel(2, 1))
-    for unit in problem.units:
-        groups = problem.room.added(groups, 0, unit.name) or groups
-    assert set(groups[0].cuts) == {"b0", "b1"}
-    assert problem.room.added(groups, 0, "b0/law") is None  # it is there
-
-
-def test_backbones_of_the_same_layers_are_cut_each_for_the_work_outside_of_them():
-    """Four layers of 2 ms: with 4 ms of the cores before them, the first stage has one layer (see test_placement.py)."""
-    problem = problem_of(8.0, 8.0, devices=2, memory_mb=80)
+@pytest.mark.parametrize("memory_mb, cut", [(80, ((0, 0), (1, 3))), (40, ((0, 1), (2, 3)))])
+def test_each_backbone_is_cut_for_its_own_work_as_far_as_devices_have_room(memory_mb, cut):
+    """Four layers of 2 ms and 10 MB: with 4 ms of the cores before them, one layer in the first stage is the fastest."""
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=memory_mb)
     own = problem.profile.backbones
-    profile = replace(problem.profile, backbones={**own, "b1": replace(own["b1"], core=Terms(4e6))})
-    problem = replace(problem, profile=profile)
+    problem = replace(problem, profile=replace(problem.profile, backbones={**own, "b1": replace(own["b1"], core=Terms(4e6))}))
     groups = groups_of(problem, Parallel(2, 1))
     for unit in problem.units:
         groups = problem.room.added(groups, 0, unit.name) or groups
-    assert groups[0].cuts == {"b0": ((0, 1), (2, 3)), "b1": ((0, 0), (1, 3))}
+    assert groups[0].cuts == {"b0": ((0, 1), (2, 3)), "b1": cut}
+    assert problem.room.added(groups, 0, "b0/law") is None  # it is there
 
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
