@@ -43,8 +43,8 @@ def search(
     problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
     searched = _Search(small, select, most_stages, say)
-    ranked = sorted(searched.candidates(), key=lambda one: -one.share)[:KEPT]  # stable: of equal ones the first
-    if not ranked or not ranked[0].share:
+    ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:KEPT]  # stable: of equal ones the first
+    if not ranked or not ranked[0].served:
         raise NothingFound(nothing_found(problem, searched.screened))
     found: list[Found] = []
     for one in ranked:
@@ -73,8 +73,7 @@ def confirm(
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     groups: Groups
-    served: int
-    share: float
+    served: int  # requests
     how: str
 
 
@@ -111,7 +110,9 @@ class _Search:
             if len(buckets) == 1:
                 yield from self._bucket(*parts[0])
             elif all(self._may_be_kept(parts) and self._bucket(*own) for own in parts):
-                yield self._together([self._bucket(*own)[0] for own in parts])
+                best = [self._bucket(*own)[0] for own in parts]
+                groups = tuple(group for one in best for group in one.groups)
+                yield _Candidate(groups, sum(one.served for one in best), " and ".join(one.how for one in best))
 
     def _may_be_kept(self, parts: Sequence[Part]) -> bool:
         """Whether these parts together may serve more than the worst of the best placements so far. Not if they serve as many:
@@ -148,16 +149,7 @@ class _Search:
             self.screened += selection.screened
             how = f"{parallel.stages}x{parallel.intra} on {count}"
             self._say(f"{len(bucket)} backbones, {how} devices: {selection.share:.2%} after {selection.screened} screens")
-            yield self._candidate(selection, how)
-
-    def _candidate(self, selection: Selection, how: str) -> _Candidate:
-        served = int(selection.attained.served.sum())
-        return _Candidate(selection.groups, served, served / len(self._problem.trace), how)
-
-    def _together(self, parts: list[_Candidate]) -> _Candidate:
-        groups = tuple(group for part in parts for group in part.groups)
-        served = sum(part.served for part in parts)
-        return _Candidate(groups, served, served / len(self._problem.trace), " and ".join(part.how for part in parts))
+            yield _Candidate(selection.groups, int(selection.attained.served.sum()), how)
 
 
 def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[Part]:
