@@ -12,10 +12,10 @@ from cyclopts import Parameter
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hplm.placement.left_out import LeftOut
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.simulation import Serving
+    from hplm.placement.workload import LeftOut
 
 MOST = 10_000_000  # of factors and seconds
 

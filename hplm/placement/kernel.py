@@ -1,4 +1,4 @@
-"""Calls the compiled kernel, `kernel.c`: the screen's loop over the texts of a trace.
+"""Calls the compiled kernel, `kernel.c`: the screen's loop over the texts of a trace, which come as columns of numbers.
 
 Where it is missing, `hplm/placement/stepping.py` does the same, some hundred times as slowly. Tests hold both together.
 """
@@ -7,18 +7,44 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from hplm.arrays import Array
 from hplm.compiled import library, opened
-from hplm.placement.case import NEVER, Case
 
 LIBRARY = library(__file__)
 VERSION = 2  # of its functions, as in kernel.c
 SIZES = ("texts", "groups", "lines", "backbones", "stages", "most")
+TERMS = 4  # of `Terms`
+NEVER = 1e300
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A trace and a placement, with numbers as the kernel has them. `clock`, `end` and `busy` are results.
+
+    A line is of the texts of one backbone that the same groups serve. Times are nanoseconds.
+    """
+
+    arrival: Array  # by text, as the three below
+    timeout: Array
+    unit: Array
+    tokens: Array
+    line: Array  # of each unit; -1: no group serves it
+    backbone: Array  # of each line
+    serves: Array  # by line and group: 1 or 0
+    depth: Array  # stages of each group
+    terms: Array  # by group, backbone, stage and term
+    around: Array  # by backbone and term
+    clock: Array  # by group and stage: when each stage is free
+    end: Array  # by text: when it is answered, or REFUSED
+    busy: Array  # by group
+
+
 COLUMNS = tuple(field.name for field in fields(Case))
 WORKING = ("wakes", "head", "tail", "next")
 

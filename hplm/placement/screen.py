@@ -16,8 +16,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.attained import REFUSED, Attained
-from hplm.placement.case import TERMS, Case
-from hplm.placement.kernel import kernel
+from hplm.placement.kernel import TERMS, Case, kernel
 from hplm.placement.placement import Group
 from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut

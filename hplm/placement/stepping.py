@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hplm.placement.attained import REFUSED
-from hplm.placement.case import NEVER, Case
+from hplm.placement.kernel import NEVER, Case
 
 Sums = tuple[float, float, float]  # tokens, scores and texts of a batch
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from hplm.errors import MISFITS, InvalidInput
-from hplm.placement.left_out import LeftOut
-from hplm.placement.workload import Trace
+from hplm.placement.workload import LeftOut, Trace
 from hplm.simulate.arrivals import MILLISECOND, SECOND
 
 LONGEST = 1 << 20  # tokens of a text
