@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 from torch import nn
+from tqdm import tqdm
 
 from hplm.adapters.layout import Layout
 from hplm.arrays import Array
@@ -36,11 +37,6 @@ HELD_OUT = 12  # batches of texts of mixed lengths, which no term is fitted to
 WARMING = 1  # rounds that do not count
 
 
-def steps(rounds: int) -> int:
-    """Returns how many batches are measured."""
-    return (WARMING + rounds) * (len(EVEN) + HELD_OUT)
-
-
 @dataclass(frozen=True)
 class Samples:
     """The median times of batches."""
@@ -49,6 +45,14 @@ class Samples:
     layer_ns: Array  # batches x layers; the first layer's with all that is computed before it, the last one's with its heads
     around_ns: Array  # lookup and staging
     fitted_to: int  # the first batches, which are of even shapes; the others are held out
+
+    def terms(self, ns: Array) -> Terms:
+        """Returns the terms of these times of all batches."""
+        return fitted(self.shapes[: self.fitted_to], ns[: self.fitted_to])
+
+    def error(self, layers: Terms) -> FitError:
+        """Returns how far the layers' sum is from the time of the batches that are held out."""
+        return fit_error(layers, self.shapes[self.fitted_to :], self.layer_ns[self.fitted_to :].sum(1))
 
 
 class Sampler:
@@ -106,16 +110,17 @@ class Sampler:
             around=Terms(),
         )
 
-    def take(self, rounds: int, measured: Callable[[int], object] = lambda _: None) -> Samples:
-        """Measures each batch in each round, in random order. Calls `measured` with 1 after each of the `steps`."""
+    def take(self, rounds: int, label: str = "") -> Samples:
+        """Measures each batch in each round, in random order. `label`: of the progress bar."""
         even = [[words] * count for count, words in EVEN]
         batches = [self._batch(lengths) for lengths in even + self._mixed()]
         taken = np.zeros((WARMING + rounds, len(batches), self._layers + 1))
-        for own in taken:
-            order: list[int] = self._rng.permutation(len(batches)).tolist()
-            for number in order:
-                own[number] = self._measured(*batches[number])
-                measured(1)
+        with tqdm(total=len(taken) * len(batches), desc=label, unit="batch") as bar:
+            for own in taken:
+                order: list[int] = self._rng.permutation(len(batches)).tolist()
+                for number in order:
+                    own[number] = self._measured(*batches[number])
+                    bar.update()
         medians = np.median(taken[WARMING:], axis=0)
         shapes = [Shape.of(np.array([text.tokens for text in texts])) for texts, _ in batches]
         return Samples(shapes, medians[:, :-1], medians[:, -1], len(EVEN))
