@@ -42,8 +42,6 @@ class Given:
     serving: tuple[str, ...] = ()
     """NAME=VALUE: parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as
     exported)"""
-    seed: int = 0
-    """of all random choices"""
 
     def problem(self, last_s: float | None = None) -> Problem:
         """`last_s`: only with so many seconds at the end of the trace."""
@@ -57,8 +55,6 @@ class Given:
         for option, given in (("rate", self.rate), ("slo-scale", self.slo_scale)):
             if given is not None and not 0 < given <= MOST:
                 raise InvalidInput(f"--{option} {given:g}: give a number above 0, at most {MOST:,}")
-        if self.seed < 0:
-            raise InvalidInput(f"--seed {self.seed}: give 0 or more")
         cluster, profile = Cluster.read(self.cluster), Profile.together([Profile.read(path) for path in self.profiles])
         units = units_of(profile, self.hot)
         trace = read_trace(self.trace, units_by_name(profile, units)).at_rate(self.rate)

@@ -60,7 +60,7 @@ class Searching:
         found = search(problem, selector(self.search), self.most_stages, self.sample, say)
         if not self.confirm_seconds:
             return found[0], None
-        return confirm(found, problem, given.servers(), self.confirm_seconds, given.seed, say)[0]
+        return confirm(found, problem, given.servers(), self.confirm_seconds, say)[0]
 
 
 @Parameter(name="*", group="Renew")
@@ -128,7 +128,7 @@ def search(
     found.check(problem.cluster, problem.profile)
     attained, compared = {"screen": best.attained, "full": confirmed}, None
     if current is not None and held_out is not None:
-        by_both = (simulate(one.groups, problem.profile, held_out, serving, given.seed) for one in (current, found))
+        by_both = (simulate(one.groups, problem.profile, held_out, serving) for one in (current, found))
         compared = Comparison(*by_both)
         attained |= {"current": compared.current, "found": compared.found}
     is_written = compared is None or compared.is_worth(renewing.least_gain)
@@ -183,7 +183,7 @@ def simulate(
     attained = {"screen": problem.screen.attained(placed.groups)}
     if full_seconds > 0:
         part = problem.trace.busiest(full_seconds)
-        attained["full"] = simulate(placed.groups, problem.profile, part, serving, given.seed)
+        attained["full"] = simulate(placed.groups, problem.profile, part, serving)
     print_left_out(problem.trace.left_out)
     for name, one in attained.items():
         print(_attained_text(LABELS[name], one))

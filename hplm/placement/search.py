@@ -54,7 +54,7 @@ def search(
 
 
 def confirm(
-    found: Sequence[Found], problem: Problem, serving: Serving, seconds: float, seed: int = 0, say: Say = lambda _: None
+    found: Sequence[Found], problem: Problem, serving: Serving, seconds: float, say: Say = lambda _: None
 ) -> list[tuple[Found, Attained]]:
     """Returns the placements with their results by the full simulator, the best first. All get the same requests.
 
@@ -64,7 +64,7 @@ def confirm(
     best = max(one.share for one in found)
     confirmed: list[tuple[Found, Attained]] = []
     for one in (own for own in found if own.share >= best - NEAR):
-        attained = simulate(one.groups, problem.profile, part, serving, seed)
+        attained = simulate(one.groups, problem.profile, part, serving)
         confirmed.append((one, attained))
         say(f"{one.how}: {attained.share:.2%} of {len(part):,} in the full simulator")
     return sorted(confirmed, key=lambda one: -one[1].share)  # stable: of equal ones the screen's best

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import EARLIEST
 from hplm.errors import InvalidInput
 from hplm.parameters import milliseconds, whole_number, yes_or_no
@@ -45,8 +46,6 @@ class Serving:
     commit_ns: int | None = 5_000_000
     batch_ns: int = 50_000_000
     admission: bool = True
-    answering_ns: int = 2_000_000  # that a server allows for the way of an answer
-    noise: float = 0.0  # relative standard deviation of a batch's time
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Serving:
@@ -77,7 +76,7 @@ class Serving:
         limits = Limits(self.queue_texts, UNLIMITED_BYTES)
         first, *others = (policy(self.policy) for _ in range(stages.backbones))
         made: Scheduler[SimulatedText] = Scheduler(
-            first, limits, self.admission, self.commit_ns, self.batch_ns, self.answering_ns, others
+            first, limits, self.admission, self.commit_ns, self.batch_ns, ANSWERING_NS, others
         )
         if self.admission:
             stages.teach(made.costs)
@@ -119,13 +118,13 @@ class Stages:
 
 
 class GroupServer(Server):
-    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, outcome: Outcome, seed: int = 0) -> None:
+    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, outcome: Outcome) -> None:
         self._stages = Stages(group, profile, trace)
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
         around_ns = int(self._stages.around_ns)
-        machine = Machine(self._stages.batch_ns, capacity, answering_ns=around_ns, noise=serving.noise, stages=group.stages)
-        super().__init__(serving.scheduler(self._stages), machine, outcome, seed)
+        machine = Machine(self._stages.batch_ns, capacity, answering_ns=around_ns, stages=group.stages)
+        super().__init__(serving.scheduler(self._stages), machine, outcome)
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them
 
@@ -145,11 +144,11 @@ class GroupServer(Server):
             self.queue_ns = 0.0  # without what rounding has left
 
 
-def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: Serving, seed: int = 0) -> Attained:
-    """Returns what the groups' servers answer in time. Each unit is a tenant for them. The same seed gives the same result."""
+def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: Serving) -> Attained:
+    """Returns what the groups' servers answer in time. Each unit is a tenant for them."""
     arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, np.zeros(len(trace), np.int64))
     outcome = Outcome.of(arrivals)
-    servers = [GroupServer(group, profile, trace, serving, outcome, seed + i) for i, group in enumerate(groups)]
+    servers = [GroupServer(group, profile, trace, serving, outcome) for group in groups]
     groups_of = [[i for i, group in enumerate(groups) if name in group.units] for name in trace.names]
 
     def goes_to(text: SimulatedText) -> int | None:

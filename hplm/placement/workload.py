@@ -14,6 +14,7 @@ from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import SECOND
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
+WINDOWS = 16  # stretches of a sample
 MOST_SHARE = 0.2  # of all requests: a placement for the others would not suit the load
 NAMED = 5  # tenants
 
@@ -136,11 +137,11 @@ class Trace:
         start = int(self.arrival_ns[held.argmax()])
         return self.between(start, start + span)
 
-    def sampled(self, most: int, windows: int = 16) -> Trace:
+    def sampled(self, most: int) -> Trace:
         """Returns at most so many requests: evenly spread stretches of the trace, each as long as it was and as bursty."""
         if len(self) <= most:
             return self
-        windows = min(windows, most)
+        windows = min(WINDOWS, most)
         starts = np.linspace(0, len(self) - most // windows, windows).astype(np.int64)
         return self.only(np.unique(starts[:, None] + np.arange(most // windows)))
 
