@@ -72,6 +72,19 @@ def test_batches_hold_one_backbone_and_save_what_a_batch_costs():
     assert abs(many.share - one.share) < 0.1  # tokens are all that these backbones cost
 
 
+@pytest.mark.parametrize("most", [1, 4])
+def test_units_of_the_same_groups_wait_in_one_line(most):
+    """As if all their texts were of one unit. A unit that only one of the groups serves has a line of its own."""
+    own = profile_of(b0=replace(backbone(8.0), tenants={"law": ("a",), "bio": ("b",)}, table_bytes={"law": 1, "bio": 1}))
+    trace = trace_of(own, 300.0, 5.0)
+    one, other = (group_of(own, name, (f"cpu:{i}",), "b0") for i, name in enumerate("gh"))
+    both = replace(one, units=("b0/law", "b0/bio"))
+    together, apart = ([both, replace(other, units=both.units)], [both, other])
+    screened = Screen(own, trace, most).attained(together)
+    assert (screened.end_ns == Screen(own, replace(trace, unit=0 * trace.unit), most).attained(together).end_ns).all()
+    assert 0.1 < Screen(own, trace, most).attained(apart).share < screened.share < 1
+
+
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_screen_and_full_simulator_agree_at_a_light_load(stages):
     trace = trace_of(TWO, 25.0, 20.0, cv=1.0, scale=10.0)
