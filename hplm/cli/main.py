@@ -42,7 +42,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
         "domain": "list_ add update rollback delete", "inspection": "inspect",
     }),
-    (ASK, "", "", {"infer": "infer", "generate": "generate"}),
+    (ASK, "", "", {"ask": "infer generate"}),
     (PLACE, "", "", {"route": "route"}),
     (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
     (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),
