@@ -56,7 +56,7 @@ class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Gene
         if self._settings.protocol == "http":
             from hplm_client.transports.http_aio import AsyncHttpTransport as Transport
         else:
-            from hplm_client.transports.grpc_aio import AsyncGrpcTransport as Transport
+            from hplm_client.transports.grpc import AsyncGrpcTransport as Transport
         return Transport(self._settings)
 
     def _run(self, work: Awaited[T]) -> Awaited[T]:

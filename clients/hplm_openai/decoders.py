@@ -12,7 +12,7 @@ from hplm_client import generation, wire
 from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant, UnexpectedAnswer
 from hplm_client.generation import Outputs
 from hplm_client.settings import Settings
-from hplm_client.transports.grpc_aio import AsyncGrpcTransport
+from hplm_client.transports.grpc import AsyncGrpcTransport
 from hplm_openai.requests import Asked, opened_by
 
 SECONDS_KNOWN = 5.0  # how long the server's list of decoders is used; it changes when models are loaded

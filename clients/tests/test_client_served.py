@@ -12,7 +12,7 @@ import tritonclient.http
 from hplm.cli.main import main
 from hplm_client import DeadlineMissed, HplmClient, InvalidInput, NoBackbone, NoTenant
 from hplm_client.settings import Settings
-from hplm_client.transports.grpc_aio import AsyncGrpcTransport
+from hplm_client.transports.grpc import AsyncGrpcTransport
 from hplm_openai.requests import Asked
 from tests.support.servers import SECRET
 from tests.support.wait import PATIENCE, eventually

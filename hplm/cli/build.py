@@ -1,7 +1,11 @@
-"""`hplm build root` and `domain`: turn a checkpoint and corpora into a store."""
+"""`hplm build root` and `domain`: turn a checkpoint and corpora into a store.
+
+`hplm root pack` and `unpack`: a store's root in one file.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +16,7 @@ from hplm.cli.options import CORPUS, Device, Json, Learn, Seed, StoreFolder, Tab
 from hplm.cli.tables import table_built
 from hplm.options import MIN_TOKENS
 
+Packed = Annotated[Path, about("the packed root, a tar archive")]
 ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
 
 
@@ -88,3 +93,32 @@ def domain(
     opened = open_store(store)
     built = build_domain(opened, name, [*corpus], options, budget, device_of(table.device))
     return table_built(opened, built, f"domain {name}")
+
+
+def pack(file: Packed, /, *, store: StoreFolder, json: Json = False) -> dict:
+    """Write a store's root to one file, with checksums."""
+    from builder.store.pack import pack_root
+
+    manifest = pack_root(open_store(store), file)
+    size = file.stat().st_size
+    print(f"root of backbone {manifest['backbone']}: {file}, {size / 1e6:,.1f} MB")
+    return {"backbone": manifest["backbone"], "version": manifest["version"], "file": str(file), "bytes": size}
+
+
+def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str | None = None, json: Json = False) -> dict:
+    """Make a store from a packed root.
+
+    :param store: new folder for the store
+    :param name: name of the backbone (default: as packed)
+    :param model: original model: Hugging Face name or folder, if it lies elsewhere here (default: as packed)
+    """
+    from builder.store.pack import unpack_root
+
+    made = unpack_root(file, store, name, model)
+    if Path(made.model).is_absolute() and not Path(made.model).exists():
+        print(
+            f"the original model, {made.model}, is not here: domains that learn and comparisons with it need it; name it "
+            "with --model",
+            file=sys.stderr,
+        )
+    return table_built(made, made.table("root", made.latest("root")), f"root of backbone {made.config.name}")

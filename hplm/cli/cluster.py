@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import Json, Numbers, about
+from hplm.cli.serve import say
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -93,7 +94,3 @@ def _asked(folder: Path, what: str, as_json: bool) -> dict[str, Any]:
     from hplm.cluster.control import ask
 
     return ask(folder, what, lambda line: print(line, file=sys.stderr if as_json else sys.stdout, flush=True))
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stdout, flush=True)

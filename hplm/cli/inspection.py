@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import CORPUS, Json, StoreFolder, about, open_store, read
+from hplm.cli.options import CORPUS, Json, StoreFolder, about, check_picture, open_store, read
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -32,16 +32,13 @@ def inspect(
     :param top: print so many of the most frequent n-grams of each length
     :param keep: sizes of the table to compare on --text, as shares for --keep of `hplm build`, between commas (default: the
         table's own, and the smaller ones of 1,0.004,0.001,0)
-    :param picture: draw the coverage of --text against table size into this .png file
+    :param picture: draw the coverage of --text against table size into a .png, .svg or .pdf file
     """
     from builder.tables.inspection import inspect_branch
 
     if text is None and (picture or keep):
         raise InvalidInput("--picture and --keep need a text: give one with --text")
-    if picture is not None:
-        from builder.pictures import check_picture
-
-        check_picture(picture)
+    check_picture(picture)
     opened = open_store(store)
     result = inspect_branch(opened, name, version, top)
     _print_branch(result)

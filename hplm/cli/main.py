@@ -28,13 +28,13 @@ GROUPS = BUILD, SERVE, CHANGE, ASK, PLACE = "Build a store", "Serve it", "Change
 # Group, noun, help of the noun, and its functions by modules of `hplm.cli`. Without a noun, functions are commands themselves.
 OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain", "build_tenant": "tenant"}),
-    (BUILD, "root", "Copy a root to another machine or store, as one file.", {"root": "pack unpack"}),
-    (BUILD, "", "", {"import_": "import_", "calibrate": "calibrate", "evaluate": "evaluate", "export": "export"}),
-    (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch", "drain": "drain", "doctor": "doctor"}),
+    (BUILD, "root", "Copy a root to another machine or store, as one file.", {"build": "pack unpack"}),
+    (BUILD, "", "", {"import_": "import_", "tenant_store": "calibrate", "evaluate": "evaluate", "export": "export"}),
+    (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch drain", "doctor": "doctor"}),
     (SERVE, "", "", {"verify": "verify", "state": "backup restore"}),
     (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
-        "tenant": "list_ show add update publish rollback delete limit release compact log", "tenant_store": "exits export",
-        "students": "students",
+        "tenant": "list_ show add update publish rollback delete limit release compact log",
+        "tenant_store": "exits export students",
     }),
     (CHANGE, "tenant key", "Add, list and revoke API keys; a tenant without keys is open to everybody.", {
         "tenant": "key_add key_list key_revoke",
@@ -42,7 +42,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
         "domain": "list_ add update rollback delete", "inspection": "inspect",
     }),
-    (ASK, "", "", {"infer": "infer", "generate": "generate"}),
+    (ASK, "", "", {"ask": "infer generate"}),
     (PLACE, "", "", {"route": "route"}),
     (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
     (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),

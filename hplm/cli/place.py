@@ -49,8 +49,7 @@ def profile(
     served = round_trips(repository, state, [source.name for source in sources], cores) if wire else {}
     measured = profile_repository(sources, devices, intra, state, rounds, served)
     measured.write(to)
-    report = _report(measured)
-    print(_text(report))
+    report = _told(measured)
     print(
         f"next: write cluster.json (docs/placement.md), then: hplm place search --cluster cluster.json "
         f"--profiles {shlex.quote(str(to))} --trace trace.jsonl --to placement.json"
@@ -87,49 +86,36 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
     return {"groups": groups, "gaps": missing}
 
 
-def _report(profile: Profile) -> dict[str, Any]:
-    """Returns the named parts of each backbone's memory, and the times of single texts."""
+def _told(profile: Profile) -> dict[str, Any]:
+    """Prints the named parts of each backbone's memory, and the times of single texts. Returns them."""
     from hplm.placement.stages import stage_bytes
 
     backbones: dict[str, Any] = {}
     for name, own in profile.backbones.items():
         tenants = sum(map(len, own.tenants.values()))
-        backbones[name] = {
-            "precision": own.precision,
-            "layers": own.layers,
-            "tenants": tenants,
-            "mb": {
-                "layers": round(sum(own.layer_bytes) / 1e6, 1),
-                "entry": round(own.entry_bytes / 1e6, 1),
-                "slots": round(own.slots * own.slot_bytes / 1e6, 1),
-                "device": round(stage_bytes(own, 0, own.layers - 1) / 1e6, 1),
-                "tables": round(sum(own.table_bytes.values()) / 1e6, 1),
-                "records": round(own.record_bytes * tenants / 1e6, 1),
-            },
-            "ms": {
-                str(intra): {
-                    str(tokens): round(own.terms(intra).ns(tokens, tokens**2, 1) / 1e6, 3) for tokens in TYPICAL_TOKENS
-                }
-                for intra in own.times
-            },
+        sizes = {
+            "layers": sum(own.layer_bytes),
+            "entry": own.entry_bytes,
+            "slots": own.slots * own.slot_bytes,
+            "device": stage_bytes(own, 0, own.layers - 1),
+            "tables": sum(own.table_bytes.values()),
+            "records": own.record_bytes * tenants,
         }
-    return {"backbones": backbones, "error": {"mean": round(profile.error.mean, 4), "max": round(profile.error.max, 4)}}
-
-
-def _text(report: dict[str, Any]) -> str:
-    lines: list[str] = []
-    for name, own in report["backbones"].items():
-        mb = own["mb"]
-        lines.append(f"{name} in {own['precision']}: {own['layers']} layers, {own['tenants']} tenants")
+        mb = {part: round(size / 1e6, 1) for part, size in sizes.items()}
+        print(f"{name} in {own.precision}: {own.layers} layers, {tenants} tenants")
         parts = f"layers {mb['layers']:,}, what enters them {mb['entry']:,}, slots {mb['slots']:,}"
-        lines.append(f"  once a device: {mb['device']:,} MB ({parts})")
-        lines.append(f"  once a machine: tables {mb['tables']:,} MB, records {mb['records']:,} MB")
-        for intra, times in own["ms"].items():
-            texts = ", ".join(f"{tokens} tokens {ms:,.2f} ms" for tokens, ms in times.items())
-            lines.append(f"  {intra} device{'s' * (intra != '1')} a stage: a text of {texts}")
-    error = report["error"]
-    lines.append(f"predictions of other batches are off by {error['mean']:.1%} on average, {error['max']:.1%} at most")
-    return "\n".join(lines)
+        print(f"  once a device: {mb['device']:,} MB ({parts})")
+        print(f"  once a machine: tables {mb['tables']:,} MB, records {mb['records']:,} MB")
+        ms: dict[str, dict[str, float]] = {}
+        for intra in own.times:
+            times = {tokens: own.terms(intra).ns(tokens, tokens**2, 1) / 1e6 for tokens in TYPICAL_TOKENS}
+            ms[str(intra)] = {str(tokens): round(one, 3) for tokens, one in times.items()}
+            texts = ", ".join(f"{tokens} tokens {one:,.2f} ms" for tokens, one in times.items())
+            print(f"  {intra} device{'s' * (intra != 1)} a stage: a text of {texts}")
+        backbones[name] = {"precision": own.precision, "layers": own.layers, "tenants": tenants, "mb": mb, "ms": ms}
+    error = profile.error
+    print(f"predictions of other batches are off by {error.mean:.1%} on average, {error.max:.1%} at most")
+    return {"backbones": backbones, "error": {"mean": round(error.mean, 4), "max": round(error.max, 4)}}
 
 
 def _some(units: Sequence[str]) -> str:

@@ -12,10 +12,10 @@ from cyclopts import Parameter
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hplm.placement.left_out import LeftOut
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
-    from hplm.placement.servers import Serving
+    from hplm.placement.simulation import Serving
+    from hplm.placement.workload import LeftOut
 
 MOST = 10_000_000  # of factors and seconds
 
@@ -42,8 +42,6 @@ class Given:
     serving: tuple[str, ...] = ()
     """NAME=VALUE: parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as
     exported)"""
-    seed: int = 0
-    """of all random choices"""
 
     def problem(self, last_s: float | None = None) -> Problem:
         """`last_s`: only with so many seconds at the end of the trace."""
@@ -51,14 +49,12 @@ class Given:
         from hplm.placement.problem import Problem
         from hplm.placement.profile import Profile
         from hplm.placement.screen import alone_ns
-        from hplm.placement.traces import read_trace, units_by_name
-        from hplm.placement.units import units_of
+        from hplm.placement.traces import read_trace
+        from hplm.placement.units import units_by_name, units_of
 
         for option, given in (("rate", self.rate), ("slo-scale", self.slo_scale)):
             if given is not None and not 0 < given <= MOST:
                 raise InvalidInput(f"--{option} {given:g}: give a number above 0, at most {MOST:,}")
-        if self.seed < 0:
-            raise InvalidInput(f"--seed {self.seed}: give 0 or more")
         cluster, profile = Cluster.read(self.cluster), Profile.together([Profile.read(path) for path in self.profiles])
         units = units_of(profile, self.hot)
         trace = read_trace(self.trace, units_by_name(profile, units)).at_rate(self.rate)
@@ -70,7 +66,7 @@ class Given:
         return Problem(cluster, profile, units, trace, self.batch_texts)
 
     def servers(self) -> Serving:
-        from hplm.placement.servers import Serving
+        from hplm.placement.simulation import Serving
 
         return Serving.of({name: value for name, _, value in (part.partition("=") for part in self.serving)})
 

@@ -48,8 +48,7 @@ class Searching:
 
     def best(self, problem: Problem, given: Given, quiet: bool) -> tuple[Found, Attained | None]:
         """Returns the best placement by the full simulator and its result; without --confirm-seconds the screen's best."""
-        from hplm.placement.confirming import confirm
-        from hplm.placement.search import search
+        from hplm.placement.search import confirm, search
         from hplm.placement.selection import selector
 
         def say(line: str) -> None:
@@ -61,8 +60,7 @@ class Searching:
         found = search(problem, selector(self.search), self.most_stages, self.sample, say)
         if not self.confirm_seconds:
             return found[0], None
-        best = confirm(found, problem, given.servers(), self.confirm_seconds, given.seed, say)[0]
-        return best.found, best.attained
+        return confirm(found, problem, given.servers(), self.confirm_seconds, say)[0]
 
 
 @Parameter(name="*", group="Renew")
@@ -108,8 +106,8 @@ def search(
 
     :param to: the placement to write
     """
+    from hplm.placement.attained import Comparison
     from hplm.placement.placement import KIND, Placement
-    from hplm.placement.renewal import Comparison, divided
     from hplm.placement.simulation import simulate
 
     check_picture(picture)
@@ -123,14 +121,14 @@ def search(
     else:
         problem = given.problem(renewing.search_seconds + renewing.test_seconds)
         current = placement_of(renewing.current, problem)
-        searched, held_out = divided(problem.trace, renewing.search_seconds, renewing.test_seconds)
+        searched, held_out = problem.trace.divided(renewing.search_seconds, renewing.test_seconds)
         held_out.expect_known()  # they decide
     best, confirmed = searching.best(problem.on(searched), given, json)
     found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     found.check(problem.cluster, problem.profile)
     attained, compared = {"screen": best.attained, "full": confirmed}, None
     if current is not None and held_out is not None:
-        by_both = (simulate(one.groups, problem.profile, held_out, serving, given.seed) for one in (current, found))
+        by_both = (simulate(one.groups, problem.profile, held_out, serving) for one in (current, found))
         compared = Comparison(*by_both)
         attained |= {"current": compared.current, "found": compared.found}
     is_written = compared is None or compared.is_worth(renewing.least_gain)
@@ -185,7 +183,7 @@ def simulate(
     attained = {"screen": problem.screen.attained(placed.groups)}
     if full_seconds > 0:
         part = problem.trace.busiest(full_seconds)
-        attained["full"] = simulate(placed.groups, problem.profile, part, serving, given.seed)
+        attained["full"] = simulate(placed.groups, problem.profile, part, serving)
     print_left_out(problem.trace.left_out)
     for name, one in attained.items():
         print(_attained_text(LABELS[name], one))

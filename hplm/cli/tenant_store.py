@@ -1,15 +1,62 @@
-"""`hplm tenant exits` and `export`: let a tenant's easy texts leave between the upper layers, and save it as a checkpoint."""
+"""What a trained tenant of a store may get: a true confidence (`hplm calibrate`), exits between the upper layers or students in
+place of its full stack (`hplm tenant exits`, `students`), and a checkpoint (`hplm tenant export`).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hplm.cli.options import Device, Json, Picture, Seed, Seen, ServedDtype, StoreFolder, check_picture, device_of, open_store
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
     from builder.store.store import Store
+
+
+def calibrate(
+    *, store: StoreFolder, id: str, texts: Path, seen: Seen = (), dtype: ServedDtype = "auto", delta: float | None = None,
+    picture: Picture = None, device: Device = "auto", json: Json = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
+
+    The tenant gets a next version. One that is trained later has no calibration until it is calibrated too.
+
+    :param id: name of the tenant
+    :param texts: labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out
+    :param delta: for numbers: the largest error of a right one (default: half the standard deviation)
+    """
+    from builder.evaluation.calibration import calibrate_tenant
+    from builder.publish.precision import served_precision
+
+    opened, on = open_store(store), device_of(device)
+    check_picture(picture)
+    opened.known_tenant(id)  # refuses an unknown one before the precision is measured
+    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta, seen)
+    calibration = opened.knowledge(opened.known_tenant(id)).calibration
+    assert calibration is not None  # it was made
+    if picture is not None:
+        from builder.pictures import draw_reliability
+
+        draw_reliability(report, picture)
+    print(_calibration_text(report, calibration.kind))
+    print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
+    rest = {name: value for name, value in report.items() if name not in ("before", "after")}
+    scores = {side: {name: report[side][name] for name in ("ece", "nll")} for side in ("before", "after") if report[side]}
+    return {**rest, "kind": calibration.kind, **scores, "changed": is_new}
+
+
+def _calibration_text(report: dict[str, Any], kind: str) -> str:
+    lines = [
+        f"{report['tenant']} version {report['version']} in {report['precision']}: {kind}, from {report['texts']:,} texts of "
+        f"{report['file']}; {report['left_out']:,} more were left out, because the training has seen them",
+        f"{report['right']:.1%} of the answers are right" + (f" within {report['delta']:g}" if report["delta"] else ""),
+        f"{'':<8}{'ECE':>10}{'NLL':>10}",
+    ]
+    for side in ("before", "after"):
+        if (scores := report[side]) is not None:
+            lines.append(f"{side:<8}{scores['ece']:>10.4f}{scores['nll']:>10.4f}")
+    return "\n".join(lines)
 
 
 def exits(
@@ -50,12 +97,12 @@ def make_exits(
 
     device = device_of(device_name)
     report, is_new = build_exits(store, tenant_id, texts, served_precision(store, dtype, device), device, **options)
-    print(described(report))
+    print(_exits_text(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     return {**report, "changed": is_new}
 
 
-def described(report: dict[str, Any]) -> str:
+def _exits_text(report: dict[str, Any]) -> str:
     lines = [
         f"{report['tenant']} version {report['version']} in {report['precision']}: exits learned from "
         f"{report['learned_texts']:,} texts, thresholds chosen by {report['texts']:,} of {report['file']}",
@@ -67,6 +114,52 @@ def described(report: dict[str, Any]) -> str:
         by_labels = f"{lost['points']:.2f} +- {lost['off']:.2f}" if lost else "-"
         leaves = f"{plan['leaves']:.0%} at exit {plan['exit']}" if plan["exit"] is not None else "none"
         lines.append(f"{number:<6}{plan['cost']:>14.3f}{expected:>18}{plan['agrees']:>14.1%}{by_labels:>18}   {leaves}")
+    return "\n".join(lines)
+
+
+def students(
+    id: Id, /, *, store: StoreFolder, layers: int, students: int = 6, teacher: Literal["own", "dedicated"] = "own",
+    rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3, stacking: float = 0.0, seen: tuple[Path, ...] = (),
+    unlabelled: Path | None = None, seed: Seed = 0, device: Device = "auto", json: Json = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Make shallow students that together answer like the tenant, and of which a busy server asks fewer.
+
+    Each student passes only the first upper layers, through an adapter of its own, and learns what those before it have not
+    learned of the teacher. Then all learn the tenant's texts together, so that any number of them answers. The number that is
+    best on dev stays. The tenant gets a next version; one that is trained later has no students until they are made anew.
+
+    :param layers: upper layers that each student passes
+    :param students: most students to try
+    :param teacher: own: the tenant's full stack; dedicated: a BERT that is fine-tuned in full on the same data, for this
+    :param rank: of each student's LoRA
+    :param epochs: passes over the texts, of each student and then of all together
+    :param learning_rate: learning rate
+    :param seen: files of its training that were moved
+    :param unlabelled: further texts, one a line or JSONL, of which students learn what the teacher says (classify, tag)
+    :param stacking: weight of the loss by which the middle of a student also learns the sum of those before it
+    """
+    from builder.students.boosting import StudentOptions
+    from builder.students.build import build_students
+
+    options = StudentOptions(layers, students, rank, epochs, learning_rate, stacking, seed=seed)
+    report, is_new = build_students(open_store(store), id, options, device_of(device), teacher, seen, unlabelled)
+    print(_students_text(report))
+    print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
+    return {**report, "changed": is_new}
+
+
+def _students_text(report: dict[str, Any]) -> str:
+    """Returns the scores of each number of students, beside their teacher's."""
+    layers, kept = report["of_layers"], report["kept"]
+    lines = [
+        f"{report['tenant']} version {report['version']}: {kept} student{'s' * (kept > 1)} of {report['depth']} of "
+        f"{layers} layers, {report['bytes'] / 1e6:.2f} MB; the teacher ({report['teacher']}) has {report['metric']} "
+        f"{report['teacher_score']:.3f} on dev",
+        f"{'students':<10}{'work of layers':>14}{report['metric']:>12}{'alpha':>8}",
+    ]
+    for number, (score, own) in enumerate(zip(report["scores"], report["boosting"], strict=True), start=1):
+        work, dropped = number * report["depth"] / layers, "" if number <= kept else "  dropped"
+        lines.append(f"{number:<10}{work:>14.2f}{score:>12.3f}{own['alpha']:>8.2f}{dropped}")
     return "\n".join(lines)
 
 

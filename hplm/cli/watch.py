@@ -1,4 +1,7 @@
-"""`hplm watch`: asks the models of a running server whether they work, and loads dead ones again."""
+"""`hplm watch` and `drain`, for servers that somebody else has started.
+
+The one asks whether models work, and loads dead ones again. The other prepares a server for its end.
+"""
 
 from __future__ import annotations
 
@@ -89,3 +92,27 @@ def _probes(control: Control, url: str, models: Sequence[str]) -> dict[str, Prob
         return control.probes(models or control.models())
     except (OSError, HTTPException) as error:
         raise HplmError(f"no server answers at {url} ({type(error).__name__}): start it, or name another with --url") from None
+
+
+def drain(*, seconds: float = 25.0, at_least: float = 5.0) -> None:
+    """Make the server of this container refuse new requests with [draining], and wait for those that it holds.
+
+    It is made for Kubernetes' preStop. Server and command find each other by the variable HPLM_SERVER_ID, which must be the
+    same for both. Only a new server ends this: remove the files of /dev/shm whose names begin with the id before it starts.
+
+    :param seconds: the most that answers may take
+    :param at_least: seconds for which new requests are refused at least, so that a router notices
+    """
+    from hplm.server import inherited
+    from hplm.server.held import holders, wait_until_idle
+
+    server = inherited.server_id()
+    if not server:
+        raise InvalidInput("HPLM_SERVER_ID is not set: set it to the same name for tritonserver and for this command")
+    if not holders(server):
+        raise InvalidInput(f"no model of a server with HPLM_SERVER_ID {server!r} runs here: start tritonserver with it")
+    begin = time.monotonic()
+    inherited.start_to_drain(server)
+    held = wait_until_idle(server, begin + seconds)
+    time.sleep(max(0.0, begin + min(at_least, seconds) - time.monotonic()))
+    print(f"{held} requests are left" if held else "all requests are answered")

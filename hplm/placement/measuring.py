@@ -24,7 +24,6 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device
@@ -35,9 +34,8 @@ from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.cluster import check_cores, check_kind, cores_of
-from hplm.placement.fit import fit_error, fitted
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
-from hplm.placement.samples import Sampler, Samples, steps
+from hplm.placement.samples import Sampler, Samples, fitted
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
@@ -76,22 +74,20 @@ def profile_repository(
     state: Place | None = None,
     rounds: int = ROUNDS,
     round_trips: Mapping[str, RoundTrip] = MappingProxyType({}),
-    show_progress: bool = True,
 ) -> Profile:
     """`intra`: the numbers of devices a stage to measure. `round_trips`: through a server, by backbone. Where there is none,
     ANSWERING_NS are assumed for the way through the server, and that it takes no time from the cores.
     """
-    check_devices(devices, intra)
     found: dict[str, BackboneProfile] = {}
     errors: list[FitError] = []
     for source in sources:
         measured: dict[int, tuple[BackboneProfile, Samples]] = {}
         for count in intra:
             with _busy(source.folder, cores_of(devices[count:])):
-                measured[count] = _apart(source, devices[:count], state, rounds, show_progress)
+                measured[count] = _apart(source, devices[:count], state, rounds)
         own = _timed(measured, bool(cores_of(devices)), round_trips.get(source.name))
         found[source.name] = own
-        errors += [_error(own.times[count], samples) for count, (_, samples) in measured.items()]
+        errors += [samples.error(sum(own.times[count], Terms())) for count, (_, samples) in measured.items()]
     error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
     return Profile(fingerprint(), found, _hop(devices, [source.config for source in sources]), error)
 
@@ -146,7 +142,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def measure(
-    source: Source, devices: Sequence[str], state: Place | None, rounds: int, label: str, show_progress: bool
+    source: Source, devices: Sequence[str], state: Place | None, rounds: int, label: str
 ) -> tuple[BackboneProfile, Samples]:
     """Measures in this process, on the cores that these devices are. Returns the profile without times."""
     if cores := cores_of(devices):
@@ -154,8 +150,7 @@ def measure(
         compute_with(len(cores))
     settings = Settings.read({**source.parameters, **device_parameters(devices)})
     sampler = Sampler(source.folder, settings, state)
-    with tqdm(total=steps(rounds), desc=label, unit="batch", disable=not show_progress) as bar:
-        return sampler.profile(), sampler.take(rounds, bar.update)
+    return sampler.profile(), sampler.take(rounds, label)
 
 
 def device_parameters(devices: Sequence[str]) -> dict[str, str]:
@@ -165,13 +160,11 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
     return {"device": devices[0]}
 
 
-def _apart(
-    source: Source, devices: Sequence[str], state: Place | None, rounds: int, show_progress: bool
-) -> tuple[BackboneProfile, Samples]:
+def _apart(source: Source, devices: Sequence[str], state: Place | None, rounds: int) -> tuple[BackboneProfile, Samples]:
     label = f"{source.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(measure, source, devices, state, rounds, label, show_progress).result()
+            return process.submit(measure, source, devices, state, rounds, label).result()
         except BrokenProcessPool:
             raise Internal(
                 f"the process that measured {label} was killed: see its messages above, or whether the machine has enough "
@@ -218,11 +211,10 @@ def _timed(
     measured: Mapping[int, tuple[BackboneProfile, Samples]], on_cores: bool, round_trip: RoundTrip | None
 ) -> BackboneProfile:
     """Returns a profile with its times. `measured`: by the number of devices a stage."""
-    times = {count: _layer_terms(samples) for count, (_, samples) in measured.items()}
+    times = {count: tuple(map(samples.terms, samples.layer_ns.T)) for count, (_, samples) in measured.items()}
     fewest = min(measured)
     own, samples = measured[fewest]
-    inside = fitted(samples.shapes[: samples.fitted_to], samples.around_ns[: samples.fitted_to])
-    core, around = _outside(sum(times[fewest], Terms()), inside, round_trip, fewest)
+    core, around = _outside(sum(times[fewest], Terms()), samples.terms(samples.around_ns), round_trip, fewest)
     if not on_cores:  # a GPU does not wait for the work of cores
         core, around = Terms(), around + core
     return replace(own, times=times, around=around, core=core)
@@ -238,17 +230,6 @@ def _outside(layers: Terms, inside: Terms, round_trip: RoundTrip | None, devices
     computing, known = layers.ns(*SHORTEST), inside.ns(*SHORTEST)
     server = max(0.0, round_trip.core_ns - devices * computing - known)
     return inside + Terms(text_ns=server), Terms(batch_ns=max(0.0, round_trip.ns - computing - (known + server) / devices))
-
-
-def _layer_terms(samples: Samples) -> tuple[Terms, ...]:
-    end = samples.fitted_to
-    return tuple(fitted(samples.shapes[:end], own[:end]) for own in samples.layer_ns.T)
-
-
-def _error(times: Sequence[Terms], samples: Samples) -> FitError:
-    """Returns how far the layers' sum is from the time of whole batches that are held out."""
-    whole = sum(times, Terms())
-    return fit_error(whole, samples.shapes[samples.fitted_to :], samples.layer_ns[samples.fitted_to :].sum(1))
 
 
 def _hop(devices: Sequence[str], configs: Sequence[BackboneConfig]) -> Terms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -98,7 +98,8 @@ class Room:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._cuts: dict[tuple[object, ...], Cut | None] = {}
-        self._kinds = _kinds(problem.profile.backbones)
+        kinds: dict[object, int] = {}
+        self._kinds = {name: kinds.setdefault(_kind(own), len(kinds)) for name, own in problem.profile.backbones.items()}
         self._bytes: dict[frozenset[str], int] = {}
 
     def added(self, groups: Groups, at: int, unit: str) -> Groups | None:
@@ -142,28 +143,15 @@ class Room:
     def _best(self, group: Group, backbone: str, room: tuple[int, ...] | None) -> Cut | None:
         key = self._kinds[backbone], self._problem.shapes[backbone], group.intra, group.stages, room
         if key not in self._cuts:
-            own, problem = self._problem.profile.backbones[backbone], self._problem
-            if room is not None and own.stages_bytes > sum(room):
+            profile, shape = self._problem.profile, self._problem.shapes[backbone]
+            own = profile.backbones[backbone]
+            try:
+                self._cuts[key] = best_cut(own, profile.hop, group.intra, group.stages, shape, room)
+            except InvalidInput:  # no cut has enough room
                 self._cuts[key] = None
-            else:
-                self._cuts[key] = _cut_or_none(own, problem, group, problem.shapes[backbone], room)
         return self._cuts[key]
 
 
-def _cut_or_none(own: BackboneProfile, problem: Problem, group: Group, shape: Shape, room: Sequence[int] | None) -> Cut | None:
-    try:
-        return best_cut(own, problem.profile.hop, group.intra, group.stages, shape, room)
-    except InvalidInput:  # no cut has enough room: the search goes on without
-        return None
-
-
-def _kinds(backbones: Mapping[str, BackboneProfile]) -> dict[str, int]:
-    """Returns the same number for backbones of equal layers, so that each cut is searched once."""
-    kinds: list[tuple[object, ...]] = []
-    found: dict[str, int] = {}
-    for name, own in backbones.items():
-        kind = own.layer_bytes, own.entry_bytes, own.slots, own.slot_bytes, tuple(own.times.items())
-        if kind not in kinds:
-            kinds.append(kind)
-        found[name] = kinds.index(kind)
-    return found
+def _kind(own: BackboneProfile) -> tuple[object, ...]:
+    """Returns the same for backbones of equal layers, so that each cut is searched once."""
+    return own.layer_bytes, own.entry_bytes, own.slots, own.slot_bytes, own.core, tuple(own.times.items())

@@ -154,7 +154,13 @@ class Profile:
         """Returns one profile of the backbones of all. Refuses profiles of different machines: their times do not compare."""
         first = profiles[0]
         for other in profiles[1:]:
-            first.check_machine(other.machine)
+            for name in (*first.machine, *other.machine):
+                here, there = first.machine.get(name, "unknown"), other.machine.get(name, "unknown")
+                if here != there:
+                    raise InvalidInput(
+                        f"the profile is of another machine: {name} {here!r}, not {there!r}: {WAY_OUT} on the machine that "
+                        "serves"
+                    )
         backbones: dict[str, BackboneProfile] = {}
         for profile in profiles:
             for name, own in profile.backbones.items():
@@ -163,15 +169,6 @@ class Profile:
         longest = max(profiles, key=lambda profile: profile.hop.ns(1000, 0, 1))
         error = FitError(max(one.error.mean for one in profiles), max(one.error.max for one in profiles))
         return cls(first.machine, backbones, longest.hop, error)
-
-    def check_machine(self, machine: Mapping[str, str]) -> None:
-        """Refuses another machine than the profile's."""
-        for name in (*self.machine, *machine):
-            here, there = self.machine.get(name, "unknown"), machine.get(name, "unknown")
-            if here != there:
-                raise InvalidInput(
-                    f"the profile is of another machine: {name} {here!r}, not {there!r}: {WAY_OUT} on the machine that serves"
-                )
 
 
 def _wrong(profile: BackboneProfile) -> str | None:

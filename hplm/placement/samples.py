@@ -1,16 +1,17 @@
-"""Measures batches of a served backbone, layer by layer, with the code that serves: for profiles."""
+"""Measures batches of a served backbone, layer by layer, with the code that serves, and fits terms to their times."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 from torch import nn
+from tqdm import tqdm
 
 from hplm.adapters.layout import Layout
 from hplm.arrays import Array
@@ -21,7 +22,7 @@ from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
-from hplm.placement.profile import BackboneProfile, Shape, Terms
+from hplm.placement.profile import BackboneProfile, FitError, Shape, Terms
 from hplm.registry.store import Place
 from hplm.tenants.snapshot import Tenant
 
@@ -36,11 +37,6 @@ HELD_OUT = 12  # batches of texts of mixed lengths, which no term is fitted to
 WARMING = 1  # rounds that do not count
 
 
-def steps(rounds: int) -> int:
-    """Returns how many batches are measured."""
-    return (WARMING + rounds) * (len(EVEN) + HELD_OUT)
-
-
 @dataclass(frozen=True)
 class Samples:
     """The median times of batches."""
@@ -49,6 +45,14 @@ class Samples:
     layer_ns: Array  # batches x layers; the first layer's with all that is computed before it, the last one's with its heads
     around_ns: Array  # lookup and staging
     fitted_to: int  # the first batches, which are of even shapes; the others are held out
+
+    def terms(self, ns: Array) -> Terms:
+        """Returns the terms of these times of all batches."""
+        return fitted(self.shapes[: self.fitted_to], ns[: self.fitted_to])
+
+    def error(self, layers: Terms) -> FitError:
+        """Returns how far the layers' sum is from the time of the batches that are held out."""
+        return fit_error(layers, self.shapes[self.fitted_to :], self.layer_ns[self.fitted_to :].sum(1))
 
 
 class Sampler:
@@ -106,16 +110,17 @@ class Sampler:
             around=Terms(),
         )
 
-    def take(self, rounds: int, measured: Callable[[int], object] = lambda _: None) -> Samples:
-        """Measures each batch in each round, in random order. Calls `measured` with 1 after each of the `steps`."""
+    def take(self, rounds: int, label: str = "") -> Samples:
+        """Measures each batch in each round, in random order. `label`: of the progress bar."""
         even = [[words] * count for count, words in EVEN]
         batches = [self._batch(lengths) for lengths in even + self._mixed()]
         taken = np.zeros((WARMING + rounds, len(batches), self._layers + 1))
-        for own in taken:
-            order: list[int] = self._rng.permutation(len(batches)).tolist()
-            for number in order:
-                own[number] = self._measured(*batches[number])
-                measured(1)
+        with tqdm(total=len(taken) * len(batches), desc=label, unit="batch") as bar:
+            for own in taken:
+                order: list[int] = self._rng.permutation(len(batches)).tolist()
+                for number in order:
+                    own[number] = self._measured(*batches[number])
+                    bar.update()
         medians = np.median(taken[WARMING:], axis=0)
         shapes = [Shape.of(np.array([text.tokens for text in texts])) for texts, _ in batches]
         return Samples(shapes, medians[:, :-1], medians[:, -1], len(EVEN))
@@ -187,3 +192,34 @@ def _between(start: int, ends: Array, end: int) -> list[int]:
 
 def _raise(text: Text, error: HplmError) -> None:
     raise error
+
+
+def fitted(shapes: Sequence[Shape], ns: Array) -> Terms:
+    """Returns terms by least squares, none of them negative. Errors count relative to the measured times."""
+    features = _features(shapes) / ns[:, None]
+    scale = np.maximum(np.linalg.norm(features, axis=0), 1e-300)
+    features /= scale
+    kept = [0, 1, 2, 3]
+    found = _solved(features)
+    while len(kept) > 1 and min(found) < 0:
+        del kept[found.index(min(found))]
+        found = _solved(features[:, kept])
+    terms = np.zeros(4)
+    terms[kept] = np.maximum(found, 0.0) / scale[kept]
+    return Terms(*terms.tolist())
+
+
+def fit_error(terms: Terms, shapes: Sequence[Shape], ns: Array) -> FitError:
+    predicted = np.array([terms.ns(*shape) for shape in shapes])
+    off = np.abs(predicted - ns) / ns
+    return FitError(float(off.mean()), float(off.max()))
+
+
+def _solved(features: Array) -> list[float]:
+    """Returns what comes nearest to 1 in all rows."""
+    inverse: Array = np.linalg.pinv(features)
+    return inverse.sum(axis=1).tolist()
+
+
+def _features(shapes: Sequence[Shape]) -> Array:
+    return np.array([(1.0, *shape) for shape in shapes])

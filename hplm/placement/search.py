@@ -1,6 +1,7 @@
 """Algorithm 2: the cluster in buckets, each cut into groups, each filled by Algorithm 1 (AlpaServe 4.2).
 
-A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace.
+A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace. The full simulator
+may then confirm these: it ranks them on the busiest part of the trace.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from hplm.placement.attained import Attained
 from hplm.placement.partition import backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, Selector, completed, fast
+from hplm.placement.simulation import Serving, simulate
 
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
+NEAR = 0.01  # of the best share on the whole trace: placements that attain less are not confirmed
 Say = Callable[[str], None]
 Part = tuple[frozenset[str], int, int]  # a bucket of backbones, its first device, and its number of devices
 
@@ -27,11 +30,10 @@ class NothingFound(InvalidInput):
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    groups: Groups
-    attained: Attained  # on the whole trace, by the screen
+class Found(Selection):
+    """`attained`: on the whole trace. `screened`: in the whole search."""
+
     how: str  # stages x devices a stage of the groups of each bucket
-    screened: int = 0  # placements, in the whole search
 
 
 def search(
@@ -41,21 +43,37 @@ def search(
     problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
     searched = _Search(small, select, most_stages, say)
-    ranked = sorted(searched.candidates(), key=lambda one: -one.share)[:KEPT]  # stable: of equal ones the first
-    if not ranked or not ranked[0].share:
+    ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:KEPT]  # stable: of equal ones the first
+    if not ranked or not ranked[0].served:
         raise NothingFound(nothing_found(problem, searched.screened))
     found: list[Found] = []
     for one in ranked:
         groups = _numbered(completed(small, one.groups))
-        found.append(Found(groups, problem.screen.attained(groups), one.how, searched.screened + KEPT))
-    return sorted(found, key=lambda one: -one.attained.share)
+        found.append(Found(groups, problem.screen.attained(groups), searched.screened + KEPT, one.how))
+    return sorted(found, key=lambda one: -one.share)
+
+
+def confirm(
+    found: Sequence[Found], problem: Problem, serving: Serving, seconds: float, say: Say = lambda _: None
+) -> list[tuple[Found, Attained]]:
+    """Returns the placements with their results by the full simulator, the best first. All get the same requests.
+
+    The busiest part may have requests of few units, so placements that attain less on the whole trace are left out.
+    """
+    part = problem.trace.busiest(seconds)
+    best = max(one.share for one in found)
+    confirmed: list[tuple[Found, Attained]] = []
+    for one in (own for own in found if own.share >= best - NEAR):
+        attained = simulate(one.groups, problem.profile, part, serving)
+        confirmed.append((one, attained))
+        say(f"{one.how}: {attained.share:.2%} of {len(part):,} in the full simulator")
+    return sorted(confirmed, key=lambda one: -one[1].share)  # stable: of equal ones the screen's best
 
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     groups: Groups
-    served: int
-    share: float
+    served: int  # requests
     how: str
 
 
@@ -92,7 +110,9 @@ class _Search:
             if len(buckets) == 1:
                 yield from self._bucket(*parts[0])
             elif all(self._may_be_kept(parts) and self._bucket(*own) for own in parts):
-                yield self._together([self._bucket(*own)[0] for own in parts])
+                best = [self._bucket(*own)[0] for own in parts]
+                groups = tuple(group for one in best for group in one.groups)
+                yield _Candidate(groups, sum(one.served for one in best), " and ".join(one.how for one in best))
 
     def _may_be_kept(self, parts: Sequence[Part]) -> bool:
         """Whether these parts together may serve more than the worst of the best placements so far. Not if they serve as many:
@@ -129,16 +149,7 @@ class _Search:
             self.screened += selection.screened
             how = f"{parallel.stages}x{parallel.intra} on {count}"
             self._say(f"{len(bucket)} backbones, {how} devices: {selection.share:.2%} after {selection.screened} screens")
-            yield self._candidate(selection, how)
-
-    def _candidate(self, selection: Selection, how: str) -> _Candidate:
-        served = int(selection.attained.served.sum())
-        return _Candidate(selection.groups, served, served / len(self._problem.trace), how)
-
-    def _together(self, parts: list[_Candidate]) -> _Candidate:
-        groups = tuple(group for part in parts for group in part.groups)
-        served = sum(part.served for part in parts)
-        return _Candidate(groups, served, served / len(self._problem.trace), " and ".join(part.how for part in parts))
+            yield _Candidate(selection.groups, int(selection.attained.served.sum()), how)
 
 
 def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[Part]:

@@ -54,10 +54,8 @@ def best_cut(
                 if fits and found < slowest[stage, end]:
                     slowest[stage, end], begins[stage, end] = found, begin
     if not np.isfinite(slowest[stages, layers]):
-        raise InvalidInput(
-            f"no cut of {layers} layers with {stage_bytes(profile, 0, layers - 1):,} bytes fits {stages} stages with room for "
-            f"{', '.join(f'{own:,}' for own in room or ())} bytes: give more devices, more memory or fewer slots"
-        )
+        needed = stage_bytes(profile, 0, layers - 1)
+        raise InvalidInput(f"no cut of {layers} layers with {needed:,} bytes fits {stages} stages: give more memory")
     return _traced(begins, stages, layers)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from hplm.errors import MISFITS, InvalidInput
-from hplm.placement.left_out import LeftOut
-from hplm.placement.profile import Profile
-from hplm.placement.units import Unit, unit_names
-from hplm.placement.workload import Trace
+from hplm.placement.workload import LeftOut, Trace
 from hplm.simulate.arrivals import MILLISECOND, SECOND
 
 LONGEST = 1 << 20  # tokens of a text
@@ -23,18 +19,6 @@ OF_JOURNALS = ("wall", "arrived", "stages")  # keys of a journal's lines: "stage
 
 Object = dict[str, Any]  # of JSON
 Text = tuple[int, int, int, int]  # arrival, unit, tokens and timeout
-
-
-def units_by_name(profile: Profile, units: Sequence[Unit]) -> dict[str, str]:
-    """Returns the unit of each name that a trace may have: backbone/tenant, a tenant's where only one has it, or a unit's."""
-    of_tenants = unit_names(profile, units)
-    times = Counter(tenant for _, tenant in of_tenants)
-    found: dict[str, str] = {}
-    for (backbone, tenant), unit in of_tenants.items():
-        found[f"{backbone}/{tenant}"] = unit
-        if times[tenant] == 1:
-            found[tenant] = unit
-    return {**{unit.name: unit.name for unit in units if unit.name not in found}, **found}
 
 
 def read_trace(paths: Sequence[Path], by_name: Mapping[str, str]) -> Trace:

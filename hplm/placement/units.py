@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -50,17 +51,21 @@ def units_of(profile: Profile, hot: Collection[str] = ()) -> tuple[Unit, ...]:
     return tuple(units)
 
 
-def unit_names(profile: Profile, units: Iterable[Unit]) -> dict[tuple[str, str], str]:
-    """Returns the unit of each tenant, by backbone and tenant."""
-    existing = {unit.name for unit in units}
-    found: dict[tuple[str, str], str] = {}
-    for backbone, of_backbone in profile.backbones.items():
-        for domain, tenants in of_backbone.tenants.items():
-            shared = f"{backbone}/{domain}"
-            for tenant in tenants:
-                own = f"{shared}/{tenant}"
-                found[backbone, tenant] = own if own in existing else shared
-    return found
+def units_by_name(profile: Profile, units: Sequence[Unit]) -> dict[str, str]:
+    """Returns the unit of each name that a trace may have: backbone/tenant, a tenant's where only one has it, or a unit's."""
+    existing = {unit.name: unit.name for unit in units}
+    known = [
+        (backbone, domain, tenant)
+        for backbone, own in profile.backbones.items()
+        for domain, tenants in own.tenants.items()
+        for tenant in tenants
+    ]
+    times = Counter(tenant for *_, tenant in known)
+    found: dict[str, str] = {}
+    for backbone, domain, tenant in known:
+        unit = existing.get(f"{backbone}/{domain}/{tenant}", f"{backbone}/{domain}")
+        found |= {f"{backbone}/{tenant}": unit, **({tenant: unit} if times[tenant] == 1 else {})}
+    return existing | found
 
 
 def stages_bytes(profile: Profile, cuts: Mapping[str, Cut]) -> list[int]:

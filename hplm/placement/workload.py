@@ -1,17 +1,63 @@
-"""The requests that a placement has to serve: columns of arrivals, and how they are scaled and cut."""
+"""The requests that a placement has to serve: columns of arrivals, how they are scaled and cut, and which are left out."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.placement.left_out import LeftOut
 from hplm.simulate.arrivals import SECOND
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
+WINDOWS = 16  # stretches of a sample
+MOST_SHARE = 0.2  # of all requests: a placement for the others would not suit the load
+NAMED = 5  # tenants
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """The requests of journals that placement leaves out, because the profile does not know their tenants."""
+
+    arrival_ns: Array = field(default_factory=lambda: np.empty(0, np.int64))  # in order
+    tenants: Sequence[str] = ()  # of each request
+
+    def __len__(self) -> int:
+        return len(self.tenants)
+
+    def between(self, start_ns: int, end_ns: int) -> LeftOut:
+        first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
+        return LeftOut(self.arrival_ns[first:last], self.tenants[first:last])
+
+    def expect_few(self, known: int, source: str) -> None:
+        """Refuses too many, beside so many requests of known tenants."""
+        share = len(self) / max(1, known + len(self))
+        if share > MOST_SHARE:
+            raise InvalidInput(
+                f"{share:.1%} of the requests ({source}) are of {self._whose}. At most {MOST_SHARE:.0%} are left out: if these "
+                "tenants are new, measure again with `hplm place profile` and search with the new profile; if they were "
+                "deleted, give journals of the time since then"
+            )
+
+    @property
+    def text(self) -> str:
+        return f"{len(self):,} requests are left out: they are of {self._whose}"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        counts = Counter(self.tenants)
+        return {"requests": len(self), "tenants": len(counts), "most": _most(counts)}
+
+    @property
+    def _whose(self) -> str:
+        counts = Counter(self.tenants)
+        more = f" and {len(counts) - NAMED:,} more" if len(counts) > NAMED else ""
+        one_or_more = f"{len(counts):,} tenants" if len(counts) > 1 else "a tenant"
+        return f"{one_or_more} that the profile does not know ({', '.join(_most(counts))}{more})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +118,18 @@ class Trace:
         """Returns the last so many seconds."""
         return self.between(int(self.arrival_ns[-1]) + 1 - span_ns(seconds), np.iinfo(np.int64).max)
 
+    def divided(self, search_seconds: float, test_seconds: float) -> tuple[Trace, Trace]:
+        """Returns the end of the trace in two parts: one to search with, and the one after it, to test with."""
+        test_from = int(self.arrival_ns[-1]) + 1 - span_ns(test_seconds)
+        search_from = test_from - span_ns(search_seconds)
+        if not ((search_from <= self.arrival_ns) & (self.arrival_ns < test_from)).any():
+            raise InvalidInput(
+                f"no requests are left to search with: none came in the {search_seconds:,g} s before the last "
+                f"{test_seconds:,g} s ({self.source}). Give journals of a longer time, a longer --search-seconds, or a shorter "
+                "--test-seconds"
+            )
+        return self.between(search_from, test_from), self.last(test_seconds)
+
     def busiest(self, seconds: float) -> Trace:
         """Returns the part of so many seconds that has the most requests."""
         span = span_ns(seconds)
@@ -79,11 +137,11 @@ class Trace:
         start = int(self.arrival_ns[held.argmax()])
         return self.between(start, start + span)
 
-    def sampled(self, most: int, windows: int = 16) -> Trace:
+    def sampled(self, most: int) -> Trace:
         """Returns at most so many requests: evenly spread stretches of the trace, each as long as it was and as bursty."""
         if len(self) <= most:
             return self
-        windows = min(windows, most)
+        windows = min(WINDOWS, most)
         starts = np.linspace(0, len(self) - most // windows, windows).astype(np.int64)
         return self.only(np.unique(starts[:, None] + np.arange(most // windows)))
 
@@ -116,3 +174,7 @@ def span_ns(seconds: float) -> int:
     if not LEAST_S <= seconds <= MOST_S:
         raise InvalidInput(f"a part of a trace of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
     return int(seconds * SECOND)
+
+
+def _most(counts: Counter[str]) -> list[str]:
+    return [tenant for tenant, _ in counts.most_common(NAMED)]

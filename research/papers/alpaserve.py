@@ -134,8 +134,7 @@ def figures_of(seconds: float) -> list[Figure]:
 def searched(problem: Problem) -> Selection:
     """Returns the best placement; no groups where none is in time."""
     try:
-        found = search(problem)[0]
-        return Selection(found.groups, found.attained, found.screened)
+        return search(problem)[0]
     except NothingFound:
         return screened(problem, ())
 

@@ -12,7 +12,7 @@ from hplm.errors import InvalidInput
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Shape, Terms
 from hplm.placement.stages import best_cut, equal_cut, stage_bytes, stage_times
-from hplm.placement.units import Unit, machine_bytes, stages_bytes, unit_names, units_of
+from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_by_name, units_of
 from tests.placement.problems import MB, backbone_profile, cluster_of, profile_of, write_cluster
 from tests.support.message import refusing
 
@@ -37,7 +37,8 @@ def test_units_are_the_tenants_of_a_domain_and_hot_tenants():
     assert hot == (Unit("bert/root/c", 1), Unit("bert/law/a", 1), Unit("bert/law", 1))
     assert (hot[1].backbone, hot[1].domain, hot[1].tenant, hot[2].tenant) == ("bert", "law", "a", None)
     named = {"a": "bert/law/a", "b": "bert/law", "c": "bert/root/c"}
-    assert unit_names(PROFILE, hot) == {("bert", tenant): unit for tenant, unit in named.items()}
+    own_names = {unit.name: unit.name for unit in hot}
+    assert units_by_name(PROFILE, hot) == own_names | named | {f"bert/{tenant}": unit for tenant, unit in named.items()}
     with refusing(InvalidInput, "'bert/nobody'"):
         units_of(PROFILE, ["bert/nobody"])
 

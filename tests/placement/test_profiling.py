@@ -11,10 +11,9 @@ import pytest
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
 from hplm.errors import Internal
-from hplm.placement.fit import fit_error, fitted
 from hplm.placement.measuring import RoundTrip, profile_repository, sources_of
 from hplm.placement.profile import Shape, Terms
-from hplm.placement.samples import Sampler
+from hplm.placement.samples import Sampler, fit_error, fitted
 from testing.toy import CONFIG, TENANTS
 from tests.support.message import refusing
 from tests.support.wait import eventually
@@ -37,9 +36,7 @@ def test_a_profile_is_measured_in_processes_of_its_own(toy):
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = [replace(one, parameters={**one.parameters, "device": "cuda:0"}) for one in sources_of(toy.repository)]
-    profile = profile_repository(
-        sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": RoundTrip(9e9, 4e9)}, show_progress=False
-    )
+    profile = profile_repository(sources, cores, [1, len(cores)], rounds=1, round_trips={"toy": RoundTrip(9e9, 4e9)})
     own = profile.backbones["toy"]
     assert set(own.times) == {1, len(cores)} and all(len(times) == CONFIG.upper_layers for times in own.times.values())
     assert own.parents == {"bio": "root", "law": "root"} and sorted(own.tenants["bio"]) == ["acme", "dune", "gaia"]
@@ -61,7 +58,7 @@ def test_a_profile_is_measured_in_processes_of_its_own(toy):
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy):
     with ThreadPoolExecutor(1) as thread, refusing(Internal, "toy, 1 device"):
-        measured = thread.submit(profile_repository, sources_of(toy.repository), [CORE], [1], show_progress=False)
+        measured = thread.submit(profile_repository, sources_of(toy.repository), [CORE], [1])
         eventually(multiprocessing.active_children)
         for process in multiprocessing.active_children():
             process.kill()

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.placement.attained import REFUSED, Attained
-from hplm.placement.confirming import confirm
+from hplm.placement.attained import REFUSED, Attained, Comparison
 from hplm.placement.partition import Parallel, backbone_buckets, groups_of, parallels
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
-from hplm.placement.renewal import Comparison, divided
+from hplm.placement.profile import Terms
 from hplm.placement.screen import alone_ns
-from hplm.placement.search import KEPT, Found, search
+from hplm.placement.search import KEPT, Found, confirm, search
 from hplm.placement.selection import beam, completed, fast
-from hplm.placement.servers import Serving
-from hplm.placement.simulation import simulate
+from hplm.placement.simulation import Serving, simulate
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
@@ -66,12 +64,16 @@ def test_a_unit_that_would_make_others_late_is_left_out():
     assert completed(silent, groups)[0].units == ("b0/law", "b1/law")
 
 
-def test_a_unit_is_put_where_its_backbone_is_cut_around_full_devices():
-    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40)
+@pytest.mark.parametrize("memory_mb, cut", [(80, ((0, 0), (1, 3))), (40, ((0, 1), (2, 3)))])
+def test_each_backbone_is_cut_for_its_own_work_as_far_as_devices_have_room(memory_mb, cut):
+    """Four layers of 2 ms and 10 MB: with 4 ms of the cores before them, one layer in the first stage is the fastest."""
+    problem = problem_of(8.0, 8.0, devices=2, memory_mb=memory_mb)
+    own = problem.profile.backbones
+    problem = replace(problem, profile=replace(problem.profile, backbones={**own, "b1": replace(own["b1"], core=Terms(4e6))}))
     groups = groups_of(problem, Parallel(2, 1))
     for unit in problem.units:
         groups = problem.room.added(groups, 0, unit.name) or groups
-    assert set(groups[0].cuts) == {"b0", "b1"}
+    assert groups[0].cuts == {"b0": ((0, 1), (2, 3)), "b1": cut}
     assert problem.room.added(groups, 0, "b0/law") is None  # it is there
 
 
@@ -142,9 +144,9 @@ def test_the_full_simulator_ranks_what_the_screen_has_found():
     problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=40.0, seconds=10.0)
     found = search(problem)
     ranked = confirm(found, problem, Serving(), seconds=5.0)
-    shares = [one.attained.share for one in ranked]
+    shares = [attained.share for _, attained in ranked]
     assert shares == sorted(shares, reverse=True) and ranked
-    assert all(len(one.attained.trace) == len(problem.trace.busiest(5.0)) for one in ranked)
+    assert all(len(attained.trace) == len(problem.trace.busiest(5.0)) for _, attained in ranked)
 
 
 def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirmed():
@@ -156,10 +158,10 @@ def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirme
     both = both and problem.room.added(both, 1, "b1/law")
     twice = problem.room.added(groups, 0, "b0/law")
     twice = twice and problem.room.added(twice, 1, "b0/law")
-    found = [Found(own, problem.screen.attained(own), "") for own in (both, twice) if own]
+    found = [Found(own, problem.screen.attained(own), 1, "") for own in (both, twice) if own]
     only_busiest = simulate(twice, problem.profile, problem.trace.busiest(3.0), Serving()).share  # pyright: ignore
-    (best, *others) = confirm(found, problem, Serving(), seconds=3.0)
-    assert only_busiest > best.attained.share and best.found is found[0] and not others
+    ((best, attained),) = confirm(found, problem, Serving(), seconds=3.0)
+    assert only_busiest > attained.share and best is found[0]
 
 
 def test_units_without_requests_are_placed_where_they_fit():
@@ -200,7 +202,7 @@ def _attained(served, texts=1000):
 
 
 def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
-    searched, held_out = divided(_trace(0, 10, 11, 19.5, 20.5, 21), search_seconds=10, test_seconds=1)
+    searched, held_out = _trace(0, 10, 11, 19.5, 20.5, 21).divided(search_seconds=10, test_seconds=1)
     assert (searched.arrival_ns / SECOND).tolist() == [11, 19.5]
     assert (held_out.arrival_ns / SECOND).tolist() == [20.5, 21]
 
@@ -208,7 +210,7 @@ def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
 def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_with():
     for at in (5, 50):
         with refusing(InvalidInput, "--search-seconds", "--test-seconds", "a test"):
-            divided(_trace(0, at), search_seconds=10, test_seconds=6)
+            _trace(0, at).divided(search_seconds=10, test_seconds=6)
 
 
 @pytest.mark.parametrize(

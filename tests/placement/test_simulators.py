@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.placement import kernel as kernels
-from hplm.placement.case import Cases
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
-from hplm.placement.servers import Serving
-from hplm.placement.simulation import simulate
+from hplm.placement.simulation import Serving, simulate
 from hplm.placement.stepping import Steps
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, group_of, profile, profile_of, trace_of
@@ -34,12 +32,10 @@ def test_the_kernel_computes_what_python_does(seed, rate, scale, most, layout):
         [group_of(TWO, "g", ("cpu:0",), "b1")],
         [],
     ][layout]
-    trace = trace_of(TWO, rate, 3.0, scale=scale, seed=seed)
-    trace.timeout_ns[::7] = 0  # these wait as long as it takes
-    compiled, python = Cases(TWO, trace).of(groups), Cases(TWO, trace).of(groups)
-    kernel, steps = kernels.kernel(), Steps(python)
-    kernel.one_by_one(compiled) if most == 1 else kernel.in_batches(compiled, most)
-    steps.one_by_one() if most == 1 else steps.in_batches(most)
+    screen = Screen(TWO, trace_of(TWO, rate, 3.0, scale=scale, seed=seed), most)
+    compiled, python = screen.case(groups), screen.case(groups)
+    kernels.kernel().run(compiled, most)
+    Steps(python, most).run()
     for name in ("end", "busy", "clock"):
         assert (getattr(compiled, name) == getattr(python, name)).all(), name
 
@@ -76,6 +72,19 @@ def test_batches_hold_one_backbone_and_save_what_a_batch_costs():
     assert abs(many.share - one.share) < 0.1  # tokens are all that these backbones cost
 
 
+@pytest.mark.parametrize("most", [1, 4])
+def test_units_of_the_same_groups_wait_in_one_line(most):
+    """As if all their texts were of one unit. A unit that only one of the groups serves has a line of its own."""
+    own = profile_of(b0=replace(backbone(8.0), tenants={"law": ("a",), "bio": ("b",)}, table_bytes={"law": 1, "bio": 1}))
+    trace = trace_of(own, 300.0, 5.0)
+    one, other = (group_of(own, name, (f"cpu:{i}",), "b0") for i, name in enumerate("gh"))
+    both = replace(one, units=("b0/law", "b0/bio"))
+    together, apart = ([both, replace(other, units=both.units)], [both, other])
+    screened = Screen(own, trace, most).attained(together)
+    assert (screened.end_ns == Screen(own, replace(trace, unit=0 * trace.unit), most).attained(together).end_ns).all()
+    assert 0.1 < Screen(own, trace, most).attained(apart).share < screened.share < 1
+
+
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_screen_and_full_simulator_agree_at_a_light_load(stages):
     trace = trace_of(TWO, 25.0, 20.0, cv=1.0, scale=10.0)
@@ -104,6 +113,11 @@ def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
     groups = [group_of(ONE, "g", ("cpu:0", "cpu:1"), "b0")]
     admitting, taking_all = (simulate(groups, ONE, trace, Serving(admission=admission)) for admission in (True, False))
     assert admitting.share > max(0.9, taking_all.share)
+
+
+def test_settings_of_servers_are_read_as_in_their_configuration():
+    parameters = {"commit_ms": "earliest", "batch_ms": "7", "batch_texts": "3", "admission": "false"}
+    assert Serving.of(parameters) == Serving(commit_ns=None, batch_ns=7_000_000, batch_texts=3, admission=False)
 
 
 def test_requests_go_to_the_shorter_queue():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.placement.traces import read_trace, units_by_name
-from hplm.placement.units import units_of
+from hplm.placement.traces import read_trace
+from hplm.placement.units import units_by_name, units_of
 from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
 from testing.random_trace import random_trace

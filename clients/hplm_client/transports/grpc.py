@@ -1,4 +1,4 @@
-"""gRPC: the calls, which need a channel, and the transport for threads, which share one channel with one HTTP/2 connection."""
+"""gRPC: the calls, which need a channel, and the transports. Threads share one channel with one HTTP/2 connection."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
@@ -19,6 +20,7 @@ from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, Inv
 from hplm_client.generation import Asked, Outputs, listed, tensors_of
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
+from hplm_client.waiting import within
 
 # By default gRPC limits the size of messages. It also waits a second after a refused connection, and fails all calls in between
 # without trying. So the first wait is shorter here.
@@ -133,6 +135,22 @@ class GrpcTransport(GrpcCalls):
             if isinstance(response, grpc.RpcError):
                 raise response
             return response
+
+        return following
+
+
+class AsyncGrpcTransport(GrpcCalls):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, grpc.aio)
+
+    def _next_of(self, call: Any) -> Callable[[float], Awaitable[Any]]:
+        responses = aiter(call)
+
+        async def following(seconds: float) -> Any:
+            try:
+                return await within(anext(responses), seconds)
+            except StopAsyncIteration:
+                return None
 
         return following
 
