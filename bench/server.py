@@ -25,17 +25,17 @@ from hplm.server.process_group import members
 from hplm.tenants.snapshot import Snapshot, Tenant
 from loadtest.encode import infer_request
 from loadtest.traffic import texts_for
-from testing.random_repository import write
+from testing.random_repository import RANK, write
 from testing.random_store import words
 
 APART = 8  # numbers of the pool between the beginnings of two tenants
 
 
 @contextmanager
-def random_export(config: BackboneConfig, tenants: int, options: ServingOptions) -> Iterator[Path]:
+def random_export(config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Iterator[Path]:
     """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        yield write(Path(folder), config, tenants, options)
+        yield write(Path(folder), config, tenants, options, rank)
 
 
 def tenant_id(number: int, tenants: int = 10**6) -> str:
