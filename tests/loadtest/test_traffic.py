@@ -8,7 +8,7 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import SECOND
-from loadtest.texts import Texts
+from loadtest.texts import Texts, read_texts
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, read_recorded, steady, texts_for, until
 from testing.toy import WORDS
 from tests.support.message import mentioning
@@ -72,3 +72,13 @@ def test_a_trace_keeps_known_tenants_and_replaces_unknown_ones(tmp_path: Path) -
     path.write_text('{"arrival": 1}\n')
     with pytest.raises(InvalidInput, match=mentioning(path, 1)):
         read_recorded(path, ["acme"])
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("a.jsonl", b'{"text": 5}'), ("a.jsonl", b'["text"]'), ("a.jsonl", b"text"), ("a.txt", b"caf\xe9"), ("a.txt", b"\n ")],
+)
+def test_a_file_without_texts_is_named(tmp_path: Path, name: str, line: bytes) -> None:
+    (path := tmp_path / name).write_bytes(line)
+    with pytest.raises(InvalidInput, match=mentioning(path)):
+        read_texts([path])
