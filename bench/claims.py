@@ -25,8 +25,9 @@ from typing import Any
 
 import msgspec
 
-from bench.machine import cpu_name, gflops
+from bench.machine import gflops
 from hplm.errors import HplmError
+from hplm.placement.measuring import fingerprint
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "docs/figures.json"
@@ -103,7 +104,7 @@ def measure(one: Measurement, needs: Mapping[str, Need]) -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "--short=8", "HEAD").strip(),
         "date": date.today().isoformat(),
-        "cpu": cpu_name(),
+        "cpu": fingerprint()["processor"],
         "gflops": [round(before), round(gflops())],
         "minutes": round((time.monotonic() - start) / 60, 1),
         "figures": {figure: at(found, figure) for figure in one.figures},
