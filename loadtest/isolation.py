@@ -26,7 +26,7 @@ from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
 from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
-from loadtest.server import ServedCopy, command, quick
+from loadtest.server import ServedCopy, above_zero, at_least_one, command, quick
 from loadtest.watch import PUBLISHED_AFTER, Growth, ServerCount, difference, total
 
 WAYS = OF_TENANT | OF_STRANGERS
@@ -49,20 +49,20 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{_listed('a noisy tenant', OF_TENANT)}\n\n{_listed('strangers', OF_STRANGERS)}"
     add = parser.add_argument
     add("--door", action="store_true", help="ask through the reverse proxy, a real HAProxy")
-    add("--at-once", type=int, help="requests that the proxy passes on at a time (default: the proxy's own)")
+    add("--at-once", type=at_least_one, help="requests that the proxy passes on at a time (default: the proxy's own)")
     add("--quiet", required=True, metavar="TENANT", help="tenant without a key that sends a few requests")
     add("--noisy", metavar="TENANT", help="tenant that misbehaves; with a tagger its long texts cost most")
     add("--text", default="the quick brown fox jumps over the lazy dog", help="text of the quiet tenant and of the floods")
-    add("--rate", type=float, default=10.0, help="requests a second of the quiet tenant (default: %(default)g)")
-    add("--seconds", type=float, default=20.0, help="seconds of each measurement (default: %(default)g)")
+    add("--rate", type=above_zero, default=10.0, help="requests a second of the quiet tenant (default: %(default)g)")
+    add("--seconds", type=above_zero, default=20.0, help="seconds of each measurement (default: %(default)g)")
     add("--ways", nargs="+", choices=WAYS, metavar="WAY", help="see below (default: all of the noisy tenant, or of strangers)")
-    add("--flood", type=int, default=64, help="connections of a flood (default: %(default)s)")
-    add("--streams", type=int, default=10_000, help="streams: gRPC requests in flight (default: %(default)s)")
-    add("--overload", type=float, default=3.0, help="overload: multiple of the capacity to send (default: %(default)g)")
+    add("--flood", type=at_least_one, default=64, help="connections of a flood (default: %(default)s)")
+    add("--streams", type=at_least_one, default=10_000, help="streams: gRPC requests in flight (default: %(default)s)")
+    add("--overload", type=above_zero, default=3.0, help="overload: multiple of the capacity to send (default: %(default)g)")
     add("--quota-rate", type=float, default=0.0, help="quota: requests a second, besides two in flight (default: no limit)")
-    add("--slow", type=int, default=2000, help="slow: connections (default: %(default)s)")
-    add("--body-mb", type=int, default=300, help="body: size of each (default: %(default)s)")
-    add("--bodies", type=int, default=4, help="body, largest: connections (default: %(default)s)")
+    add("--slow", type=at_least_one, default=2000, help="slow: connections (default: %(default)s)")
+    add("--body-mb", type=at_least_one, default=300, help="body: size of each (default: %(default)s)")
+    add("--bodies", type=at_least_one, default=4, help="body, largest: connections (default: %(default)s)")
 
 
 def _listed(who: str, ways: dict[str, Way]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -68,6 +69,19 @@ def command(
     if error:
         print(f"{name}: {error}", file=sys.stderr)
     return None if error else found
+
+
+def above_zero(word: str) -> float:
+    """Reads the value of an option."""
+    if not 0 < (value := float(word)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{word}: give a number above 0")
+    return value
+
+
+def at_least_one(word: str) -> int:
+    if (value := int(word)) < 1:
+        raise argparse.ArgumentTypeError(f"{word}: give 1 or more")
+    return value
 
 
 def _lines(found: Mapping[str, Any], before: str = "") -> Iterator[str]:

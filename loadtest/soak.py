@@ -25,7 +25,7 @@ import numpy as np
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import ServedCopy, command, quick
+from loadtest.server import ServedCopy, above_zero, command, quick
 from loadtest.texts import standard_library
 
 QUICK = "--minutes 0.02 --share 0.1"
@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default: %(default)g)")
-    parser.add_argument("--share", type=float, default=0.8, help="share of the capacity (default: %(default)g)")
+    parser.add_argument("--minutes", type=above_zero, default=30.0, help="how long (default: %(default)g)")
+    parser.add_argument("--share", type=above_zero, default=0.8, help="share of the capacity (default: %(default)g)")
 
 
 def run(given: argparse.Namespace, found: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.server import ServedCopy, command, quick
+from loadtest.server import ServedCopy, at_least_one, command, quick
 
 QUICK = "--minutes 0 --clients 4 --faults 'stop toy-lookup' tenant"
 TENANTS = 8
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 def options(parser: argparse.ArgumentParser) -> None:
     add, where = parser.add_argument, "where changes of tenants are; a bucket has faults of its own (default: %(default)s)"
     add("--minutes", type=float, default=10.0, help="how long; each fault comes at least once (default: %(default)g)")
-    add("--clients", type=int, default=128, help="clients, each with a request in flight (default: %(default)s)")
+    add("--clients", type=at_least_one, default=128, help="clients, each with a request in flight (default: %(default)s)")
     add("--faults", nargs="+", default=[], help="only faults whose names begin so, such as kill (default: all)")
     add("--seed", type=int, default=0, help="for the order of the faults (default: %(default)s)")
     add("--registry", choices=("folder", "bucket"), default="folder", help=where)

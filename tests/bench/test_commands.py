@@ -176,6 +176,8 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("comparison --schemes hplm,plot", ["--schemes", "'plot'"]),
         ("comparison --lengths normal:20,20,3,600", ["--lengths 600"]),
         ("isolation --ways long", ["--noisy"]),
+        ("isolation --rate nan", ["--rate", "nan"]),
+        ("soak --minutes 0", ["--minutes", 0]),
         ("isolation --ways slow", ["--door"]),
         ("isolation --noisy beta --repository /nowhere", ["/nowhere"]),
         ("random --to . --tenants 3", ["--to"]),
@@ -184,7 +186,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
 def test_impossible_options_are_refused(capsys, tmp_path, monkeypatch, command: str, named: list) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "journal").write_text('{"request": "a"}\n[]\n')
-    needed = {"isolation": " --backbone toy --quiet acme", "random": ""}  # the others would measure the machine first
+    needed = {"isolation": " --backbone toy --quiet acme", "random": "", "soak": ""}  # others measure the machine first
     assert status(command + needed.get(command.split()[0], " --quick")) == 1
     assert mentions(capsys.readouterr().err, *named) and [file.name for file in tmp_path.iterdir()] == ["journal"]
 
