@@ -24,7 +24,7 @@ from bench.rows import Row, Rows, Whole, benchmark, rows_of_rounds
 from bench.server import multiply, random_export, tenant_id, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
 from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
@@ -80,13 +80,15 @@ def generate(
     :param tenants: of the part `tenants`, beside 32
     :param rounds: of each part
     """
+    if "tenants" in parts and tenants <= SHARING:
+        raise InvalidInput(f"--tenants {tenants}: give more than the {SHARING} that they are beside")
     whole, half = (config_of(size, layers, lower) for lower in (0, layers // 3))
     if "transformers" in parts:
         yield from _transformers(whole, rounds)
     if "halves" in parts:
         yield from _halves(whole, half, rounds)
     if "tenants" in parts:
-        yield from _tenants(half, max(tenants, SHARING), rounds)
+        yield from _tenants(half, tenants, rounds)
     if "served" in parts:
         yield from _served(half, rounds)
 

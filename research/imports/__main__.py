@@ -15,6 +15,7 @@ import numpy as np
 from cyclopts import Parameter
 from tqdm import tqdm
 
+from bench.rows import Positive, Whole
 from bench.run import app_of
 from builder.worker_processes import processes_that_fit
 from demo.building import BACKBONE, minilm, named
@@ -42,8 +43,8 @@ def imports(
     tasks: tuple[str, ...] = (),
     files: tuple[Path, ...] = (),
     finished: bool = False,
-    minutes: float | None = None,
-    at_once: int = 0,
+    minutes: Positive | None = None,
+    at_once: Whole | None = None,
     work: Path = Path(".hplm/imports"),
     results: Path = Path("research/results/imports.jsonl"),
     model: str = "",
