@@ -17,16 +17,8 @@ MEASURED_S = 0.4
 
 def machine() -> dict[str, str | int | float]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    described: dict[str, str | int | float] = {
-        "cpu": fingerprint()["processor"],
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    if torch.cuda.is_available():
-        described["gpu"] = torch.cuda.get_device_name()
-    return described
+    own = {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1), "python": platform.python_version()}
+    return {**fingerprint(), **own}
 
 
 def gflops(seconds: float = MEASURED_S) -> float:
