@@ -1,6 +1,6 @@
 """The papers' workloads and recorded traces as columns of arrivals: time, length, tenant and deadline of each request.
 
-The native generator, Locust and the simulator of `hplm.scheduling` all use them.
+The native generator, Locust and `hplm.simulate` all use them.
 """
 
 from __future__ import annotations
