@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, pairwise, repeat
@@ -18,10 +18,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from bench.rows import Row, Rows, Whole, benchmark, rows_of_rounds
 from bench.server import multiply, random_export, tenant_id, texts_of
+from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
@@ -296,14 +296,3 @@ def _decode(ids: Sequence[int]) -> str:
 
 def prompts_of(config: BackboneConfig, count: int, tokens: int) -> list[list[int]]:
     return np.random.default_rng(0).integers(2, config.vocabulary, (count, tokens)).tolist()
-
-
-def in_turn(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Returns the median of what each variant returns. The first round warms up."""
-    found: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in tqdm(range(rounds + 1), desc=" and ".join(variants)):
-        for name, variant in variants.items():
-            value = variant()
-            if turn:
-                found[name].append(value)
-    return {name: median(values) for name, values in found.items()}
