@@ -25,8 +25,9 @@ from typing import Any
 
 import msgspec
 
-from bench.machine import cpu_name, gflops
+from bench.machine import gflops
 from hplm.errors import HplmError
+from hplm.placement.measuring import fingerprint
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "docs/figures.json"
@@ -103,7 +104,7 @@ def measure(one: Measurement, needs: Mapping[str, Need]) -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "--short=8", "HEAD").strip(),
         "date": date.today().isoformat(),
-        "cpu": cpu_name(),
+        "cpu": fingerprint()["processor"],
         "gflops": [round(before), round(gflops())],
         "minutes": round((time.monotonic() - start) / 60, 1),
         "figures": {figure: at(found, figure) for figure in one.figures},
@@ -174,7 +175,8 @@ def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
             blocks.append(f"{title}, {one.minutes} min. Not measured yet.")
             continue
         lines = [
-            f"{title}, {result['minutes']:g} min; {result['date']}, {result['commit']}, {result['cpu']}, {speed(result)}.\n",
+            f"{title}, {result['minutes']:g} min; {result['date']}, {result['commit']}, {result['cpu']}, "
+            "{} and {} GFLOP/s before and after.\n".format(*result["gflops"]),
             "| | figure | target |\n|---|---|---|",
         ]
         for figure, claim in one.figures.items():
@@ -183,10 +185,6 @@ def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
             lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
-
-
-def speed(result: dict[str, Any]) -> str:
-    return "{} and {} GFLOP/s before and after".format(*result["gflops"])
 
 
 def headlines(known: Sequence[Measurement], results: dict[str, Any]) -> str:
@@ -256,14 +254,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_pages(claims.measurements, results)
     if given.write:
         write_pages(claims.measurements, results)
+    print(f"{tables(wanted, results)}\n")
     for one in wanted:
-        if (result := results.get(one.command)) is None:
-            print(f"{one.command}: not measured yet")
-            continue
-        print(f"{one.command}: {result['commit']}, {speed(result)}{', stale' if stale(one, result) else ''}")
-        for figure, claim in one.figures.items():
-            value, target = result["figures"][figure], result["targets"][figure]
-            print(f"  {shown(value):>10}  {claim.says}" + (f" ({target}: {verdict(value, target)})" if target else ""))
+        if (result := results.get(one.command)) is not None and stale(one, result):
+            print(f"{one.command}: {result['commit']}, stale")
     if failed:
         sys.exit(f"{failed} commands have no new figures: see their messages above")
 

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, say
 from bench.server import tenant_id, texts_of
+from bench.turns import in_turn
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
@@ -37,7 +39,6 @@ from testing.random_store import SIZES, random_store, random_table, random_tenan
 
 RANK, LABELS, TEXTS = 8, 4, 64
 SPREAD = 0.3  # of weights, so that answers of another tenant or slot are other answers
-WARMING_SHARE = 0.25  # of a measurement's seconds
 ASKED = 10  # requests by which a tenant's replica is found
 CLIENTS, TENANTS = 16, 8  # while a replica is killed
 CALM = 2.0  # seconds of load before and after
@@ -137,27 +138,24 @@ def _proxy(cluster: ServedCluster, material: Material, tenants: int, connections
         for name, own in placed.items()
         if own
     }
-    ways: dict[str, Asked] = {
-        "direct": direct,
-        "through": {cluster.address: [request for own in direct.values() for request in own]},
-    }
+    through = {cluster.address: [request for own in direct.values() for request in own]}
     (first, own), *_ = direct.items()
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    hops: list[float] = []
-    for turn in range(rounds):
-        say(f"the router beside none, round {turn + 1} of {rounds}")
-        for way, asked in ways.items():
-            _together(asked, connections, WARMING_SHARE * seconds)
-            rates[way].append(sum(report.req_per_s for report in _together(asked, connections, seconds)))
-        without, by_router = (
-            _together({address: own[:1]}, 1, seconds / 2)[0].percentile_ms(50) for address in (first, cluster.address)
-        )
-        hops.append(by_router - without)
-    direct_rate, through_rate = (float(np.median(rates[way])) for way in ways)
+
+    def rate(asked: Asked) -> float:
+        return sum(report.req_per_s for report in _together(asked, connections, seconds))
+
+    def p50_ms(address: str) -> float:
+        return _together({address: own[:1]}, 1, seconds / 2)[0].percentile_ms(50)
+
+    say("the router beside none")
+    ways = {"direct": partial(rate, direct), "through": partial(rate, through)}
+    direct_rate, through_rate = in_turn(ways, rounds).values()
+    one_client = {"a replica": partial(p50_ms, first), "the router": partial(p50_ms, cluster.address)}
+    without, by_router = in_turn(one_client, rounds).values()
     yield Row("direct_req_per_s", direct_rate, "/s")
     yield Row("through_req_per_s", through_rate, "/s")
     yield Row("proxy_over_direct", through_rate / direct_rate, least=0.95)
-    yield Row("hop_p50_ms", float(np.median(hops)), "ms", most=0.5)
+    yield Row("hop_p50_ms", by_router - without, "ms", most=0.5)
 
 
 def _together(asked: Asked, connections: int, seconds: float) -> list[Report]:

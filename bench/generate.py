@@ -6,12 +6,10 @@ Variants take turns. Only the part `served` asks a server.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, pairwise, repeat
 from pathlib import Path
@@ -20,14 +18,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from bench.rows import Row, Rows, Whole, benchmark, rows_of_rounds
-from bench.server import random_export, tenant_id, texts_of
+from bench.server import multiply, random_export, tenant_id, texts_of
+from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
-from hplm.adapters import records
-from hplm.adapters.layout import adapter_layout
-from hplm.errors import HplmError
+from hplm.engine.backbone import Backbone
+from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
 from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
@@ -36,21 +33,14 @@ from hplm.generation.request import Piece, Request, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Staged, Stager
-from hplm.model.checkpoint import split
 from hplm.model.config import RMS, UNUSED, BackboneConfig
-from hplm.model.families import FAMILIES
-from hplm.model.original import Checkpoint
-from hplm.model.stacks import UpperStack
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, assign_addresses
-from hplm.plot.table import TableSpec
-from hplm.plot.writing import write_table
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.server import TritonServer
+from hplm.tenants.snapshot import Tenant
 from hplm_client import HplmClient
 from loadtest.traffic import answer_lengths
-from testing.random_store import random_values
 
 CPU = torch.device("cpu")
 START = 1
@@ -63,8 +53,7 @@ LONG_TOKENS = 3000
 LIMIT_S = 600.0  # that a client waits for a token
 NEAR = 0.9  # of a bound
 STEP_TOKENS, CACHE_TOKENS = 256, 16_384
-GRAMS = 100_000  # of the table of an hGPT
-RANK = 4
+OPTIONS, RANK = ServingOptions(dtype="fp32", device="cpu"), 4  # of a server, and of tenants' LoRAs
 SHAPES = {"smollm2": (49_152, 576, 9, 1536, 3), "toy": (512, 64, 4, 128, 2)}  # vocabulary, hidden, heads, inner, heads of keys
 
 Part = Literal["transformers", "halves", "tenants", "served"]
@@ -91,27 +80,34 @@ def generate(
     :param tenants: of the part `tenants`, beside 32
     :param rounds: of each part
     """
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch:
-        whole, half = (Model(Path(scratch), size, layers, lower) for lower in (0, layers // 3))
-        if "transformers" in parts:
-            yield from _transformers(whole, half, rounds)
-        if "halves" in parts:
-            yield from _halves(whole, half, rounds)
-        if "tenants" in parts:
-            yield from _tenants(half, max(tenants, SHARING), rounds)
-        if "served" in parts:
-            yield from _served(half, rounds)
+    if "tenants" in parts and tenants <= SHARING:
+        raise InvalidInput(f"--tenants {tenants}: give more than the {SHARING} that they are beside")
+    whole, half = (config_of(size, layers, lower) for lower in (0, layers // 3))
+    if "transformers" in parts:
+        yield from _transformers(whole, rounds)
+    if "halves" in parts:
+        yield from _halves(whole, half, rounds)
+    if "tenants" in parts:
+        yield from _tenants(half, tenants, rounds)
+    if "served" in parts:
+        yield from _served(half, rounds)
 
 
-def _transformers(whole: Model, half: Model, rounds: int) -> Rows:
-    """The whole model on our engine, and the same weights with `transformers.generate`."""
-    other = _of_transformers(whole)
-    prompts, lengths = prompts_of(half, PROMPTS, PROMPT_TOKENS), {PROMPTS: answer_lengths(PROMPTS), 1: [64]}
+def config_of(size: str, layers: int, lower: int) -> BackboneConfig:
+    """`size`: one of `SHAPES`. `lower`: those of the layers that the table replaces."""
+    vocabulary, hidden, heads, inner, kv_heads = SHAPES[size]
+    return BackboneConfig(
+        size, vocabulary, hidden, heads, inner, lower, layers - lower, 4096, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
+        UNUSED, Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False,
+        gated=True, rotary_base=100_000.0, start_id=START,
+    )  # fmt: skip
+
+
+def _transformers(config: BackboneConfig, rounds: int) -> Rows:
+    """The whole model on our engine, and one of the same shape with `transformers.generate`."""
+    other = _of_transformers(config)
+    prompts, lengths = prompts_of(config, PROMPTS, PROMPT_TOKENS), {PROMPTS: answer_lengths(PROMPTS), 1: [64]}
     inputs = torch.tensor([[START, *prompt] for prompt in prompts])
-    benches = {count: Bench(whole, count) for count in lengths}
-
-    def ours(count: int) -> float:
-        return benches[count].answer(prompts, lengths[count], repeat(None))
 
     @torch.inference_mode()
     def theirs(count: int) -> float:
@@ -119,19 +115,19 @@ def _transformers(whole: Model, half: Model, rounds: int) -> Rows:
         other.generate(some, attention_mask=torch.ones_like(some), max_new_tokens=most, do_sample=False)
         return sum(lengths[count]) / (time.perf_counter() - start)
 
-    ways = {f"{name} {count}": partial(way, count) for count in lengths for name, way in (("ours", ours), ("theirs", theirs))}
-    found = in_turn(ways, rounds)
+    ways = {f"theirs {count}": partial(theirs, count) for count in lengths}
+    with random_export(config, 1, OPTIONS, RANK) as folder:
+        ways |= {f"ours {count}": partial(Bench(folder, count).answer, prompts, own) for count, own in lengths.items()}
+        found = in_turn(ways, rounds)
     for name, count, least in (("full", PROMPTS, 2.0), ("one_stream", 1, 1.1)):
         yield Row(f"{name}_tokens_s", found[f"ours {count}"], "tokens/s")
         yield Row(f"{name}_over_transformers", found[f"ours {count}"] / found[f"theirs {count}"], least=least)
 
 
-def _of_transformers(model: Model) -> Any:  # its own types do not fit its own methods
-    """Returns a decoder of `transformers`. The upper layers of `model` get its weights."""
+def _of_transformers(config: BackboneConfig) -> Any:  # its own types do not fit its own methods
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = model.config
-    other = LlamaForCausalLM(
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocabulary, hidden_size=config.hidden, intermediate_size=config.intermediate,
             num_hidden_layers=config.upper_layers, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
@@ -139,14 +135,9 @@ def _of_transformers(model: Model) -> Any:  # its own types do not fit its own m
             pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": config.rotary_base},
         )
     ).eval()  # fmt: skip
-    layers = config.upper_layers
-    weights = FAMILIES["llama"].names.ours(other.state_dict(), layers)
-    weights["next_token.weight"] = other.lm_head.weight.detach()
-    _, model.upper = split(Checkpoint(config, layers, weights, tokenizer_json=""))
-    return other
 
 
-def _halves(whole: Model, half: Model, rounds: int) -> Rows:
+def _halves(whole: BackboneConfig, half: BackboneConfig, rounds: int) -> Rows:
     """An hGPT and the whole model on the same engine."""
 
     def decode(bench: Bench) -> float:
@@ -157,39 +148,39 @@ def _halves(whole: Model, half: Model, rounds: int) -> Rows:
             bench.loop.step()
         return 16 * 46 / bench.run()
 
-    benches = {"full": Bench(whole), "hgpt": Bench(half)}
-    found = in_turn({name: partial(decode, bench) for name, bench in benches.items()}, rounds)
-    full, hgpt = (sum(weight.numel() for weight in model.upper.parameters()) for model in (whole, half))
-    yield Row("decode_ratio", found["hgpt"] / found["full"], least=NEAR * full / hgpt)
-    yield Row("decode_bound", full / hgpt)
+    with random_export(whole, 1, OPTIONS, RANK) as full, random_export(half, 1, OPTIONS, RANK) as hgpt:
+        benches = {"full": Bench(full), "hgpt": Bench(hgpt)}
+        found = in_turn({name: partial(decode, bench) for name, bench in benches.items()}, rounds)
+    bound = benches["full"].weights / benches["hgpt"].weights
+    yield Row("decode_ratio", found["hgpt"] / found["full"], least=NEAR * bound)
+    yield Row("decode_bound", bound)
 
 
-def _tenants(model: Model, tenants: int, rounds: int) -> Rows:
+def _tenants(config: BackboneConfig, tenants: int, rounds: int) -> Rows:
     """32 sequences at a time, each of another tenant: of all tenants or of 32."""
-    sources = model.tenants(tenants)
     chance = np.random.default_rng(0)
     drawn = {pool: cycle(chance.permutation(pool).tolist()) for pool in (tenants, SHARING)}  # those of a step differ
-    prompts, lengths = prompts_of(model, 2 * SHARING, 16), answer_lengths(2 * SHARING)
-    bench = Bench(model, SHARING)
+    prompts, lengths = prompts_of(config, 2 * SHARING, 16), answer_lengths(2 * SHARING)
+    with random_export(config, 1, OPTIONS, RANK) as folder:
+        known, bench = multiply(folder / "1", tenants).tenants, Bench(folder, SHARING)
 
-    def serve(pool: int) -> float:
-        return bench.answer(prompts, lengths, (sources[number] for number in drawn[pool]))
+        def serve(pool: int) -> float:
+            return bench.answer(prompts, lengths, (known[number] for number in drawn[pool]))
 
-    many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, rounds).values()
+        many, some = in_turn({f"{pool} tenants": partial(serve, pool) for pool in drawn}, rounds).values()
     yield Row(f"tenants_{tenants}_over_{SHARING}", many / some, least=0.92)
 
 
-def _served(model: Model, rounds: int) -> Rows:
+def _served(config: BackboneConfig, rounds: int) -> Rows:
     """An hGPT on a server: one client beside the bare model, and streams beside a long prompt."""
-    bench, tenants = Bench(model, 1), 1 + STREAMS
+    tenants = 1 + STREAMS
     lengths = [count + 2 for count in (PROMPT_TOKENS,) * tenants + (LONG_TOKENS,)]  # a text has two tokens more, a prompt none
-    options = ServingOptions(dtype="fp32", device="cpu")
     with (
-        random_export(model.config, tenants, options) as folder,
+        random_export(config, tenants, OPTIONS, RANK) as folder,
         TritonServer(folder.parent) as server,
         HplmClient(server.http_url, backbone=folder.name, network_timeout=LIMIT_S) as client,
     ):
-        texts = texts_of(model.config, lengths * (rounds + 1))  # a server computes no prompt twice
+        bench, texts = Bench(folder, 1), texts_of(config, lengths * (rounds + 1))  # a server computes no prompt twice
         parts = [texts[at : at + len(lengths)] for at in range(0, len(texts), len(lengths))]
         _, *found = [_one_client(client, bench, part[0]) | _gaps(client, part[1:]) for part in parts]  # the first warms up
     yield from rows_of_rounds(found)
@@ -199,7 +190,7 @@ def _one_client(client: HplmClient, bench: Bench, text: str) -> dict[str, float]
     start = time.perf_counter()
     first, *others = np.diff([start, *_tokens(client, 0, text, ANSWER_TOKENS)]).tolist()
     bench.decoder.took.clear()
-    bench.answer(prompts_of(bench.model, 1, PROMPT_TOKENS), [ANSWER_TOKENS], repeat(None))
+    bench.answer(prompts_of(bench.config, 1, PROMPT_TOKENS), [ANSWER_TOKENS])
     bare_first, *bare_others = bench.decoder.took
     found: dict[str, float] = {}
     for name, whole, bare in (("first_token", first, bare_first), ("token", median(others), median(bare_others))):
@@ -241,43 +232,6 @@ def _tokens(client: HplmClient, tenant: int, text: str, count: int) -> Iterator[
         yield time.perf_counter()
 
 
-class Model:
-    """A decoder with random weights, and its table."""
-
-    def __init__(self, folder: Path, size: str, layers: int, lower: int) -> None:
-        """`size`: one of `SHAPES`. `lower`: those of the layers that the table replaces."""
-        vocabulary, hidden, heads, inner, kv_heads = SHAPES[size]
-        self.config = config = BackboneConfig(
-            size, vocabulary, hidden, heads, inner, lower, layers - lower, 4096, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED,
-            UNUSED, Window(3 if lower else 1, causal=True), kv_heads=kv_heads, norm=RMS, pre_norm=True, biases=False,
-            gated=True, rotary_base=100_000.0, start_id=START,
-        )  # fmt: skip
-        torch.manual_seed(lower)
-        self.upper = UpperStack(config)
-        spec = TableSpec(
-            domain="root", version=1, parent=None, parent_version=None, n=config.window.n, causal=True,
-            vocabulary=config.vocabulary, hidden=config.hidden, dtype="fp16", corpus_tokens=0,
-        )  # fmt: skip
-        keys = spec.space.unigrams()
-        if lower:
-            grams = np.random.default_rng(0).integers(1, config.vocabulary + 1, (GRAMS, config.window.n))
-            keys = np.concatenate([keys, np.unique(spec.space.pack(grams), axis=0)])
-        table = write_table(folder / f"{lower}" / "root" / "1", spec, keys, random_values(spec, 0))
-        self.forest = Forest([folder / f"{lower}"], assign_addresses([table]))
-        self.source = Source("bench", 1, 1, self.forest.chain("root", 1))
-        self.folder = folder
-
-    def tenants(self, count: int) -> list[Source]:
-        """Returns tenants with LoRAs of their own."""
-        layout = adapter_layout(self.config, "lora", RANK, ("query", "value"))
-        assert layout is not None
-        pool = torch.randn(layout.layers * layout.layer_size + 8 * count) * 0.02
-        size = layout.layers * layout.layer_size
-        flat = (pool[8 * i : 8 * i + size].view(layout.layers, -1) for i in range(count))
-        made = [records.write(self.folder, records.pack({"adapter": (layout, layout.unpack(one))}))["adapter"] for one in flat]
-        return [replace(self.source, uid=i, adapter=record) for i, record in enumerate(made)]
-
-
 class TimedDecoder(Decoder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -291,30 +245,35 @@ class TimedDecoder(Decoder):
 
 
 class Bench:
-    """A loop that one thread drives."""
+    """A loop that one thread drives, on an exported decoder."""
 
-    def __init__(self, model: Model, seats: int = 16) -> None:
-        config = model.config
-        self.model = model
+    def __init__(self, folder: Path, seats: int = 16) -> None:
+        backbone = Backbone(folder / "1")
+        self.config = config = backbone.config
+        self.view, upper = backbone.view, backbone.upper()
+        self.weights = sum(weight.numel() for weight in upper.parameters())
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
-        self.stager = Stager(config, lambda: model.forest, set, records.Records(model.folder), cache, seats)
-        self.decoder = TimedDecoder(model.upper, CPU, torch.float32)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running, False)
-        self.loop = Loop(self.queue, self.stager, self.decoder, ())
+        stager = Stager(config, lambda: self.view.forest, lambda: backbone.layouts, backbone.records, cache, seats)
+        self.decoder = TimedDecoder(upper, CPU, torch.float32)
+        self.loop = Loop(self.queue, stager, self.decoder, ())
 
-    def ask(self, prompt: Sequence[int], count: int, source: Source | None = None) -> None:
-        source = source or self.model.source
+    def ask(self, prompt: Sequence[int], count: int, tenant: Tenant | None = None) -> None:
+        chain = self.view.forest.chain("root", 1)
+        source = Source("bench", 1, 1, chain) if tenant is None else Source(tenant.id, tenant.uid, 1, chain, tenant.adapter)
         ids = [START, *prompt]
-        addresses = source.chain.lookup(np.array(ids), np.array([len(ids)])).addresses
+        addresses = chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
         request = Request(source, ids, addresses, sampling, _take, _decode, arrival_ns=time.monotonic_ns(), seed=0)
         self.loop.offer(request)
 
-    def answer(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], sources: Iterable[Source | None]) -> float:
-        """Answers prompts with so many tokens each. Returns the tokens a second."""
-        for prompt, count, source in zip(prompts, counts, sources, strict=False):
-            self.ask(prompt, count, source)
+    def answer(
+        self, prompts: Sequence[Sequence[int]], counts: Sequence[int], tenants: Iterable[Tenant | None] = repeat(None)
+    ) -> float:
+        """Answers prompts with so many tokens each. Returns the tokens a second. Without `tenants` nothing is adapted."""
+        for prompt, count, tenant in zip(prompts, counts, tenants, strict=False):
+            self.ask(prompt, count, tenant)
         return sum(counts) / self.run()
 
     def run(self) -> float:
@@ -335,16 +294,5 @@ def _decode(ids: Sequence[int]) -> str:
     return "".join(chr(0x4E00 + id % 20_000) for id in ids)
 
 
-def prompts_of(model: Model, count: int, tokens: int) -> list[list[int]]:
-    return np.random.default_rng(0).integers(2, model.config.vocabulary, (count, tokens)).tolist()
-
-
-def in_turn(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Returns the median of what each variant returns. The first round warms up."""
-    found: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in tqdm(range(rounds + 1), desc=" and ".join(variants)):
-        for name, variant in variants.items():
-            value = variant()
-            if turn:
-                found[name].append(value)
-    return {name: median(values) for name, values in found.items()}
+def prompts_of(config: BackboneConfig, count: int, tokens: int) -> list[list[int]]:
+    return np.random.default_rng(0).integers(2, config.vocabulary, (count, tokens)).tolist()

@@ -6,9 +6,10 @@ import os
 import platform
 import statistics
 import time
-from pathlib import Path
 
 import torch
+
+from hplm.placement.measuring import fingerprint
 
 PRODUCT = 768  # rows and columns
 MEASURED_S = 0.4
@@ -16,22 +17,8 @@ MEASURED_S = 0.4
 
 def machine() -> dict[str, str | int | float]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    described: dict[str, str | int | float] = {
-        "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    if torch.cuda.is_available():
-        described["gpu"] = torch.cuda.get_device_name()
-    return described
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    name = next((line.split(":", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
-    return " ".join(name.split())
+    own = {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1), "python": platform.python_version()}
+    return {**fingerprint(), **own}
 
 
 def gflops(seconds: float = MEASURED_S) -> float:

@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import numpy as np
-from cyclopts import Parameter
 
-from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, rows_of, say
+from bench.rows import NotNegative, Positive, Range, Row, Rows, Size, Whole, benchmark, expect_text, rows_of, say
 from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
@@ -50,11 +48,11 @@ def overload(
     *,
     size: Size = "bert-base",
     tokens: Whole = 128,
-    variance: float = 0.0,
-    policies: Annotated[tuple[str, ...], Parameter(name=("--policies", "--policy"))] = (DEFAULT,),
+    variance: NotNegative = 0.0,
+    policies: tuple[str, ...] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
     overload: Positive = 3.0,
-    deadlines: tuple[Positive, Positive] = (2.0, 12.0),
+    deadlines: Range = (2.0, 12.0),
     seconds: Positive = 60.0,
 ) -> Rows:
     """Sends a server a multiple of the requests that it can answer, with deadlines of some batch times.

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
 from bench.server import expect_room
 from bench.turns import alternate, threads
+from builder.store.branches import table_spec
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -28,7 +29,7 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.kernel import kernel
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableSpec
+from hplm.plot.table import Table
 from hplm.plot.writing import BATCH, write_table
 from testing.random_store import BERT_BASE, random_documents, ranked_keys
 
@@ -88,13 +89,7 @@ def plot(
 
 def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
     """Writes a table for each way to store a vector, with the same rows."""
-    specs = {
-        name: TableSpec(
-            domain=name, version=VERSION, parent=None, parent_version=None, n=config.window.n, causal=config.window.causal,
-            vocabulary=config.vocabulary, hidden=config.hidden, dtype=name, corpus_tokens=4 * keys,
-        )
-        for name in COMPARED
-    }  # fmt: skip
+    specs = {name: table_spec(config, name, VERSION, None, name, corpus_tokens=4 * keys) for name in COMPARED}
     needed = sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values())
     expect_room(folder, needed, "the tables need", "choose another --folder, or give fewer --keys")
     rows = _ranked_keys(config, keys)
@@ -111,10 +106,8 @@ def _ranked_keys(config: BackboneConfig, keys: int) -> np.ndarray:
     ranked = ranked_keys(random_documents(config, 4 * keys, LONGEST_DOCUMENT, seed=7), space, root=True)
     if len(ranked) < keys:
         raise InvalidInput(f"a vocabulary of {config.vocabulary} has too few n-grams for a table of {keys}: give fewer --keys")
-    chosen, missing = ranked[:keys], np.ones(config.vocabulary, dtype=bool)
-    alone = chosen[((chosen & space.masks[-1]) == chosen).all(1)]
-    missing[space.unpack(alone)[:, space.window.centre] - 1] = False
-    return np.concatenate([chosen, space.unigrams()[missing]])
+    both = np.concatenate([ranked[:keys], space.unigrams()])
+    return both[np.sort(np.unique(both, axis=0, return_index=True)[1])]
 
 
 def _path(folder: Path, name: str) -> Path:

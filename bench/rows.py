@@ -18,6 +18,15 @@ SHORTEST = 3  # tokens of a text: [CLS], a word, [SEP]
 
 Whole = Annotated[int, Parameter(validator=Number(gt=0))]
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
+
+
+def _ascending(_: object, pair: tuple[float, float]) -> None:
+    if pair[0] > pair[1]:
+        raise ValueError("Give the least first.")
+
+
+Range = Annotated[tuple[Positive, Positive], Parameter(validator=_ascending)]
 Size = Literal["minilm", "bert-base", "toy"]  # of a model: `testing.random_store.SIZES`
 Dtype = Literal["auto", "fp32", "bf16"]  # `hplm.options.LAYER_DTYPES`
 EngineDtype = Literal["auto", "fp32", "bf16", "int8"]

@@ -6,14 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
-from hplm.errors import DeadlineMissed, InvalidInput, QueueFull
+from bench.rows import NotNegative, Positive, Range, Row, Rows, Whole, benchmark, rows_of
+from hplm.errors import DeadlineMissed, QueueFull
 from hplm.generation.settings import Promise, Settings
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
@@ -55,15 +53,13 @@ SHARE = 0.7  # part of `max_tokens` that decoders' answers have
 SEQUENCES, CACHE_TOKENS, TENANTS = 16, 4096, 16  # of a decoder
 LEARNING = 5  # one part in so many of the decoders' requests comes first and is not counted: the forecasts learn from it
 
-NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
-
 
 @benchmark(seconds=0.05, requests=20)
 def schedule(
     *,
     of: tuple[Literal["encoders", "decoders"], ...] = ("encoders", "decoders"),
     seconds: Positive = 3.0,
-    deadlines_ms: tuple[Positive, Positive] = (50.0, 300.0),
+    deadlines_ms: Range = (50.0, 300.0),
     requests: Whole = 600,
     promise_ms: tuple[Positive, Positive] = (1000.0, 8000.0),
     cost_ms: tuple[Positive, NotNegative, NotNegative] = (20.0, 0.5, 0.5),
@@ -106,9 +102,6 @@ def schedule(
         yield Row("p99_ms", outcome.p99_ms(), "ms")
         yield Row("refused", float((outcome.fate == REFUSED).mean()))
         return
-    least, most = deadlines_ms
-    if least > most:
-        raise InvalidInput(f"--deadlines-ms {least:g} {most:g}: give the least first")
     if "encoders" in of:
         yield from _encoders(seconds, deadlines_ms)
     if "decoders" in of:

@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from bench.noop import NOOP, add_noops
 from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
-from bench.server import multiply, private_bytes, random_export, requests_of, tenant_id, texts_of
+from bench.server import multiply, private_bytes, random_export, requests_of, settings_of, stage, tenant_id, texts_of, waiting
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import INT8, Engine, computed, resolve_device, resolve_precision
-from hplm.engine.lookup import Lookup
-from hplm.engine.request import Request, Text
+from hplm.engine.engine import computed
+from hplm.engine.served import open_engine
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
@@ -65,7 +64,7 @@ def serve(
     texts = texts_of(SIZES[size], [tokens] * 4 * connections)
     options = ServingOptions(dtype=dtype, slots=max(2, 2 * count), batch_tokens=BATCH_TOKENS)
     with random_export(SIZES[size], count, options) as folder:
-        bare = BareEngine(folder / "1", texts, tokens, options.slots, dtype, seconds)
+        bare = BareEngine(folder, texts, tokens, seconds)
         (before,) = send(bare)
         add_noops(folder.parent, tokens)
         with TritonServer(folder.parent) as server:
@@ -117,8 +116,6 @@ class BareEngine:
     folder: Path
     texts: list[str]
     tokens: int
-    slots: int
-    dtype: str
     seconds: float
 
     @property
@@ -126,19 +123,16 @@ class BareEngine:
         return 600 + 2 * self.seconds
 
     def run(self) -> dict:
-        backbone, device = Backbone(self.folder), resolve_device("auto")
-        precision = resolve_precision(self.dtype, device)
-        engine = Engine(backbone.upper(), device, precision.dtype, precision.eight_bits)
-        stager = Stager(backbone, StagingSettings(self.slots, device, precision.dtype, few_sizes=engine.takes_few_sizes))
-        ready = self._looked_up(backbone)
+        backbone, settings = Backbone(self.folder / "1"), settings_of(self.folder)
+        engine, stager = open_engine(backbone, settings)
+        ready = [text for own in waiting(backbone, self.texts, backbone.view.snapshot.tenants) for text in own]
 
         def seconds_of(count: int) -> float:
             times, end = [], time.perf_counter() + self.seconds / 8
             batches = cycle([ready[i : i + count] for i in range(0, len(ready) - count + 1, count)])
             while time.perf_counter() < end or len(times) < 6:
                 start = time.perf_counter()
-                batch = stager.stage(next(batches), broken=_raise)
-                assert batch is not None  # or `_raise` has raised
+                batch = stage(stager, next(batches))
                 computed(engine, batch)
                 times.append(time.perf_counter() - start)
                 stager.release(batch.held)
@@ -147,20 +141,7 @@ class BareEngine:
         alone, largest = seconds_of(1), min(BATCH_TOKENS // self.tokens, len(ready))
         counts = sorted({count for count in (2, 4, 8, 16, 32, 64, 128) if count < largest} | {largest})
         rates = [count / seconds_of(count) for count in tqdm(counts, desc="bare engine, batch sizes")]
-        name = INT8 if precision.eight_bits else str(precision.dtype).removeprefix("torch.")
-        return {"p50_ms": alone * 1e3, "texts_per_s": max(*rates, 1 / alone), "dtype": name}
-
-    def _looked_up(self, backbone: Backbone) -> list[Text]:
-        lookup, snapshot, ready = Lookup(backbone), backbone.view.snapshot, []
-        for i, text in enumerate(self.texts):
-            tenant = snapshot.tenants[i % len(snapshot.tenants)]
-            found = lookup.resolve(backbone.view, tenant, [text], None, False)
-            ready += Request(found, backbone.view, tenant, lambda request, answer: None).texts_from(found)
-        return ready
-
-
-def _raise(text: Text, error: Exception) -> None:
-    raise error
+        return {"p50_ms": alone * 1e3, "texts_per_s": max(*rates, 1 / alone), "dtype": settings.precision.name}
 
 
 def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, connections: int, dtype: str) -> Rows:
@@ -189,8 +170,8 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
                 alone, saturated = one_and_many(server.http_url, requests, warming, seconds, connections)
                 private = private_bytes(server.pid)
             rates[count] = saturated.req_per_s
-            device = resolve_device("auto")
-            stager = Stager(Backbone(folder), StagingSettings(options.slots, device, resolve_precision(dtype, device).dtype))
+            settings = settings_of(backbone)
+            stager = Stager(Backbone(folder), StagingSettings(settings.slots, settings.device, settings.precision.dtype))
             yield Row(f"tenants/{count}/req_per_s", rates[count], "/s")
             yield Row(f"tenants/{count}/p50_ms", alone.percentile_ms(50), "ms")
             yield Row(f"tenants/{count}/p99_ms", alone.percentile_ms(99), "ms")

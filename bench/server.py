@@ -1,4 +1,4 @@
-"""A server with random weights: its requests, and the memory and processor time of its processes."""
+"""A backbone with random weights: what its engine and its server are asked, and what the server's processes take."""
 
 from __future__ import annotations
 
@@ -19,23 +19,30 @@ from builder.publish.model_configs import ServingOptions
 from hplm.adapters import records
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import Lookup
+from hplm.engine.request import Request, Text
+from hplm.engine.settings import Settings
+from hplm.engine.sheets import StagedBatch
+from hplm.engine.staging import Stager
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.parameters import parameters_of
 from hplm.server.process_group import members
+from hplm.tenants.models import upper_config
 from hplm.tenants.snapshot import Snapshot, Tenant
 from loadtest.encode import infer_request
 from loadtest.traffic import texts_for
-from testing.random_repository import write
+from testing.random_repository import RANK, write
 from testing.random_store import words
 
 APART = 8  # numbers of the pool between the beginnings of two tenants
 
 
 @contextmanager
-def random_export(config: BackboneConfig, tenants: int, options: ServingOptions) -> Iterator[Path]:
+def random_export(config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Iterator[Path]:
     """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        yield write(Path(folder), config, tenants, options)
+        yield write(Path(folder), config, tenants, options, rank)
 
 
 def tenant_id(number: int, tenants: int = 10**6) -> str:
@@ -46,6 +53,34 @@ def tenant_id(number: int, tenants: int = 10**6) -> str:
 def texts_of(config: BackboneConfig, lengths: Sequence[int] | np.ndarray) -> list[str]:
     """Returns texts for a model of this vocabulary. With the two special tokens, they have these lengths."""
     return texts_for(np.asarray(lengths).tolist(), words(config.vocabulary))
+
+
+def settings_of(folder: Path) -> Settings:
+    """Returns the settings of an exported backbone's engine."""
+    return Settings.read(parameters_of(upper_config(folder.parent, folder.name)))
+
+
+def waiting(backbone: Backbone, texts: Sequence[str], tenants: Sequence[Tenant], rung: int = 0) -> list[list[Text]]:
+    """Returns what waits for each text: it alone, or once for each of a tenant's students. Tenants take turns."""
+    lookup, view, found = Lookup(backbone), backbone.view, []
+    for number, text in enumerate(texts):
+        tenant = tenants[number % len(tenants)]
+        form = lookup.resolve(view, tenant, [text])
+        request = Request(form, view, tenant, lambda request, answer: None)
+        request.rung = rung
+        found.append(request.texts_from(form))
+    return found
+
+
+def stage(stager: Stager, texts: Sequence[Text]) -> StagedBatch:
+    """Returns texts as a batch. Raises if one of them cannot be staged."""
+
+    def broken(text: Text, error: Exception) -> None:
+        raise error
+
+    batch = stager.stage(texts, broken)
+    assert batch is not None  # or `broken` has raised
+    return batch
 
 
 def requests_of(

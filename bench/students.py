@@ -9,26 +9,23 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from bench.engine import clock
-from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
-from bench.server import texts_of
+from bench.rows import EngineDtype, NotNegative, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.server import settings_of, stage, texts_of, waiting
 from bench.turns import alternate
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import PROJECTIONS
 from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine, Precision, computed, resolve_device, resolve_precision
-from hplm.engine.lookup import Lookup
-from hplm.engine.request import Request, Text
+from hplm.engine.engine import computed, resolve_device, resolve_precision
+from hplm.engine.request import Text
+from hplm.engine.served import open_engine
 from hplm.engine.service import ANSWERING_NS
-from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.scheduling.limits import Limits
@@ -61,7 +58,7 @@ def students(
     batch_tokens: tuple[Whole, ...] = (1024, 4096),
     seconds: Positive = 1.0,
     batches: Whole = 200,
-    cost_us: tuple[Annotated[float, Parameter(validator=Number(gte=0))], Positive] | None = None,
+    cost_us: tuple[NotNegative, Positive] | None = None,
     dtype: EngineDtype = "auto",
 ) -> Rows:
     """Measures how students serve: random ones, so this says nothing of their answers.
@@ -93,8 +90,8 @@ def students(
             expect_text(length, name)
     for name in size:
         say(f"measuring {name} on {device}")
-        with _exported(SIZES[name], layers, students) as folder:
-            ways, at = Ways(folder, device, resolve_precision(dtype, device), seconds), name.replace("-", "_")
+        with _exported(SIZES[name], layers, students, dtype) as folder:
+            ways, at = Ways(folder, seconds), name.replace("-", "_")
             found = {length: [ways.timings(length, room) for room in (0, *rooms)] for length in sorted(tokens)}
         for length, (alone, *full) in found.items():
             by_room, ratio = dict(zip(rooms, full, strict=True)), SIZES[name].upper_layers / layers
@@ -106,14 +103,14 @@ def students(
 
 
 @contextmanager
-def _exported(config: BackboneConfig, layers: int, students: int) -> Iterator[Path]:
-    """Gives an exported backbone whose tenants have a LoRA of all layers, and students."""
+def _exported(config: BackboneConfig, layers: int, students: int, dtype: str) -> Iterator[Path]:
+    """Gives the folder of an exported backbone whose tenants have a LoRA of all layers, and students."""
     tenants = [replace(one, adapter="lora", places=tuple(PROJECTIONS)) for one in random_tenants(TENANTS, RANK, LABELS)]
     with TemporaryDirectory(prefix="hplm-bench-") as folder:
         store, repository = random_store(Path(folder) / "store", config, tenants), Path(folder) / "repository"
         for number, tenant in enumerate(tenants):
             random_students(store, tenant, range(students, 0, -1), layers, RANK, SPREAD, number)
-        yield repository / export(store, repository, SERVED).backbone / "1"
+        yield repository / export(store, repository, replace(SERVED, dtype=dtype)).backbone
 
 
 def name_of(team: Team) -> str:
@@ -135,15 +132,13 @@ Timings = Mapping[str, Timing]  # by way to answer: `full`, `students-1` and so 
 class Ways:
     """An engine, and tenants that their full stacks answer, or some of their students."""
 
-    def __init__(self, folder: Path, device: torch.device, precision: Precision, seconds: float) -> None:
-        self._backbone, self._device, self._seconds = Backbone(folder), device, seconds
-        self._lookup, self._clock = Lookup(self._backbone), clock(device)
-        self._engine = Engine(self._backbone.upper(), device, precision.dtype, precision.eight_bits)
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self._backbone, self._seconds, settings = Backbone(folder / "1"), seconds, settings_of(folder)
+        self._engine, self._stager = open_engine(self._backbone, settings)
+        self._device, self._clock = settings.device, clock(settings.device)
         tenants = self._backbone.view.snapshot.tenants
         assert tenants[0].students is not None  # as they were exported
         self.teams = tenants[0].students.teams
-        settings = StagingSettings(TENANTS * len(self.teams), device, precision.dtype, few_sizes=self._engine.takes_few_sizes)
-        self._stager = Stager(self._backbone, settings)
         self._ways = {FULL: ([replace(tenant, students=None) for tenant in tenants], 0)}  # the tenants, and their rung
         self._ways |= {name_of(team): ([*tenants], rung) for rung, team in reversed([*enumerate(self.teams)])}
 
@@ -158,8 +153,7 @@ class Ways:
             first = number % (len(asked[way]) - counts[way] + 1)
             texts = [part for parts in asked[way][first : first + counts[way]] for part in parts]
             begin = self._clock()
-            batch = self._stager.stage(texts, _raise)
-            assert batch is not None  # or `_raise` has raised
+            batch = stage(self._stager, texts)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             staged = self._clock()
@@ -175,19 +169,7 @@ class Ways:
         }
 
     def _asked(self, way: str, tokens: int, count: int) -> list[list[Text]]:
-        """Returns what waits for each of so many texts of different tenants: it alone, or once for each student."""
-        found, view, (tenants, rung) = [], self._backbone.view, self._ways[way]
-        for number, text in enumerate(texts_of(self._backbone.config, [tokens] * count)):
-            tenant = tenants[number % len(tenants)]
-            form = self._lookup.resolve(view, tenant, [text])
-            request = Request(form, view, tenant, lambda request, answer: None)
-            request.rung = rung
-            found.append(request.texts_from(form))
-        return found
-
-
-def _raise(text: Text, error: Exception) -> None:
-    raise error
+        return waiting(self._backbone, texts_of(self._backbone.config, [tokens] * count), *self._ways[way])
 
 
 def _figures(at: str, tokens: int, alone: Timings, full: Mapping[int, Timings], ratio: float) -> Rows:

@@ -1,4 +1,4 @@
-"""Times short functions in turn, so that a machine that drifts or is shared slows down all of them alike."""
+"""Measures functions in turn, so that a machine that drifts or is shared slows down all of them alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from statistics import median
 
 import torch
+from tqdm import tqdm
 
 LEAST_ROUNDS = 3
 TURN = 0.01  # seconds of a turn, at least one call: so a variant has the CPU's caches and predictions to itself
@@ -35,6 +36,17 @@ def alternate(variants: Mapping[str, Callable[[int], object]], seconds: float, w
                 taken[name].append(own if isinstance(own, float) else now - start)
         rounds += 1
     return {name: 1e6 * median(times) for name, times in taken.items()}
+
+
+def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Returns the median of what each variant returns. The first round warms up."""
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in tqdm(range(rounds + 1), desc=" and ".join(variants)):
+        for name, variant in variants.items():
+            value = variant()
+            if turn:
+                found[name].append(value)
+    return {name: median(values) for name, values in found.items()}
 
 
 @contextmanager

@@ -1,16 +1,12 @@
-"""Bars, and the style of all pictures."""
+"""Bars, and the colors of series."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from builder.pictures import GRID, INK, OTHERS, OWN, panels, save
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from builder.pictures import INK, OTHERS, OWN, panels, save
 
 Bars = Mapping[str, Mapping[str, Mapping[str, float]]]  # by title, series and name
 GREY = "#8c8c8c"
@@ -32,7 +28,7 @@ def draw_bars(bars: Bars, path: Path, log: bool = False, least: float = 0.0) -> 
                 axes.bar_label(drawn, fmt="%.3g", padding=3)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
-        style(axes, title)
+        axes.set_title(title, loc="left", fontsize=9, color=INK)
         if len(series) > 1:
             axes.set_xlim(left=least)
             axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(series))
@@ -43,10 +39,3 @@ def draw_bars(bars: Bars, path: Path, log: bool = False, least: float = 0.0) -> 
 
 def colors() -> Iterable[str]:
     return chain((OWN, *OTHERS), repeat(GREY))
-
-
-def style(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=9, color=INK)
-    axes.grid(color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -12,12 +12,10 @@ the files of deploy/haproxy, from several addresses.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -28,8 +26,8 @@ from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
 from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
-from loadtest.server import QUICK_HELP, ServedCopy, quick
-from loadtest.watch import PUBLISHED_AFTER, Growth, ServerCount, difference
+from loadtest.server import ServedCopy, above_zero, at_least_one, command, quick
+from loadtest.watch import PUBLISHED_AFTER, Growth, ServerCount, difference, total
 
 WAYS = OF_TENANT | OF_STRANGERS
 QUICK = "--backbone toy --quiet tenant-0 --noisy tenant-1 --text ba --seconds 0.5 --streams 100 --flood 4 --ways streams quota"
@@ -41,59 +39,34 @@ QUOTA_IN_FLIGHT = 2  # requests that `quota` lets the noisy tenant have
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     with quick(arguments, QUICK) as words:
-        _main(_parser().parse_args(words))
+        found = command("isolation", __doc__, words, options, run)
+    return int(found is None or not ("--quick" in words or all(way["holds"] for way in found.values())))
 
 
-def _main(given: argparse.Namespace) -> None:
-    measured: dict[str, dict[str, Any]] = {}
-    error = None
-    try:
-        _check(given)
-        _run(given, measured)
-    except (HplmError, OSError) as failed:
-        error = str(failed)
-    if given.json or measured:
-        lines = (f"{name}, {what}: {value}" for name, way in measured.items() for what, value in way.items())
-        print(json.dumps(measured) if given.json else "\n".join(lines))
-    if error or not (given.quick or all(way["holds"] for way in measured.values())):
-        sys.exit(error or 1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="loadtest.isolation",
-        description=f"{__doc__}\n{_listed('a noisy tenant', OF_TENANT)}\n\n{_listed('strangers', OF_STRANGERS)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = f"{_listed('a noisy tenant', OF_TENANT)}\n\n{_listed('strangers', OF_STRANGERS)}"
     add = parser.add_argument
-    add("--repository", type=Path, default=Path("model_repository"), help="repository to serve (default: %(default)s)")
     add("--door", action="store_true", help="ask through the reverse proxy, a real HAProxy")
-    add("--at-once", type=int, help="requests that the proxy passes on at a time (default: the proxy's own)")
-    add("--backbone", required=True, help="name of the backbone")
+    add("--at-once", type=at_least_one, help="requests that the proxy passes on at a time (default: the proxy's own)")
     add("--quiet", required=True, metavar="TENANT", help="tenant without a key that sends a few requests")
     add("--noisy", metavar="TENANT", help="tenant that misbehaves; with a tagger its long texts cost most")
     add("--text", default="the quick brown fox jumps over the lazy dog", help="text of the quiet tenant and of the floods")
-    add("--rate", type=float, default=10.0, help="requests a second of the quiet tenant (default: %(default)g)")
-    add("--seconds", type=float, default=20.0, help="seconds of each measurement (default: %(default)g)")
-    add("--ways", nargs="+", choices=WAYS, metavar="WAY", help="see above (default: all of the noisy tenant, or of strangers)")
-    add("--flood", type=int, default=64, help="connections of a flood (default: %(default)s)")
-    tenant = parser.add_argument_group("a noisy tenant").add_argument
-    tenant("--streams", type=int, default=10_000, help="gRPC requests in flight (default: %(default)s)")
-    tenant("--overload", type=float, default=3.0, help="multiple of the capacity to send (default: %(default)g)")
-    tenant("--quota-rate", type=float, default=0.0, help="quota: requests a second, besides two in flight (default: no limit)")
-    stranger = parser.add_argument_group("strangers, with --door").add_argument
-    stranger("--slow", type=int, default=2000, help="slow connections (default: %(default)s)")
-    stranger("--body-mb", type=int, default=300, help="size of a huge body (default: %(default)s)")
-    stranger("--bodies", type=int, default=4, help="connections that send bodies (default: %(default)s)")
-    add("--quick", action="store_true", help=QUICK_HELP)
-    add("--json", action="store_true", help="print one line of JSON")
-    return parser
+    add("--rate", type=above_zero, default=10.0, help="requests a second of the quiet tenant (default: %(default)g)")
+    add("--seconds", type=above_zero, default=20.0, help="seconds of each measurement (default: %(default)g)")
+    add("--ways", nargs="+", choices=WAYS, metavar="WAY", help="see below (default: all of the noisy tenant, or of strangers)")
+    add("--flood", type=at_least_one, default=64, help="connections of a flood (default: %(default)s)")
+    add("--streams", type=at_least_one, default=10_000, help="streams: gRPC requests in flight (default: %(default)s)")
+    add("--overload", type=above_zero, default=3.0, help="overload: multiple of the capacity to send (default: %(default)g)")
+    add("--quota-rate", type=float, default=0.0, help="quota: requests a second, besides two in flight (default: no limit)")
+    add("--slow", type=at_least_one, default=2000, help="slow: connections (default: %(default)s)")
+    add("--body-mb", type=at_least_one, default=300, help="body: size of each (default: %(default)s)")
+    add("--bodies", type=at_least_one, default=4, help="body, largest: connections (default: %(default)s)")
 
 
 def _listed(who: str, ways: dict[str, Way]) -> str:
-    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.says}" for name, way in ways.items())])
+    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.__doc__}" for name, way in ways.items())])
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -101,7 +74,7 @@ def _check(given: argparse.Namespace) -> None:
     if given.ways is None:
         if not given.noisy and not given.door:
             raise InvalidInput("nobody misbehaves: name a tenant with --noisy, or give --door for strangers")
-        given.ways = [name for name in (OF_TENANT if given.noisy else OF_STRANGERS)]
+        given.ways = [*(OF_TENANT if given.noisy else OF_STRANGERS)]
     for name in given.ways:
         if name in OF_TENANT and not given.noisy:
             raise InvalidInput(f"the way {name!r} is of a noisy tenant: name one with --noisy")
@@ -109,11 +82,12 @@ def _check(given: argparse.Namespace) -> None:
             raise InvalidInput(f"the way {name!r} is of strangers, who ask through the reverse proxy: give --door")
 
 
-def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None:
-    """Adds the figures of each way to `measured`, so that the earlier ones are kept if one fails."""
+def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
+    _check(given)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
         server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
+        given.backbone = server.backbone
         place, logs = Place(server.address, server.grpc, server.metrics, server.address), [server.log]
         sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
         if given.door:
@@ -124,8 +98,7 @@ def _run(given: argparse.Namespace, measured: dict[str, dict[str, Any]]) -> None
             logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if name == "quota" else nullcontext():
-                noise = WAYS[name].noise(given, place)
-                measured[name] = _measure(given, place, noise, Growth(sizes), name in OF_STRANGERS)
+                found[name] = _measure(given, place, WAYS[name](given, place), Growth(sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
 
 
@@ -152,10 +125,11 @@ def _measure(given: argparse.Namespace, place: Place, noise: Noise, growth: Grow
     time.sleep(PUBLISHED_AFTER)  # otherwise the next count would have the last of these
     count = ServerCount(place.metrics, outcomes=("on_time",))
     before_s, after_s = min(BEFORE_S, given.seconds), min(AFTER_S, given.seconds)
-    lasting = replace(noise.load, seconds=before_s + given.seconds + after_s)
+    misbehaving, describe = noise
+    lasting = replace(misbehaving, seconds=before_s + given.seconds + after_s)
     with growth:
         beside, others = send(replace(quiet, begin_s=before_s), lasting)
-    return judged(alone, said(beside), noise.said(others), count.in_time(), growth.megabytes(), of_strangers)
+    return judged(alone, said(beside), describe(others), count.in_time(), growth.megabytes(), of_strangers)
 
 
 def judged(
@@ -187,13 +161,11 @@ def _wait_until_idle(metrics: str) -> None:
     """Waits until the server has no waiting texts, or raises, because the next figures would not be of the server alone."""
     end = time.monotonic() + IDLE_S
     while time.monotonic() < end:
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=IDLE_S) as response:
-            waiting = WAITING.findall(response.read().decode())
-        if not any(map(float, waiting)):
+        if not total(metrics, WAITING, IDLE_S):
             return
         time.sleep(1.0)
     raise HplmError(f"the server was still busy {IDLE_S:.0f} s after the load, so the next figures would not be of it alone")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,6 +12,7 @@ import argparse
 import atexit
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -208,7 +209,10 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     options = argparse.Namespace(**vars(given))
     url = urlsplit(host or given.host or "")
     is_secure = url.scheme == "https"
-    port = url.port or (443 if is_secure else None)
+    try:
+        port = url.port or (443 if is_secure else None)
+    except ValueError:  # no number, or none that a port can have
+        port = None
     if url.scheme not in ("http", "https") or not url.hostname or port is None:
         raise InvalidInput(
             f"--host {host!r}: give the address of Triton's HTTP, http://HOST:PORT, or https://HOST:PORT for TLS"
@@ -233,7 +237,7 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     except ValueError:
         raise InvalidInput(f"--deadline {given.deadline!r}: give milliseconds, or LOW-HIGH") from None
     for name in ("rate", "duration", "cv", "period", "patience", "max_tokens"):
-        if getattr(given, name) <= 0:
+        if not 0 < getattr(given, name) < math.inf:
             raise InvalidInput(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number above 0")
     options.api_key, options.trace = given.api_key or None, given.trace or None
     return options

@@ -50,12 +50,9 @@ class Place:
         return Load(self.http, requests, connections=min(connections, most), **own)
 
 
-@dataclass(frozen=True)
-class Noise:
-    """A load that misbehaves, and what is said of its report."""
-
-    load: Load | GrpcLoad | Strangers
-    said: Callable[[Any], dict[str, Any]] = dict
+Said = Callable[[Any], dict[str, Any]]  # what is said of a report
+Noise = tuple[Load | GrpcLoad | Strangers, Said]
+Way = Callable[[argparse.Namespace, Place], Noise]  # its docstring is in the help
 
 
 def timely(given: argparse.Namespace, tenant: str) -> bytes:
@@ -87,32 +84,44 @@ def _statuses(report: Report) -> dict[str, Any]:
     return {str(status): count for status, count in report.by_status.items()} | dict(report.errors)
 
 
-@dataclass(frozen=True)
-class Way:
-    says: str
-    noise: Callable[[argparse.Namespace, Place], Noise]
-
-
-def _flood(given: argparse.Namespace, place: Place, model: str = "") -> Noise:
-    return Noise(place.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood), _answered)
-
-
-def _streams(given: argparse.Namespace, place: Place) -> Noise:
-    load = GrpcLoad(place.grpc, given.backbone, given.noisy, [given.text], given.streams)
-    return Noise(replace(load, certificate=place.certificate, niceness=POLITE), vars)
+def _flood(given: argparse.Namespace, place: Place, model: str) -> Noise:
+    return place.load([infer_request(model, [given.text], given.noisy)], given.flood), _answered
 
 
 def _truncated(given: argparse.Namespace, place: Place, texts: Sequence[str], in_flight: int) -> Noise:
     request = infer_request(given.backbone, texts, given.noisy, parameters={"truncate": True})
-    return Noise(place.load([request], in_flight), _answered)
+    return place.load([request], in_flight), _answered
 
 
-def _long(given: argparse.Namespace, place: Place) -> Noise:
+def _sources(net: int, count: int = 1) -> list[str]:
+    """Returns client addresses. Each way has its own, because the proxy refuses an address for a while after an attack."""
+    return [f"127.0.{net}.{number}" for number in range(1, min(count, MOST_ADDRESSES) + 1)]
+
+
+def streams(given: argparse.Namespace, place: Place) -> Noise:
+    """gRPC requests in flight; one that is refused comes again when the refusal says"""
+    load = GrpcLoad(place.grpc, given.backbone, given.noisy, [given.text], given.streams)
+    return replace(load, certificate=place.certificate, niceness=POLITE), vars
+
+
+def long(given: argparse.Namespace, place: Place) -> Noise:
+    """requests of millions of characters"""
     text = ((given.text + " ") * (LONGEST // len(given.text)))[:LONGEST]
     return _truncated(given, place, [text] * LONG_TEXTS, LONG_REQUESTS)
 
 
-def _overload(given: argparse.Namespace, place: Place) -> Noise:
+def alias(given: argparse.Namespace, place: Place) -> Noise:
+    """a flood through the model `hplm`"""
+    return _flood(given, place, ALIAS)
+
+
+def words(given: argparse.Namespace, place: Place) -> Noise:
+    """texts of very many words; with a tagger, answers have as many rows"""
+    return _truncated(given, place, [" ".join(["a"] * WORDS)], WORDY_REQUESTS)
+
+
+def overload(given: argparse.Namespace, place: Place) -> Noise:
+    """several times as many requests as the server can answer, with the quiet tenant's deadline"""
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the proxy, which would limit this measurement as it limits the flood.
     closed = Load(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
@@ -121,55 +130,51 @@ def _overload(given: argparse.Namespace, place: Place) -> Noise:
     connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
     load = place.load([timely(given, given.noisy)], connections, _sources(6, math.ceil(connections / THROUGH_PROXY)))
     capacity = {"capacity_per_s": round(full.req_per_s, 1)}
-    return Noise(replace(load, rate=rate, undisturbed=True), lambda report: capacity | said(report))
+    return replace(load, rate=rate, undisturbed=True), lambda report: capacity | said(report)
 
 
-def _sources(net: int, count: int = 1) -> list[str]:
-    """Returns client addresses. Each way has its own, because the proxy refuses an address for a while after an attack."""
-    return [f"127.0.{net}.{number}" for number in range(1, min(count, MOST_ADDRESSES) + 1)]
+def no_quota(given: argparse.Namespace, place: Place) -> Noise:
+    """a flood of short requests"""
+    return _flood(given, place, given.backbone)
 
 
-def _strangers(
-    given: argparse.Namespace, place: Place, kinds: Sequence[str], connections: int, sources: Sequence[str], size: int = 0
-) -> Noise:
+def quota(given: argparse.Namespace, place: Place) -> Noise:
+    """the same, after a quota was set"""
+    return no_quota(given, place)
+
+
+def _strangers(given: argparse.Namespace, place: Place, kinds: Sequence[str], sources: Sequence[str], size: int = 0) -> Noise:
     assert place.certificate is not None  # strangers come only with the proxy
-    return Noise(Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, size))
+    connections = given.bodies if size else given.slow
+    return Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, size), dict
 
 
-def _unknown(given: argparse.Namespace, place: Place) -> Noise:
+def body(given: argparse.Namespace, place: Place) -> Noise:
+    """bodies far larger than allowed, with their length or in chunks"""
+    return _strangers(given, place, (WHOLE, CHUNKED), _sources(1), 1_000_000 * given.body_mb)
+
+
+def largest(given: argparse.Namespace, place: Place) -> Noise:
+    """the largest bodies that are allowed, for a tenant that does not exist"""
+    return _strangers(given, place, (WHOLE,), _sources(2), LARGEST_ALLOWED)
+
+
+def slow(given: argparse.Namespace, place: Place) -> Noise:
+    """connections of one address that send nothing, a byte of a header now and then, or half a body"""
+    return _strangers(given, place, SLOW, _sources(3))
+
+
+def slow_from_many(given: argparse.Namespace, place: Place) -> Noise:
+    """the same from many addresses, each below its limit of connections"""
+    return _strangers(given, place, SLOW, _sources(4, ADDRESSES))
+
+
+def unknown(given: argparse.Namespace, place: Place) -> Noise:
+    """a flood for paths, models and tenants that do not exist"""
     asked = (TENANT, TENANT), (f"{given.backbone}-lookup", given.quiet), (given.backbone, TENANT), (ALIAS, TENANT)
     requests = [http_request("/v2/repository/index", b"{}"), *(infer_request(one, [given.text], who) for one, who in asked)]
-    return Noise(replace(place.load(requests, given.flood, _sources(5)), connections=given.flood), _statuses)
+    return replace(place.load(requests, given.flood, _sources(5)), connections=given.flood), _statuses
 
 
-OF_TENANT = {
-    "streams": Way("gRPC requests in flight; one that is refused comes again when the refusal says", _streams),
-    "long": Way("requests of millions of characters", _long),
-    "alias": Way("a flood through the model `hplm`", lambda given, place: _flood(given, place, ALIAS)),
-    "words": Way(
-        "texts of very many words; with a tagger, answers have as many rows",
-        lambda given, place: _truncated(given, place, [" ".join(["a"] * WORDS)], WORDY_REQUESTS),
-    ),
-    "overload": Way("several times as many requests as the server can answer, with the quiet tenant's deadline", _overload),
-    "no_quota": Way("a flood of short requests", _flood),
-    "quota": Way("the same, after a quota was set", _flood),
-}
-OF_STRANGERS = {
-    "body": Way(
-        "bodies far larger than allowed, with their length or in chunks",
-        lambda given, place: _strangers(given, place, (WHOLE, CHUNKED), given.bodies, _sources(1), 1_000_000 * given.body_mb),
-    ),
-    "largest": Way(
-        "the largest bodies that are allowed, for a tenant that does not exist",
-        lambda given, place: _strangers(given, place, (WHOLE,), given.bodies, _sources(2), LARGEST_ALLOWED),
-    ),
-    "slow": Way(
-        "connections of one address that send nothing, a byte of a header now and then, or half a body",
-        lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(3)),
-    ),
-    "slow_from_many": Way(
-        "the same from many addresses, each below its limit of connections",
-        lambda given, place: _strangers(given, place, SLOW, given.slow, _sources(4, ADDRESSES)),
-    ),
-    "unknown": Way("a flood for paths, models and tenants that do not exist", _unknown),
-}
+OF_TENANT: dict[str, Way] = {way.__name__: way for way in (streams, long, alias, words, overload, no_quota, quota)}
+OF_STRANGERS: dict[str, Way] = {way.__name__: way for way in (body, largest, slow, slow_from_many, unknown)}

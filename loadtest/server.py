@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -40,31 +41,56 @@ QUICK_HELP = "measure little on a toy that is made for it: the figures mean noth
 START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to end
 
 
-Options = Sequence[tuple[str, type, Any, str]]  # name, type, default, help
-
-
 def command(
-    about: tuple[str, str | None], words: Sequence[str], options: Options, run: Callable[[argparse.Namespace], dict[str, Any]]
+    name: str,
+    about: str | None,
+    words: Sequence[str],
+    options: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace, dict[str, Any]], None],
 ) -> dict[str, Any] | None:
-    """Runs a test on a copy of a repository, and prints its figures; None: it failed. `about`: its name, and what it does."""
-    name, doc = about
-    parser = argparse.ArgumentParser(prog=f"loadtest.{name}", description=doc, formatter_class=argparse.RawTextHelpFormatter)
-    for option, kind, default, text in options:
-        is_list = isinstance(default, list)
-        said = f"{text} (default: {'all' if is_list else default})"
-        parser.add_argument(option, type=kind, default=default, nargs="+" if is_list else None, help=said)
-    parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="model repository to copy and serve")
-    parser.add_argument("--backbone", help="name of the backbone (default: the repository's only one)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    given = parser.parse_args(words)
+    """Runs a test on a copy of a repository, and prints its figures, also those from before a failure; None: it failed.
+
+    `options`: adds those of the test. `run`: adds the figures.
+    """
+    parser = argparse.ArgumentParser(f"loadtest.{name}", None, about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--repository", type=Path, default=Path("model_repository"), help="repository to serve (default: %(default)s)")
+    add("--backbone", help="name of the backbone (default: the repository's only one)")
+    options(parser)
+    add("--quick", action="store_true", help=QUICK_HELP)
+    add("--json", action="store_true", help="print one line of JSON at the end")
+    given, found, error = parser.parse_args(words), dict[str, Any](), ""
     try:
-        found = run(given)
-    except HplmError as error:
+        run(given, found)
+    except (HplmError, OSError) as failed:
+        error = str(failed)
+    if found:
+        print(json.dumps(found) if given.json else "\n".join(_lines(found)))
+    if error:
         print(f"{name}: {error}", file=sys.stderr)
-        return None
-    print(json.dumps(found) if given.json else "\n".join(f"{what} {value}" for what, value in found.items()))
-    return found
+    return None if error else found
+
+
+def above_zero(word: str) -> float:
+    """Reads the value of an option."""
+    if not 0 < (value := float(word)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{word}: give a number above 0")
+    return value
+
+
+def at_least_one(word: str) -> int:
+    if (value := int(word)) < 1:
+        raise argparse.ArgumentTypeError(f"{word}: give 1 or more")
+    return value
+
+
+def _lines(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yields a line for each figure."""
+    for what, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{before}{what}, ")
+        else:
+            yield f"{before}{what}: {value}"
 
 
 @contextmanager

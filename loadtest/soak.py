@@ -25,7 +25,7 @@ import numpy as np
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import ServedCopy, command, quick
+from loadtest.server import ServedCopy, above_zero, command, quick
 from loadtest.texts import standard_library
 
 QUICK = "--minutes 0.02 --share 0.1"
@@ -40,22 +40,23 @@ Sample = dict[str, tuple[int, int]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = (
-        ("--minutes", float, 30.0, "how long"),
-        ("--share", float, 0.8, "share of the capacity"),
-    )
     with quick(arguments, QUICK) as words:
-        found = command(("soak", __doc__), words, options, run)
+        found = command("soak", __doc__, words, options, run)
     if found and found["failed"]:
         print(f"soak: {found['failed']:,} requests failed", file=sys.stderr)
     return int(found is None or bool(found["failed"]))
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=above_zero, default=30.0, help="how long (default: %(default)g)")
+    parser.add_argument("--share", type=above_zero, default=0.8, help="share of the capacity (default: %(default)g)")
+
+
+def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
         folder = Path(place)
-        with ServedCopy(args.repository, folder, folder / "state", args.backbone) as served:
-            return soaked(served, standard_library(), args.minutes * 60, args.share)
+        with ServedCopy(given.repository, folder, folder / "state", given.backbone) as served:
+            found |= soaked(served, standard_library(), given.minutes * 60, given.share)
 
 
 def soaked(served: ServedCopy, texts: Sequence[str], seconds: float, share: float) -> dict[str, Any]:

@@ -30,13 +30,14 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     """Reads files with one text a line, or JSONL with a field `text`."""
     texts = []
     for path in paths:
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
             if not line.strip():
                 continue
             try:
-                texts.append(json.loads(line)["text"] if path.suffix == ".jsonl" else line.strip())
-            except (ValueError, KeyError, TypeError) as error:
-                raise InvalidInput(f"{path}, line {number} is not JSON with a field `text`: {error!r}") from None
+                texts.append((json.loads(line)["text"] if path.suffix == ".jsonl" else line.decode()).strip())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                wanted = "JSON with a field `text`" if path.suffix == ".jsonl" else "text in UTF-8"
+                raise InvalidInput(f"{path}, line {number} is not {wanted}: {error!r}") from None
     if not texts:
         raise InvalidInput(f"{', '.join(map(str, paths))} contains no texts: give one a line, or JSONL with a field `text`")
     return texts

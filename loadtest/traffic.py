@@ -1,6 +1,6 @@
 """The papers' workloads and recorded traces as columns of arrivals: time, length, tenant and deadline of each request.
 
-The native generator, Locust and the simulator of `hplm.scheduling` all use them.
+The native generator, Locust and `hplm.simulate` all use them.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ def read_recorded(path: Path, tenants: Sequence[str] = ()) -> Recorded:
             tenant = known[name] if name in known else strangers.setdefault(name, number_of_new)
             tokens = int(row["tokens"]) if text is None else int(row.get("tokens", len(text.split()) + 2))
             allowed = int(float(row.get("deadline_ms", 0)) * MILLISECOND)
+            if tokens < 1 or allowed < 0:
+                raise ValueError(f"{tokens} tokens, {allowed / MILLISECOND:g} ms until the deadline")
             rows.append((int(float(row["arrival"]) * SECOND), tokens, allowed, tenant, int(row.get("priority", 0))))
             texts.append(text)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

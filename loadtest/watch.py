@@ -65,8 +65,13 @@ class ServerCount:
         return self._read() - self._before
 
     def _read(self) -> int:
-        with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=5) as response:
-            return round(sum(float(count) for count in self._counts.findall(response.read().decode())))
+        return round(total(self._address, self._counts))
+
+
+def total(address: str, series: re.Pattern[str], patience_s: float = 5.0) -> float:
+    """Returns the sum of these series, as a server's metrics say now."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=patience_s) as response:
+        return sum(map(float, series.findall(response.read().decode())))
 
 
 def difference(by_client: int, by_server: int) -> float:

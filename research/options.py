@@ -1,14 +1,19 @@
-"""The research commands. cyclopts reads their options from signatures and dataclasses."""
+"""The research commands: cyclopts reads their options from signatures and dataclasses, and calls run side by side."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
+from typing import TypeVar
 
 from cyclopts import App, CycloptsError
 
 from bench.run import apart
+from builder.worker_processes import worker_processes
 from hplm.errors import HplmError
+
+Result = TypeVar("Result")
 
 
 def run(app: App, arguments: Sequence[str] | None = None) -> int:
@@ -30,3 +35,13 @@ def ended(name: str, call: Callable[[], int | None]) -> int:
         print(f"{name}: interrupted; give the same command to continue", file=sys.stderr)
         return 130
     return 1
+
+
+def results_of(calls: Sequence[Callable[[], Result]], at_once: int) -> Iterator[tuple[int, Result]]:
+    """Yields the place of each call and its result, as they end. Several at once have a process each."""
+    if at_once == 1:
+        yield from ((place, call()) for place, call in enumerate(calls))
+        return
+    with worker_processes(at_once) as pool:
+        running = {pool.submit(call): place for place, call in enumerate(calls)}
+        yield from ((running[done], done.result()) for done in as_completed(running))

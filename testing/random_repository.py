@@ -45,10 +45,10 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{given.to} has the backbone {given.size} with {given.tenants} tenants")
 
 
-def write(repository: Path, config: BackboneConfig, tenants: int, options: ServingOptions) -> Path:
-    """Returns the folder of the backbone."""
+def write(repository: Path, config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Path:
+    """Returns the folder of the backbone. `rank`: of the tenants' adapters."""
     with tempfile.TemporaryDirectory(prefix="hplm-random-") as scratch:
-        made = random_tenants(tenants, RANK, LABELS)
+        made = random_tenants(tenants, rank, LABELS)
         if config.is_decoder:
             made = [replace(one, task="generate", labels=[], adapter="lora", places=("query", "value")) for one in made]
         store = random_store(Path(scratch) / "store", config, made, tokenizer=tokenizer_json)

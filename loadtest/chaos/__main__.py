@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import HplmError
 from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
-from loadtest.server import ServedCopy, command, quick
+from loadtest.server import ServedCopy, at_least_one, command, quick
 
 QUICK = "--minutes 0 --clients 4 --faults 'stop toy-lookup' tenant"
 TENANTS = 8
@@ -42,23 +42,23 @@ SHARED_MEMORY_MB, STATE_MB = 256, 32
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = (
-        ("--minutes", float, 10.0, "how long; each fault comes at least once"),
-        ("--clients", int, 128, "clients, each with a request in flight"),
-        ("--faults", str, [], "only faults whose names begin so, such as kill"),
-        ("--seed", int, 0, "for the order of the faults"),
-        ("--registry", str, "folder", "where changes of tenants are: a folder, or a bucket, which has faults of its own"),
-    )
     with quick(arguments, QUICK) as words:
         if os.geteuid() == 0 and INSIDE not in os.environ and (code := _in_a_place_of_its_own(words)) is not None:
             return code
-        found = command(("chaos", __doc__), words, options, run)
+        found = command("chaos", __doc__, words, options, run)
     return int(found is None or bool(found["unanswered"] or found["wrong"] or not found["recovered"]))
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    if args.registry not in ("folder", "bucket"):
-        raise InvalidInput(f"--registry {args.registry!r}: give folder or bucket")
+def options(parser: argparse.ArgumentParser) -> None:
+    add, where = parser.add_argument, "where changes of tenants are; a bucket has faults of its own (default: %(default)s)"
+    add("--minutes", type=float, default=10.0, help="how long; each fault comes at least once (default: %(default)g)")
+    add("--clients", type=at_least_one, default=128, help="clients, each with a request in flight (default: %(default)s)")
+    add("--faults", nargs="+", default=[], help="only faults whose names begin so, such as kill (default: all)")
+    add("--seed", type=int, default=0, help="for the order of the faults (default: %(default)s)")
+    add("--registry", choices=("folder", "bucket"), default="folder", help=where)
+
+
+def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
     place = Path(os.environ.get(INSIDE) or tempfile.mkdtemp(prefix="hplm-chaos-"))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         with History(victim.address, victim.models, expected, args.clients) as history:
             each = _harm(args, victim, history, known, [*expected, *keyed])
         counts = history.counts()
-        return {
+        found |= {
             "sent": counts.total(),
             **{outcome: counts[outcome] for outcome in OUTCOMES},
             "recovery_s_max": max((one["recovery_s"] for one in each if "recovery_s" in one), default=0.0),

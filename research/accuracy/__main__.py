@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from bench.rows import Whole
 from bench.run import app_of
 from demo import public
 from demo.building import BACKBONE, fingerprint, minilm, named
@@ -41,7 +42,7 @@ def accuracy(
     model: str = "",
     pictures: Path | None = None,
     device: str = "auto",
-    at_once: int | None = None,
+    at_once: Whole | None = None,
 ) -> None:
     """Computes the missing numbers, and prints all.
 

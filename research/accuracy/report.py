@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,18 @@ from builder.said import no_progress_bars
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
-from builder.tasks.labels import check_labels
-from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
-from builder.training.data import Data, read_files
+from builder.training.data import Data
 from builder.training.finetuning import TrainingOptions, evaluate, finetune
 from builder.training.teachers import Teacher
-from builder.worker_processes import processes_that_fit, worker_processes
+from builder.worker_processes import processes_that_fit
 from demo.data import DemoData, DemoTenant
 from hplm.plot.table import FORMAT as TABLE_FORMAT
-from research.accuracy.pretraining import pretrained_body
-from research.accuracy.recipes import Recipe, build_store
+from research.accuracy.recipes import Recipe, build_store, pretrained_body
 from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
+from research.options import results_of
 from research.result_file import ResultFile
-from research.schemes.trained import options_of, train_scheme
+from research.schemes.trained import options_of, read_task, train_scheme
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
@@ -93,8 +90,10 @@ class Report:
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
         at_a_time = at_a_time or (1 if self.device.type != "cpu" else processes_that_fit(len(missing)))
+        score = Report.score if at_a_time == 1 and self.device.type != "cpu" else _score_alone
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
-            for run, result in self._scored(missing, at_a_time):
+            for place, result in results_of([partial(score, self, run) for run in missing], at_a_time):
+                run = missing[place]
                 self.results.put(self._told(run), result)
                 bar.set_postfix_str(f"{run.task.id}, {run.case.label}: {result[result['metric']]:.3f}")
                 bar.update()
@@ -180,25 +179,11 @@ class Report:
             if part:
                 self._pretrained(part, domain)
 
-    def _scored(self, runs: Sequence[Run], at_a_time: int) -> Iterator[tuple[Run, dict[str, Any]]]:
-        if at_a_time == 1:
-            score = _score_alone if self.device.type == "cpu" else Report.score
-            yield from ((run, score(self, run)) for run in runs)
-            return
-        with worker_processes(at_a_time) as pool:
-            running = {pool.submit(_score_alone, self, run): run for run in runs}
-            for done in as_completed(running):
-                yield running[done], done.result()
-
     @no_progress_bars()
     def score(self, run: Run) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case)
-        store, branch = self._store(recipe, task.domain), recipe.branch(task.domain)
-        reader = Reader(store, branch, 1)
-        data = read_files(store, task.task, task.train, task.dev).looked_up(reader, self.device, None)
-        labelled = data.task.read(task.test)
-        check_labels(labelled, data.labels, str(task.train))
-        texts = data.reader.read(labelled, data.task, data.labels)
+        store = self._store(recipe, task.domain)
+        data, texts = read_task(store, task, (recipe.branch(task.domain), 1), self.device)
         if run.sample:
             data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None

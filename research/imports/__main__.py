@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import as_completed
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 from cyclopts import Parameter
 from tqdm import tqdm
 
+from bench.rows import Positive, Whole
 from bench.run import app_of
-from builder.worker_processes import processes_that_fit, worker_processes
+from builder.worker_processes import processes_that_fit
 from demo.building import BACKBONE, minilm, named
 from demo.data import MANIFEST, DemoData, data_of, stored_demo_data
 from demo.public import TASKS as PUBLIC
 from demo.public import TWEETS, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
-from research.imports.cases import CASES, FIRST, QUICK, Amounts, Call, Imports, tried
-from research.imports.table import tables_of
-from research.options import run
-from research.result_file import ResultFile
+from research.accuracy.table import markdown
+from research.imports.cases import CASES, FIRST, MIXED, QUICK, Amounts, Call, Imports, tried
+from research.options import results_of, run
+from research.result_file import Finished, ResultFile
 
 WORDS = 64  # of a public text
 
@@ -40,8 +43,8 @@ def imports(
     tasks: tuple[str, ...] = (),
     files: tuple[Path, ...] = (),
     finished: bool = False,
-    minutes: float | None = None,
-    at_once: int = 0,
+    minutes: Positive | None = None,
+    at_once: Whole | None = None,
     work: Path = Path(".hplm/imports"),
     results: Path = Path("research/results/imports.jsonl"),
     model: str = "",
@@ -107,22 +110,99 @@ def _run(calls: Sequence[Call], at_once: int) -> int:
     """Returns how many calls failed. Each is named, and the others go on."""
     failed = 0
     with tqdm(total=len(calls), desc="imports", unit="part", disable=not calls) as bar:
-        for name, wrong in _ended(calls, at_once):
-            bar.set_postfix_str(name)
+        for place, wrong in results_of([partial(tried, call) for _, call in calls], at_once):
+            bar.set_postfix_str(calls[place][0])
             bar.update()
             if wrong:
                 failed += 1
-                tqdm.write(f"{name}: {wrong}", file=sys.stderr)
+                tqdm.write(f"{calls[place][0]}: {wrong}", file=sys.stderr)
     return failed
 
 
-def _ended(calls: Sequence[Call], at_once: int) -> Iterator[tuple[str, str]]:
-    if at_once == 1:
-        yield from ((name, tried(call)) for name, call in calls)
-        return
-    with worker_processes(at_once) as pool:
-        running = {pool.submit(tried, call): name for name, call in calls}
-        yield from ((running[done], done.result()) for done in as_completed(running))
+Found = Mapping[str, Mapping[str, dict[str, Any]]]  # results by case and task
+
+
+def tables_of(finished: Iterable[Finished]) -> Iterator[str]:
+    """Yields the tables of each setting. Means of a case are over the tasks that have it, and a comparison is paired."""
+    settings: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for told, result in finished:
+        about = {name: told[name] for name in ("kind", "labels") if name in told}
+        settings[json.dumps(told["setting"])][told["case"]][told["task"]] = about | result
+    for setting, found in settings.items():
+        yield ", ".join(f"{name} {value}" for name, value in json.loads(setting).items())
+        if FIRST in found:
+            yield _cases(found)
+            yield _tasks(found)
+        if MIXED in found:
+            yield _mixed([*found[MIXED].values()])
+
+
+def _cases(found: Found) -> str:
+    rows = []
+    for case in (case for case in CASES if case in found):
+        own, first = found[case], found[FIRST]
+        both = [task for task in own if task in first]
+        nearer = _off([100 * (own[task]["tenant"] - first[task]["tenant"]) for task in both])
+        agreed = _off([100 * (own[task]["agreement"] - first[task]["agreement"]) for task in both])
+        took = [one["took"] for one in own.values()]
+        rows.append(
+            (
+                f"`{case}`: {CASES[case].about}", str(len(own)), _off([_lost(one) for one in own.values()]),
+                _mean(own, "agreement"), _mean(own, "where_sure"), *(("", "") if case == FIRST else (nearer, agreed)),
+                f"{np.mean(took):.0f}, {max(took):.0f}",
+            )
+        )  # fmt: skip
+    heads = (
+        "case", "checkpoints", "points lost", "same answer", "where sure", f"score over `{FIRST}`", "same answers over it",
+        "seconds, most",
+    )  # fmt: skip
+    return markdown(heads, rows)
+
+
+def _tasks(found: Found) -> str:
+    rows = []
+    for task, one in sorted(found[FIRST].items(), key=lambda item: -_lost(item[1])):
+        labelled, back, size = found.get("labelled", {}).get(task), one["exported"], one["bytes"]
+        rows.append(
+            (
+                task, one["kind"], str(one["labels"]), f"{100 * one['checkpoint']:.1f}", f"{_lost(one):.1f}",
+                f"{_lost(labelled):.1f}" if labelled else "", f"{one['agreement']:.3f}", _share(one.get("where_sure")),
+                f"1/{size['checkpoint'] / size['tenant']:.0f}", f"{back['plain']:.3f}", f"{back['windowed_apart']:.1e}",
+            )
+        )  # fmt: skip
+    heads = (
+        "checkpoint", "kind", "labels", "score", "lost", "lost with labels", "same", "where sure", "bytes",
+        "same after export", "windowed: a logit apart",
+    )  # fmt: skip
+    return markdown(heads, rows)
+
+
+def _mixed(results: Sequence[Mapping[str, Any]]) -> str:
+    took, agreement = ([one[name] for one in results] for name in ("took", "agreement"))
+    return (
+        f"{len(results)} mixed: {np.mean(took):.0f} s each, {np.percentile(took, 90):.0f} for nine of ten, {max(took):.0f} at "
+        f"most; {np.mean(agreement):.3f} of the answers are the checkpoint's, {min(agreement):.3f} at least"
+    )
+
+
+def _lost(one: Mapping[str, Any]) -> float:
+    return 100 * (one["checkpoint"] - one["tenant"])
+
+
+def _mean(own: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    known = [one[name] for one in own.values() if one.get(name) is not None]
+    return _share(float(np.mean(known)) if known else None)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _off(points: Sequence[float]) -> str:
+    """Returns the mean and its standard error."""
+    if not points:
+        return ""
+    return f"{np.mean(points):.2f}" + (f" +- {np.std(points, ddof=1) / len(points) ** 0.5:.2f}" if len(points) > 1 else "")
 
 
 main = partial(run, app)

@@ -110,19 +110,16 @@ class Imports:
         return self.work / digest_of(self.setting)
 
     def calls(self, cases: Sequence[str], mixed: int) -> list[Call]:
-        """Returns what is to be done, with its name, in an order in which little waits."""
-        missing = {
-            task.id: [case for case in cases if self.results.get(self.told(task, case)) is None] for task in self.data.tenants
-        }
-        some = [number for number in range(mixed) if self.results.get(self.told_mixed(number)) is None]
-        lower = {CASES[case].lower for own in missing.values() for case in own} | {CASES[FIRST].lower for _ in some}
-        calls: list[Call] = [(f"root-{layers}", partial(self.store, layers)) for layers in sorted(lower)]
-        calls += [(task.id, partial(self.checkpoint, task)) for task in self.data.tenants if missing[task.id] or some]
+        """Returns what is missing. Trials come last, all of some tasks, if the time ends."""
         trials = [case for case in cases if case != FIRST and CASES[case].labelled is None]
         parts = [(task, case) for case in cases if case not in trials for task in self.data.tenants]
-        parts += [(task, case) for task in self.data.tenants for case in trials]  # all trials of some tasks, if the time ends
-        calls += [(f"{task.id}, {case}", partial(self.put, task, case)) for task, case in parts if case in missing[task.id]]
-        return calls + [(f"{MIXED} {number}", partial(self.put_mixed, number)) for number in some]
+        parts += [(task, case) for task in self.data.tenants for case in trials]
+        numbers = zip(parts, self.results.of(self.told(*part) for part in parts), strict=True)
+        calls: list[Call] = [
+            (f"{task.id}, {case}", partial(self.put, task, case)) for (task, case), one in numbers if one is None
+        ]
+        mixes = enumerate(self.results.of(map(self.told_mixed, range(mixed))))
+        return calls + [(f"{MIXED} {number}", partial(self.put_mixed, number)) for number, one in mixes if one is None]
 
     def told(self, task: DemoTenant, case: str) -> dict[str, Any]:
         """Returns everything that the result depends on."""

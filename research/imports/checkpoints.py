@@ -88,12 +88,8 @@ def mix(source: str, checkpoints: Sequence[tuple[str, Path]], number: int, folde
     base, own = _encoder(source), model.base_model.state_dict()
     others = [_encoder(str(checkpoints[place][1])) for place in chosen]
     names = [name for name in base if not name.startswith("pooler.") and base[name].is_floating_point()]
-    changes = {
-        name: torch.stack([float(share) * (other[name] - base[name]) for share, other in zip(shares, others, strict=True)]).sum(
-            0
-        )
-        for name in names
-    }
+    weighted = [*zip(map(float, shares), others, strict=True)]
+    changes = {name: torch.as_tensor(sum(share * (other[name] - base[name]) for share, other in weighted)) for name in names}
     before, after = (_norm(part) for part in ([own[name] - base[name] for name in names], changes.values()))
     own.update({name: base[name] + size * before / after * changes[name] for name in names})
     model.base_model.load_state_dict(own)
@@ -108,7 +104,7 @@ def _encoder(model: str) -> dict[str, Tensor]:
 
 
 def _norm(parts: Iterable[Tensor]) -> float:
-    return float(torch.stack([part.square().sum() for part in parts]).sum()) ** 0.5
+    return float(torch.cat([part.flatten() for part in parts]).norm())
 
 
 @torch.no_grad()

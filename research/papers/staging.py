@@ -10,14 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from queue import SimpleQueue
-from statistics import median
 
 import numpy as np
 
 from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text
-from bench.server import random_export, texts_of
+from bench.server import random_export, settings_of, texts_of
+from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder
@@ -26,11 +27,9 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.process import Process
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
-from hplm.engine.settings import EARLIEST, Settings
+from hplm.engine.settings import EARLIEST
 from hplm.engine.sheets import StagedBatch
-from hplm.parameters import parameters_of
 from hplm.request.form import Form
-from hplm.tenants.models import upper_config
 from testing.random_store import SIZES
 
 ROUNDS = 5
@@ -55,7 +54,7 @@ def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // tokens))
     options = ServingOptions(dtype=dtype, slots=SLOTS, batch_tokens=batch * tokens, batch_ms="0", commit_ms=EARLIEST)
     with random_export(SIZES[size], TENANTS, options) as backbone, ExitStack() as stack:
-        folder, settings = backbone / "1", Settings.read(parameters_of(upper_config(backbone.parent, backbone.name)))
+        folder, settings = backbone / "1", settings_of(backbone)
         forms = cycle(looked_up(Backbone(folder), texts_of(SIZES[size], [tokens] * 4 * TENANTS)))
         running: dict[str, tuple[Service, Process]] = {}
         for name in WAYS:
@@ -65,12 +64,8 @@ def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10
             running[name] = service, (process := service.driven())
             stack.callback(process.join)
             stack.callback(process.close)
-        # The first turn warms up.
-        turns = [
-            {name: rate(*own, forms, BATCHES * batch, seconds / ROUNDS if turn else 0.5) for name, own in running.items()}
-            for turn in range(ROUNDS + 1)
-        ]
-    rates = {name: median(turn[name] for turn in turns[1:]) for name in WAYS}
+        turns = {name: partial(rate, *own, forms, BATCHES * batch, seconds / ROUNDS) for name, own in running.items()}
+        rates = in_turn(turns, ROUNDS)
     yield from (Row(name, own, "/s") for name, own in rates.items())
     yield Row("pipelined_to_synchronous", rates["pipelined"] / rates["synchronous"])
     yield Row("device", settings.device.type)

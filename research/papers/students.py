@@ -14,16 +14,14 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from bench.rows import Positive, Row, Rows, Whole, benchmark, say
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import check
-from builder.tasks.labels import check_labels
-from builder.tasks.lookup import Reader, Texts
-from builder.training.data import Data, read_files
+from builder.tasks.lookup import Texts
+from builder.training.data import Data
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions
 from builder.training.teachers import DEDICATED
 from demo.data import DemoTenant, data_of
@@ -32,6 +30,7 @@ from hplm.errors import InvalidInput
 from research.papers.student_ways import WAYS, Case, Variants, Way
 from research.result_file import ResultFile
 from research.result_file import digest_of as digest_of_run
+from research.schemes.trained import read_task
 
 ALL, BEST = "all", "pruned"  # students; the number that scores best on dev
 ALONE = ("teacher", "plain", "equal", "exit")  # variants without a number of students
@@ -103,7 +102,7 @@ def students(
             found = {way: _stored(files, {**told, "way": way}) for way in asked}
             missing: list[Way] = [way for way in asked if found[way] is None]
             if missing and not finished:
-                read = read or _read(opened, task, place, texts, on)
+                read = read or read_task(opened, task, place, on, texts)
                 case = Case(*read, *both, folder / f"{task.id}-{seed}-{digest_of_run(told)}")
                 case.folder.mkdir(parents=True, exist_ok=True)
                 for way in missing:
@@ -130,16 +129,6 @@ def _tasks(folder: Path, named: Sequence[str], store: Store, options: StudentOpt
     for task in found:
         check(store, task.id, task.task, options)
     return found
-
-
-def _read(store: Store, task: DemoTenant, place: tuple[str, int], most: int, device: torch.device) -> tuple[Data, Texts]:
-    files = read_files(store, task.task, task.train, task.dev)
-    if most:
-        files = replace(files, train=files.train[:most], dev=files.dev[:most])
-    data = files.looked_up(Reader(store, *place), device, None)
-    labelled = data.task.read(task.test)
-    check_labels(labelled, data.labels, str(task.train))
-    return data, data.reader.read(labelled, data.task, data.labels)
 
 
 def table(cases: Sequence[tuple[str, Variants]], students: int) -> Rows:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.rows import Positive, Rows, Whole, benchmark, rows_of
-from hplm.errors import InvalidInput
+from bench.rows import Positive, Range, Rows, Whole, benchmark, rows_of
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.limits import Limits
@@ -52,16 +51,13 @@ BATCH_MS = 3.0  # the time of a batch beside that of its tokens: large for a dev
 
 
 @benchmark(seconds=0.1, numbers=2)
-def tcb(*, seconds: Positive = 3.0, deadlines_ms: tuple[Positive, Positive] = (100.0, 1000.0), numbers: Whole = 5) -> Rows:
+def tcb(*, seconds: Positive = 3.0, deadlines_ms: Range = (100.0, 1000.0), numbers: Whole = 5) -> Rows:
     """Simulates packings by request rate and variance of the lengths; policies by B, L and variance; slots of a row.
 
     :param seconds: to simulate for each figure
     :param deadlines_ms: the range from which the deadline of each text is drawn
     :param numbers: on each axis, at most
     """
-    least, most = deadlines_ms
-    if least > most:
-        raise InvalidInput(f"--deadlines-ms {least:g} {most:g}: give the least first")
     yield from rows_of(simulated(seconds, deadlines_ms, numbers))
 
 

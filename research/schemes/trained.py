@@ -1,26 +1,39 @@
-"""HMI's Table 3 for one tenant: trains other schemes on its data, with the same budget."""
+"""HMI's Table 3 for one tenant: trains other schemes on its data, with the same budget.
+
+`distil` learns labels and the answers of the tenant's dedicated BERT, as DistilBERT does. `tiny-half` and `tiny-third` first
+learn its hidden states, as TinyBERT does, but not its attention scores. Such a student starts from evenly chosen layers of its
+teacher, and reads no text but the tenant's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from builder.evaluation.tenant import Evaluation
 from builder.learning.bodies import Body, PlotBody, WholeBody
-from builder.learning.loop import Diverged
+from builder.learning.distil import WAY_OUT
+from builder.learning.limits import Budget
+from builder.learning.loop import Diverged, Exam, Group, Training, train
 from builder.store.resumable import digest_of
 from builder.store.store import Store
-from builder.tasks.lookup import Reader
+from builder.tasks.labels import check_labels
+from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import Scores
 from builder.training.data import Data, read_files
-from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune
+from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune, logits_of
 from builder.training.grid import points
+from demo.data import DemoTenant
 from hplm.errors import InvalidInput
-from research.schemes.distilled import distilled
+from research.schemes.pretrained import evenly
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
 
@@ -92,6 +105,19 @@ def score_schemes(
     return scores
 
 
+def read_task(
+    store: Store, task: DemoTenant, place: tuple[str, int], device: torch.device, most: int = 0
+) -> tuple[Data, Texts]:
+    """Reads a task as a table sees it: its data, of which `most` texts for each part, and all texts of its test."""
+    files = read_files(store, task.task, task.train, task.dev)
+    if most:
+        files = replace(files, train=files.train[:most], dev=files.dev[:most])
+    data = files.looked_up(Reader(store, *place), device, None)
+    labelled = data.task.read(task.test)
+    check_labels(labelled, data.labels, str(task.train))
+    return data, data.reader.read(labelled, data.task, data.labels)
+
+
 def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> list[tuple[float, TrainingOptions]]:
     """Returns the points of the grid from which a tenant's options were chosen, each with its factor of the rates."""
     rates = sorted({point["learning_rate"] for point in grid})
@@ -143,3 +169,48 @@ def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> Training
         return own
     bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=factor * HEAD_RATE)
     return replace(bare, body_rate=factor * scheme.body_rate, body_part=scheme.body_part)
+
+
+def distilled(body: WholeBody, data: Data, options: TrainingOptions, kept: float, states: bool) -> Trained:
+    """Trains a dedicated BERT and then its student with this share of the layers, each with the same options.
+
+    `states`: the student first learns the teacher's hidden states, for as many passes over the texts.
+    """
+    teacher = finetune(body, data, options)
+    assert isinstance(teacher.body, WholeBody)
+    layers = len(teacher.body.layers)
+    student = teacher.body.with_layers(evenly(layers, max(1, round(kept * layers))))
+    if states:
+        learn_states(student, teacher.body, data, options)
+
+    taught = logits_of(teacher.body, teacher.model, data, data.train)
+
+    def apart(chosen: np.ndarray, logits: Tensor) -> Tensor:
+        """Returns the mean squared distance from the teacher's logits. It is the same loss for every task."""
+        wanted = torch.from_numpy(np.concatenate([taught[i] for i in chosen])).to(logits.device)
+        return F.mse_loss(logits.float(), wanted)
+
+    return finetune(student, data, options, further=apart)
+
+
+def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: TrainingOptions) -> None:
+    """Moves each of the student's hidden states towards that of the teacher's layers which it replaces."""
+    layers = len(teacher.layers)
+    teacher = teacher.with_layers(range(layers))  # whose states are told after each layer
+    ends = [0, *(round((i + 1) * layers / len(student.layers)) for i in range(len(student.layers)))]
+    chosen = list(chain.from_iterable(data.batches(options.epochs, options.batch_texts, options.seed)))
+
+    def loss_of(some: np.ndarray) -> tuple[Tensor, int]:
+        pack = data.reader.pack(data.train, some, data.device, False)
+        with torch.no_grad():
+            wanted = teacher.states(pack, None)
+        pairs = zip(student.states(pack, None), ends, strict=True)
+        apart = [F.mse_loss(own.float(), wanted[end].float()) for own, end in pairs]
+        return torch.stack(apart).sum(), len(pack.tokens)
+
+    learned = Group(options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())})
+    training = Training(
+        "learning the teacher's states", data.device, [learned], lambda number: iter(chosen[number:]), loss_of,
+        lambda: Exam(0.0, 0.0), WAY_OUT,
+    )  # fmt: skip
+    train(training, Budget(steps=len(chosen)))

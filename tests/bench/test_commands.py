@@ -163,20 +163,25 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
     [
         ("bench serve --seconds 0", ["--seconds", "0.0"]),
         ("bench serve --tokens 1", ["--tokens 1", 3, 64]),
-        ("bench overload --policy luck", ["policy", "'luck'"]),
+        ("bench overload --policies luck", ["policy", "'luck'"]),
         ("bench overload --packings dense", ["'dense'", "packed", "naive"]),
-        ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms 300 50"]),
+        ("bench overload --deadlines 12 2", ["--deadlines", "12.0", "2.0"]),
+        ("bench overload --variance -1", ["--variance", "-1.0"]),
+        ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms", "300.0", "50.0"]),
+        ("bench generate --tenants 32", ["--tenants 32"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
         ("bench plot --picture x.foo", ["--picture x.foo"]),
         ("bench students --layers 3", ["--layers 3", 2]),
         ("bench luck", ["'luck'", "serve"]),
-        ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", 5]),
+        ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", "5.0"]),
         ("papers timeline none --to trace", ["none"]),
         ("papers timeline journal --to trace", ["journal", "line 2"]),
         ("papers tabi --folder none", ["none", "hplm bench cascade"]),
         ("comparison --schemes hplm,plot", ["--schemes", "'plot'"]),
         ("comparison --lengths normal:20,20,3,600", ["--lengths 600"]),
         ("isolation --ways long", ["--noisy"]),
+        ("isolation --rate nan", ["--rate", "nan"]),
+        ("soak --minutes 0", ["--minutes", 0]),
         ("isolation --ways slow", ["--door"]),
         ("isolation --noisy beta --repository /nowhere", ["/nowhere"]),
         ("random --to . --tenants 3", ["--to"]),
@@ -185,7 +190,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
 def test_impossible_options_are_refused(capsys, tmp_path, monkeypatch, command: str, named: list) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "journal").write_text('{"request": "a"}\n[]\n')
-    needed = {"isolation": " --backbone toy --quiet acme", "random": ""}  # the others would measure the machine first
+    needed = {"isolation": " --backbone toy --quiet acme", "random": "", "soak": ""}  # others measure the machine first
     assert status(command + needed.get(command.split()[0], " --quick")) == 1
     assert mentions(capsys.readouterr().err, *named) and [file.name for file in tmp_path.iterdir()] == ["journal"]
 

@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench import curves, overload
+from bench import overload
 from bench.noop import ticket_bytes
 from bench.rows import Row, rows_of, rows_of_rounds
-from bench.run import nested, table_of
+from bench.run import nested, panels_of, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, LookupRequest
@@ -90,7 +90,7 @@ def test_a_figure_of_several_rounds_is_their_median_beside_the_least_and_the_mos
 
 def test_a_panel_is_named_by_what_stands_before_the_number() -> None:
     names = ("rates/1.5/das/utility", "curves/Fig. 5/search/8", "points/a/4/real")
-    assert curves.panels_of([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)]) == {
+    assert panels_of([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)]) == {
         "tenants: ms": {"p50": {"10": 3.0}},
         "rates: utility": {"das": {"1.5": 1.0}},
         "Fig. 5": {"search": {"8": 1.0}},

@@ -16,7 +16,7 @@ from loadtest.chaos.faults import WrongAnswer, faults
 from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
-from loadtest.load import Report, send
+from loadtest.load import send
 from loadtest.soak import growth, soaked
 from loadtest.watch import Growth
 from testing.random_store import TOY
@@ -68,13 +68,6 @@ def test_a_soak_compares_the_time_after_the_warm_up_with_the_end() -> None:
     found = growth([{"engine": (taken * 10**6, 10 + at)} for at, taken in enumerate(MEMORY)])
     assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
-
-
-@pytest.mark.slow
-def test_refusals_are_no_capacity() -> None:
-    """They are quick: a soak at a share of a rate that counts them would offer too much."""
-    statuses = np.array([200] * 100 + [503] * 900)
-    assert Report(10.0, 0.0, np.arange(1000), statuses, np.zeros(1000), 0.0).req_per_s == 10.0
 
 
 def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:

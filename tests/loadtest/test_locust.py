@@ -107,6 +107,8 @@ def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_w
     [
         (("--backbone", "toy", "--tenant-ids", "nobody", "Poisson"), ["--tenant-ids", "'nobody'"]),
         (("--backbone", "toy", "--scenario", "Chat"), ["Chat", "--backbone"]),
+        (("--backbone", "toy", "-H", "http://127.0.0.1:99999", "Poisson"), ["--host", "99999"]),
+        (("--backbone", "toy", "--rate", "nan", "Poisson"), ["--rate", "nan"]),
         # With --processes, which is a master too, Locust may lose its workers and leave them running.
         (("--master", "--master-bind-port", str(free_ports(1)[0]), "Poisson"), ["--master", "--worker", "--processes"]),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import SECOND
-from loadtest.texts import Texts
+from loadtest.texts import Texts, read_texts
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, read_recorded, steady, texts_for, until
 from testing.toy import WORDS
 from tests.support.message import mentioning
@@ -69,6 +69,17 @@ def test_a_trace_keeps_known_tenants_and_replaces_unknown_ones(tmp_path: Path) -
     assert recorded.texts == ["some words here", None, None, None] and recorded.arrivals.tokens.tolist() == [5, 7, 9, 7]
     assert recorded.arrivals.tenant.tolist() == [1, 0, 0, 1] and recorded.arrivals.allowed_ns[2] == 80e6
     assert read_recorded(path).arrivals.tenant.tolist() == [1, 0, 0, 2]  # each name is a tenant, in the order of the lines
-    path.write_text('{"arrival": 1}\n')
-    with pytest.raises(InvalidInput, match=mentioning(path, 1)):
-        read_recorded(path, ["acme"])
+    for wrong in ('{"arrival": 1}', '{"arrival": 1, "tokens": 0}', '{"arrival": 1, "tokens": 9, "deadline_ms": -1}', "[]"):
+        path.write_text(f"{wrong}\n")
+        with pytest.raises(InvalidInput, match=mentioning(path, 1)):
+            read_recorded(path, ["acme"])
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("a.jsonl", b'{"text": 5}'), ("a.jsonl", b'["text"]'), ("a.jsonl", b"text"), ("a.txt", b"caf\xe9"), ("a.txt", b"\n ")],
+)
+def test_a_file_without_texts_is_named(tmp_path: Path, name: str, line: bytes) -> None:
+    (path := tmp_path / name).write_bytes(line)
+    with pytest.raises(InvalidInput, match=mentioning(path)):
+        read_texts([path])

@@ -17,7 +17,7 @@ from builder.store.resumable import Savepoint
 
 USERS = (
     "builder.exits.heads", "builder.importing.matching", "builder.learning.distil", "builder.learning.masked",
-    "builder.students.boosting", "builder.training.finetuning", "research.accuracy.pretraining", "research.schemes.distilled",
+    "builder.students.boosting", "builder.training.finetuning", "research.accuracy.recipes", "research.schemes.trained",
 )  # fmt: skip
 
 LATER = 20  # batches from which the later one is taken: of most small trainings it is in another pass over the data

@@ -138,4 +138,5 @@ def test_averages_are_over_the_seeds_of_all_cases_then_over_tasks(tmp_path):
 def test_a_missing_model_is_named(tmp_path, capsys):
     assert main(["--model", str(tmp_path / "typo"), "--work", str(tmp_path / "work")]) == 1
     assert mentions(capsys.readouterr().err, tmp_path / "typo", "there is no such folder")
+    assert main(["--at-once", "0"]) == 1 and mentions(capsys.readouterr().err, "--at-once", 0)
     assert not (tmp_path / "work").exists()

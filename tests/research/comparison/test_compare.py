@@ -9,8 +9,15 @@ import pytest
 
 from bench.machine import machine
 from builder.publish.model_configs import ServingOptions
-from research.comparison.compare import PERCENTS, Case, measured, rows_of_schemes
-from research.comparison.schemes import export_compared, megabytes, random_tenant_store
+from research.comparison.compare import (
+    PERCENTS,
+    Case,
+    export_compared,
+    measured,
+    megabytes,
+    random_tenant_store,
+    rows_of_schemes,
+)
 from research.result_file import ResultFile
 from testing.random_store import SIZES
 from tests.support.lent import loading

@@ -20,8 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.placement.placement import Placement
 from hplm.placement.traces import read_trace
-from research.papers.alpaserve import figures_of, stated
-from research.papers.alpaserve_cuts import cut_curves
+from research.papers.alpaserve import cut_curves, figures_of, stated
 from research.papers.azure import MINUTES, azure
 from research.papers.placements import clockwork, greedy, manual, replication, round_robin
 from research.papers.tabi import Looked, cheapest, ensemble, oracle, several, vote
