@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import encoder_client, process
+from hplm.engine import driver, encoder_client
 from hplm.engine.channel import Channel
-from hplm.engine.child import open_service
 from hplm.engine.host import Host
+from hplm.engine.service import open_service
 from testing.toy import WORDS
 from tests.support.fake_triton import Request, model_of
 from tests.support.wait import eventually
@@ -73,7 +73,7 @@ def engine_in_a_thread(monkeypatch):
         return SimpleNamespace(pid=os.getpid(), kill=lambda: None, wait=lambda *given: thread.join() or 0, poll=lambda: None)
 
     monkeypatch.setattr(subprocess, "Popen", started)
-    monkeypatch.setattr(process, "HELP_SECONDS", 600.0)
+    monkeypatch.setattr(driver, "HELP_SECONDS", 600.0)
     monkeypatch.setattr(encoder_client, "SOON_SECONDS", 60.0)
 
 

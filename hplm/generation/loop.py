@@ -1,6 +1,6 @@
 """Admits, plans, stages, computes, chooses and answers, a step at a time. It has no threads and no clock of its own.
 
-`hplm.engine.process` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
+`hplm.engine.driver` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
 thread may call `offer`, `cancel` and `expire`.
 """
 

@@ -18,9 +18,9 @@ import torch
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import Apart, Channel
+from hplm.engine.driver import Driver
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.outbox import Outbox
-from hplm.engine.process import Process
 from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import NAMES, Asked
@@ -54,7 +54,7 @@ TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, i
 
 
 class Service:
-    """Its `reader` is what `hplm.engine.process` drives."""
+    """Its `reader` is what `hplm.engine.driver` drives."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Service:
         self.reader = Reader(self.loop, settings.limits)
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
-    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Process:
+    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the loop, and follows the live state."""
         self._watch = Watch(self._backbone)
-        process = Process(self.reader, (self.threads, 1), channel, take_in)
-        self.reader.wake = process.wake
-        return process
+        driver = Driver(self.reader, (self.threads, 1), channel, take_in)
+        self.reader.wake = driver.wake
+        return driver
 
     def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
         """Takes a request, and answers it through the outbox. It does not raise."""

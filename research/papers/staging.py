@@ -20,10 +20,10 @@ from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark,
 from bench.server import random_export, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
+from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
 from hplm.engine.lookup import Lookup
-from hplm.engine.process import Process
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST, Settings
@@ -57,14 +57,14 @@ def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10
     with random_export(SIZES[size], TENANTS, options) as backbone, ExitStack() as stack:
         folder, settings = backbone / "1", Settings.read(parameters_of(upper_config(backbone.parent, backbone.name)))
         forms = cycle(looked_up(Backbone(folder), texts_of(SIZES[size], [tokens] * 4 * TENANTS)))
-        running: dict[str, tuple[Service, Process]] = {}
+        running: dict[str, tuple[Service, Driver]] = {}
         for name in WAYS:
             service = Service([(folder, settings)])
             stack.callback(service.close)
             change(service, name)
-            running[name] = service, (process := service.driven())
-            stack.callback(process.join)
-            stack.callback(process.close)
+            running[name] = service, (driver := service.driven())
+            stack.callback(driver.join)
+            stack.callback(driver.close)
         # The first turn warms up.
         turns = [
             {name: rate(*own, forms, BATCHES * batch, seconds / ROUNDS if turn else 0.5) for name, own in running.items()}
@@ -114,7 +114,7 @@ def looked_up(backbone: Backbone, texts: list[str]) -> list[Form]:
     return [lookup.resolve(view, view.snapshot.tenants[number], [text], None, False) for number, text in asked]
 
 
-def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
+def rate(service: Service, driver: Driver, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
     """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
     answers: SimpleQueue[Answer] = SimpleQueue()
     start, sent, waiting = time.perf_counter(), 0, 0
@@ -123,7 +123,7 @@ def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: i
             form = next(forms)
             form.head = form.head._replace(arrival_ns=time.monotonic_ns())
             service.submit(form, answers.put)
-            process.wake()
+            driver.wake()
             sent, waiting = sent + 1, waiting + 1
         if not waiting:
             return sent / (time.perf_counter() - start)
