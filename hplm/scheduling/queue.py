@@ -14,8 +14,7 @@ from hplm.errors import Draining
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import FIRST, CostModel
 from hplm.scheduling.limits import Limits, Shares
-from hplm.scheduling.orders import FirstComeFirstServed
-from hplm.scheduling.policy import Policy
+from hplm.scheduling.policy import FirstComeFirstServed, Policy
 from hplm.scheduling.selection import Batch, Places, Selection
 from hplm.scheduling.waiting import Capacity, T
 
