@@ -36,7 +36,7 @@ from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Promise, Settings, promise_of
 from hplm.generation.staging import Stager
 from hplm.metrics import names
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import Meter, Series
 from hplm.model.openmp import compute_with
 from hplm.model.prompts import Prompts, cut_prompt, started
 from hplm.parameters import asked_flag, asked_number
@@ -84,7 +84,8 @@ class Service:
         self._quarantined: frozenset[str] = frozenset()  # ids of tenants
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
-        self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last
+        self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last,
+        self._adapters_since = 0.0  # and since when, in Unix seconds
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
         self._stager = Stager(
@@ -235,21 +236,24 @@ class Service:
 
     def look(self) -> None:
         """Sets the meter's levels, and counts what was put back."""
-        running, queue, meter = self.loop.running, self.loop.queue, self.meter
+        running, queue = self.loop.running, self.loop.queue
         room = running.cache.tokens
         cached = room - running.free
-        meter.set(names.RUNNING_SEQUENCES, len(running))
-        meter.set(names.WAITING_SEQUENCES, len(self.reader) + len(queue))
-        meter.set(names.CACHE_TOKENS, cached)
-        meter.set(names.CACHE_ROOM, room)
-        meter.set(names.CACHE_SHARE, cached / room)
         adapters = ",".join(sorted(self._stager.tenants)), ",".join(sorted(queue.tenants))
         if adapters != self._adapters:
-            self._adapters = adapters
-            meter.set_only(names.ADAPTERS_INFO, time.time(), str(running.seats), *adapters)
+            self._adapters, self._adapters_since = adapters, time.time()
+        levels: dict[Series, float] = {
+            (names.RUNNING_SEQUENCES, ()): len(running),
+            (names.WAITING_SEQUENCES, ()): len(self.reader) + len(queue),
+            (names.CACHE_TOKENS, ()): cached,
+            (names.CACHE_ROOM, ()): room,
+            (names.CACHE_SHARE, ()): cached / room,
+            (names.ADAPTERS_INFO, (str(running.seats), *adapters)): self._adapters_since,
+        }
         if self._backbone.state is not None:
-            meter.set(names.REGISTRY_AGE_SECONDS, self._backbone.age)
-        meter.add(names.PUT_BACK, running.put_back - self._put_back)
+            levels[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age
+        self.meter.set_all(levels)
+        self.meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
 
     def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:

@@ -31,13 +31,6 @@ class Meter:
         with self._lock:
             self._levels[series] = value
 
-    def set_only(self, metric: Metric, value: float, *labels: str) -> None:
-        """Sets a level, and ends the metric's other series."""
-        series = _series(metric, GAUGE, labels)
-        with self._lock:
-            self._levels = {other: level for other, level in self._levels.items() if other[0] != metric}
-            self._levels[series] = value
-
     def observe(self, histogram: Histogram, values: Iterable[float]) -> None:
         """Counts values."""
         with self._lock:

@@ -104,14 +104,14 @@ def test_after_a_failure_the_last_counts_are_published_and_unused_series_end(fam
             failed.set()
             raise OSError("the server is busy")
 
-    meter.set_only(who, 1, "a")
+    meter.set_all({(who, ("a",)): 1})
     publisher = Publisher(family, meter, "toy", before, keeps=lambda series: series[1] != ("gone",))
     eventually(lambda: ("shown", "toy", "a") in shown(family))
     assert failed.is_set()
     meter.add(SEEN, 3, "a")
     meter.add(SEEN, 1, "gone")
     meter.set(LEVEL, 2)
-    meter.set_only(who, 2, "b")
+    meter.set_all({(who, ("b",)): 2})
     publisher.close()
     assert shown(family) == {("seen_total", "toy", "a"): 3, ("level", "toy"): 2, ("shown", "toy", "b"): 2}
 
