@@ -156,7 +156,7 @@ class TritonPythonModel:
                 if forwarded.sender.is_cancelled:
                     given = {**self._mark.parameters(forwarded.arrival_ns), CANCEL: name}
                     none = [pb_utils.Tensor("text_input", np.array([b""], dtype=object))]
-                    _only_response(ask(forwarded, forwarded.backbone, none, ["text_output"], given, 0))
+                    _only_response(ask(forwarded, none, ["text_output"], given, 0))
             except Exception:  # the places of others must still be freed
                 log.exception("cannot cancel a prompt")
         return not self._ending.wait(SECONDS_BETWEEN_LOOKS)
@@ -191,14 +191,13 @@ def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone
 
 
 def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
-    request, backbone, is_prompt = forwarded.request, forwarded.backbone, forwarded.kind is DECODER
-    inputs, parameters = request.inputs(), forwarded.parameters
+    inputs, parameters, is_prompt = forwarded.request.inputs(), forwarded.parameters, forwarded.kind is DECODER
     if is_prompt:
         inputs, parameters = _prompt(inputs, parameters)
-    call = ask(forwarded, backbone, inputs, forwarded.outputs, parameters, forwarded.timeout_us)
+    call = ask(forwarded, inputs, forwarded.outputs, parameters, forwarded.timeout_us)
     answer = _only_response(call) if is_prompt else call.exec()
     if answer.has_error():
-        return refusal(answer, backbone)
+        return refusal(answer, forwarded.backbone)
     tensors = answer.output_tensors()  # already in shared memory
     if is_prompt:
         tensors = [pb_utils.Tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
