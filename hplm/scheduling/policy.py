@@ -12,7 +12,7 @@ from hplm.errors import InvalidInput
 from hplm.registered import POLICIES, made
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import Room, by_priority, first_come, shortest_first
+from hplm.scheduling.filling import Room, by_priority, first_come, full_batch_ns, shortest_first
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 
@@ -80,8 +80,7 @@ class ShortestJobFirst:
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         ordered = shortest_first(columns)
         if self.in_time:
-            tokens = min(capacity.tokens, int(columns.tokens.sum()))
-            late = columns.deadline < start_ns + float(cost.predict(tokens, len(columns) * tokens / columns.tokens.sum()))
+            late = columns.deadline < start_ns + full_batch_ns(columns, capacity, cost)
             ordered = ordered[np.argsort(late[ordered], kind="stable")]
         room = Room(columns, capacity)
         room.greedily(by_priority(columns, ordered))

@@ -10,7 +10,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits
+from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits, full_batch_ns
 from hplm.scheduling.policy import positive
 from hplm.scheduling.sharing import fair_first
 from hplm.scheduling.waiting import Capacity
@@ -46,7 +46,7 @@ class Timely:
         self._credit += self.reserve * capacity.tokens
         if self._credit > capacity.tokens:
             self._credit = min(self._credit, max(capacity.tokens, int(columns.tokens.max())))
-        due = self._due(columns, start_ns, self._batch_ns(columns, capacity, cost))
+        due = self._due(columns, start_ns, full_batch_ns(columns, capacity, cost))
         ordered = self._best_first(columns, due, capacity.tokens)
         room = Room(columns, capacity)
         room.prefix(np.flatnonzero(due), int(self._credit))
@@ -75,12 +75,6 @@ class Timely:
         plan = head[planned]
         plan = by_priority(columns, plan[np.argsort(due[plan], kind="stable")])
         return np.concatenate([plan, head[~planned], tail])
-
-    @staticmethod
-    def _batch_ns(columns: Columns, capacity: Capacity, cost: Cost) -> float:
-        tokens = columns.all_tokens
-        share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
-        return max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
 
     def _due(self, columns: Columns, start_ns: int, batch_ns: float) -> Array:
         """Returns for each text the last batch that answers it in time.
