@@ -29,6 +29,7 @@ from hplm.tasks import TextAnswer
 
 # The stub looks them up there for each tensor of strings. Its own take more than twice as long.
 pb_utils.serialize_byte_tensor, pb_utils.deserialize_bytes_tensor = serialized, deserialized
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()

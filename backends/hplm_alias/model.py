@@ -47,7 +47,6 @@ class TritonPythonModel:
     """Requests for encoders and those for decoders wait in a line each, in which tenants take turns, for its threads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         repository = Path(args["model_repository"]).parent
         self._directory = Directory(repository, replies.given_state(), copied=True)
         self._held = Held(args["model_name"])
