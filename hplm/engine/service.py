@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -38,7 +37,6 @@ from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
 from hplm.tenants.quarantine import refusal
 
-log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
