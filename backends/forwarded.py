@@ -64,16 +64,15 @@ class Forwarded:
 
 def ask(
     forwarded: Forwarded,
-    model: str,
     inputs: list[pb_utils.Tensor],
     outputs: list[str],
     parameters: dict[str, Any],
     timeout_us: int,
 ) -> pb_utils.InferenceRequest:
-    """Returns a request to another model, with the name that the client gave to its own."""
+    """Returns a request to the backbone, with the name that the client gave to its own."""
     return pb_utils.InferenceRequest(
         request_id=replies.request_id(forwarded.request),
-        model_name=model,
+        model_name=forwarded.backbone,
         inputs=inputs,
         requested_output_names=outputs,
         # Triton does not forward fractions. An encoder has no parameter that is one, so it refuses them as text too. A decoder

@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import threading
-import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 from hplm.arrays import Array
 from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
-from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, kind_of
+from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
 from hplm.parameters import asked_number
 from hplm.registry.store import Place, place_of
 from hplm.request.answers import Outputs, deserialized, outputs_of, serialized, size_of
@@ -30,6 +29,7 @@ from hplm.tasks import TextAnswer
 
 # The stub looks them up there for each tensor of strings. Its own take more than twice as long.
 pb_utils.serialize_byte_tensor, pb_utils.deserialize_bytes_tensor = serialized, deserialized
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
@@ -253,14 +253,8 @@ def flag(inputs: Inputs, name: str, otherwise: bool = False) -> bool:
 
 
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
-    """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`.
-
-    Of those it logs where they were raised. Their messages may hold what the client sent, such as its API key: neither the log
-    nor the client gets them.
-    """
-    if not isinstance(error, HplmError):
-        log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), "".join(traceback.format_tb(error.__traceback__)))
-    return failure_with(*for_client(error, doing).failure())
+    """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`."""
+    return failure_with(*told(error, doing))
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:

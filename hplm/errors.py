@@ -6,8 +6,11 @@ Clients read `word`. `status` is the name of the Triton error code that is sent 
 from __future__ import annotations
 
 import errno
+import logging
 import re
+import traceback
 
+log = logging.getLogger(__name__)
 # Code that reads a file of ours raises these if the file's JSON has another form.
 MISFITS = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 LONGEST_QUOTING = 900  # bytes of a message that quotes what was given
@@ -113,22 +116,7 @@ class Quarantined(HplmError):
     status = "UNAVAILABLE"
 
 
-BY_WORD: dict[str, type[HplmError]] = {
-    error.word: error
-    for error in (
-        InvalidInput,
-        NoTenant,
-        QueueFull,
-        Quota,
-        DeadlineMissed,
-        Draining,
-        OutOfCapacity,
-        Internal,
-        Broken,
-        Crashed,
-        Quarantined,
-    )
-}
+BY_WORD = {error.word: error for error in HplmError.__subclasses__()}  # those of this file
 
 
 def shortened(message: str) -> str:
@@ -160,6 +148,19 @@ def for_client(error: Exception, doing: str) -> HplmError:
     is_full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _FULL)
     kind = OutOfCapacity if is_full else Internal
     return kind(f"{doing} failed ({kind_of(error)}): the server's log says where")
+
+
+def told(error: Exception, doing: str) -> tuple[str, str]:
+    """Returns the status and the message that the client gets. `doing` names what failed.
+
+    Of errors that are not ours it logs where they were raised. Their messages may hold what the client sent, such as its API
+    key: neither the log nor the client gets them.
+    """
+    if not isinstance(error, HplmError):
+        raised = "".join(traceback.format_tb(error.__traceback__))
+        log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), raised)
+    status, message = for_client(error, doing).failure()
+    return status, message.encode(errors="replace").decode()
 
 
 def kind_of(error: Exception) -> str:

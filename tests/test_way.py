@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import encoder_client, process
+from hplm.engine import driver, encoder_client
 from hplm.engine.channel import Channel
-from hplm.engine.child import open_service
 from hplm.engine.host import Host
+from hplm.engine.service import open_service
 from testing.toy import WORDS
 from tests.support.fake_triton import Request, model_of
 from tests.support.wait import eventually
@@ -28,7 +28,7 @@ WARM = 20  # requests before the one that is followed
 TRIES = 5  # requests that are followed, until nothing else happens beside one of them
 NOW_AND_THEN = {"watch", "engine", "keep", "metrics"}  # threads that work once a second: the heartbeat, what is published
 THREADS = {"MainThread", "compute 1"}  # Triton's own, and one of the engine
-MOST_FILES, MOST_CALLS = 68, 660  # a change that needs more lengthens every request
+MOST_FILES, MOST_CALLS = 67, 645  # a change that needs more lengthens every request
 
 
 class Followed:
@@ -73,7 +73,7 @@ def engine_in_a_thread(monkeypatch):
         return SimpleNamespace(pid=os.getpid(), kill=lambda: None, wait=lambda *given: thread.join() or 0, poll=lambda: None)
 
     monkeypatch.setattr(subprocess, "Popen", started)
-    monkeypatch.setattr(process, "HELP_SECONDS", 600.0)
+    monkeypatch.setattr(driver, "HELP_SECONDS", 600.0)
     monkeypatch.setattr(encoder_client, "SOON_SECONDS", 60.0)
 
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,81 +36,19 @@ from hplm.tenants.directory import Directory
 
 log = logging.getLogger(__name__)
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
-AT_ONCE = 32  # as many threads as Triton's own pool for such requests
-PROMPTS_AT_ONCE = 16  # an answer takes long: the other threads of that pool are for texts
-WAITING = Limits(items=1024, work=1024)  # the most requests that wait
+AT_ONCE = {ENCODER: 32, DECODER: 16}  # threads. Triton's own pool for such requests has 32; answers to prompts take long
+WAITING = Limits(items=1024, work=1024)  # the most requests of a kind that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
 GONE = "the client has closed the connection"
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
 
 
-class Lane:
-    """Requests that wait to be forwarded, and the threads that forward them, tenants in turn."""
-
-    def __init__(
-        self,
-        name: str,
-        at_once: int,
-        refuse: Callable[[replies.Sender, Exception], None],
-        forward: Callable[[Forwarded], pb_utils.InferenceResponse],
-    ) -> None:
-        self._refuse = refuse
-        self._forward = forward
-        self._line: Turns[Forwarded] = Turns(WAITING, 1, time.monotonic_ns)
-        self._closing = threading.Event()
-        self._threads = [repeat(self._forward_next, f"forward {name} {number}") for number in range(at_once)]
-        self._threads.append(repeat(self._expire, f"expire {name}"))
-
-    def offer(self, forwarded: Forwarded) -> None:
-        for refused in self._line.offer(forwarded):
-            full = QueueFull(
-                f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
-                "backbone itself"
-            )
-            self._refuse(refused.sender, full)
-
-    def _forward_next(self) -> bool:
-        """Returns False when the model is unloaded."""
-        turn = self._line.take()
-        if turn is None:
-            return False
-        taken, expired = turn
-        self._refuse_late(expired)
-        for forwarded in taken:
-            try:
-                waited = time.monotonic_ns() - forwarded.received_ns
-                cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
-                # No client reads the response that ends a cancelled request.
-                response = replies.failure_with("CANCELLED", GONE) if cancelled else self._forward(forwarded)
-            except Exception as error:
-                self._refuse(forwarded.sender, error)
-            else:
-                forwarded.sender.send(response)
-        return True
-
-    def _expire(self) -> bool:
-        """Refuses what is late while the other threads wait for long answers. Returns False when the model is unloaded."""
-        self._refuse_late(self._line.expired())
-        return not self._closing.wait(SECONDS_BETWEEN_LOOKS)
-
-    def _refuse_late(self, requests: list[Forwarded]) -> None:
-        for late in requests:
-            self._refuse(late.sender, DeadlineMissed.after(late.arrival_ns, late.deadline_ns))
-
-    def close(self) -> None:
-        """Forwards what waits, and ends the threads."""
-        self._line.close()
-        self._closing.set()
-        for thread in self._threads:
-            thread.join()
-
-
 class TritonPythonModel:
+    """Requests for encoders and those for decoders wait in a line each, in which tenants take turns, for its threads."""
+
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         repository = Path(args["model_repository"]).parent
-        state = replies.given_state()
-        self._directory = Directory(repository, state, copied=True)
+        self._directory = Directory(repository, replies.given_state(), copied=True)
         self._held = Held(args["model_name"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
@@ -118,12 +56,14 @@ class TritonPythonModel:
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, args["model_name"])
         self._refusals = replies.Refusals(DOING)
         self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
+        self._lines = {kind: Turns[Forwarded](WAITING, 1, time.monotonic_ns) for kind in AT_ONCE}
+        self._forwarding = [
+            repeat(partial(self._forward_next, self._lines[kind]), f"forward {number}")
+            for kind, count in AT_ONCE.items()
+            for number in range(count)
+        ]
         self._ending = threading.Event()
-        self._looking = repeat(self._cancel_unwanted, "cancelled")
-        self._lanes = {
-            ENCODER: Lane("texts", AT_ONCE, self._refuse, self._forward),
-            DECODER: Lane("prompts", PROMPTS_AT_ONCE, self._refuse, self._forward_prompt),
-        }
+        self._looking = [repeat(self._expire, "expire"), repeat(self._cancel_unwanted, "cancelled")]
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
         """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
@@ -153,39 +93,60 @@ class TritonPythonModel:
         for name in (PROMPT, CANCEL):
             parameters.pop(name, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
-        self._lanes[kind].offer(
-            Forwarded(
-                request,
-                sender,
-                parameters,
-                kind,
-                outputs,
-                backbone,
-                (backbone, tenant.uid),
-                arrival_ns,
-                deadline_ns,
-                received_ns,
+        owner, times, line = (backbone, tenant.uid), (arrival_ns, deadline_ns, received_ns), self._lines[kind]
+        for refused in line.offer(Forwarded(request, sender, parameters, kind, outputs, backbone, owner, *times)):
+            full = QueueFull(
+                f"{len(line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
+                "backbone itself"
             )
-        )
+            self._refuse(refused.sender, full)
 
     def _refuse(self, sender: replies.Sender, error: Exception) -> None:
         if not sender.is_probe:
             self._meter.add(names.ALIAS_REQUESTS, 1, word_of(error))
         self._refusals.put(sender, error)
 
-    def _forward(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
-        response = _forward(forwarded)
+    def _refuse_late(self, requests: list[Forwarded]) -> None:
+        for late in requests:
+            self._refuse(late.sender, DeadlineMissed.after(late.arrival_ns, late.deadline_ns))
+
+    def _forward_next(self, line: Turns[Forwarded]) -> bool:
+        """Returns False when the model is unloaded."""
+        turn = line.take()
+        if turn is None:
+            return False
+        taken, expired = turn
+        self._refuse_late(expired)
+        for forwarded in taken:
+            try:
+                waited = time.monotonic_ns() - forwarded.received_ns
+                cancelled = waited > A_WHILE_NS and forwarded.sender.is_cancelled
+                # No client reads the response that ends a cancelled request.
+                response = replies.failure_with("CANCELLED", GONE) if cancelled else self._answer(forwarded)
+            except Exception as error:
+                self._refuse(forwarded.sender, error)
+            else:
+                forwarded.sender.send(response)
+        return True
+
+    def _answer(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
+        """Returns the answer of the backbone."""
+        name = secrets.token_hex(8)
+        if forwarded.kind is DECODER:
+            forwarded.parameters[PROMPT] = name
+            self._prompts[name] = forwarded
+        try:
+            response = _forward(forwarded)
+        finally:
+            self._prompts.pop(name, None)
         self._meter.add(names.ALIAS_REQUESTS, 1, names.PASSED_ON)
         return response
 
-    def _forward_prompt(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
-        name = secrets.token_hex(8)
-        forwarded.parameters[PROMPT] = name
-        self._prompts[name] = forwarded
-        try:
-            return self._forward(forwarded)
-        finally:
-            del self._prompts[name]
+    def _expire(self) -> bool:
+        """Refuses what is late while the other threads wait for long answers. Returns False when the model is unloaded."""
+        for line in self._lines.values():
+            self._refuse_late(line.expired())
+        return not self._ending.wait(SECONDS_BETWEEN_LOOKS)
 
     def _cancel_unwanted(self) -> bool:
         """Cancels prompts whose clients have gone: Triton does not tell decoders. Returns False when the model is unloaded."""
@@ -194,16 +155,20 @@ class TritonPythonModel:
                 if forwarded.sender.is_cancelled:
                     given = {**self._mark.parameters(forwarded.arrival_ns), CANCEL: name}
                     none = [pb_utils.Tensor("text_input", np.array([b""], dtype=object))]
-                    _only_response(ask(forwarded, forwarded.backbone, none, ["text_output"], given, 0))
+                    _only_response(ask(forwarded, none, ["text_output"], given, 0))
             except Exception:  # the places of others must still be freed
                 log.exception("cannot cancel a prompt")
         return not self._ending.wait(SECONDS_BETWEEN_LOOKS)
 
     def finalize(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
+        """Forwards what waits, and ends the threads."""
+        for line in self._lines.values():
+            line.close()
+        for thread in self._forwarding:
+            thread.join()
         self._ending.set()
-        self._looking.join()
+        for thread in self._looking:
+            thread.join()
         self._refusals.close()
         self._publisher.close()
         self._held.close()
@@ -225,14 +190,13 @@ def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone
 
 
 def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
-    request, backbone, is_prompt = forwarded.request, forwarded.backbone, forwarded.kind is DECODER
-    inputs, parameters = request.inputs(), forwarded.parameters
+    inputs, parameters, is_prompt = forwarded.request.inputs(), forwarded.parameters, forwarded.kind is DECODER
     if is_prompt:
         inputs, parameters = _prompt(inputs, parameters)
-    call = ask(forwarded, backbone, inputs, forwarded.outputs, parameters, forwarded.timeout_us)
+    call = ask(forwarded, inputs, forwarded.outputs, parameters, forwarded.timeout_us)
     answer = _only_response(call) if is_prompt else call.exec()
     if answer.has_error():
-        return refusal(answer, backbone)
+        return refusal(answer, forwarded.backbone)
     tensors = answer.output_tensors()  # already in shared memory
     if is_prompt:
         tensors = [pb_utils.Tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]

@@ -90,7 +90,6 @@ def _ignored(said: Reply | Failure) -> None:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         folder = Path(args["model_repository"]).parent / name / "1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from functools import partial
@@ -30,13 +29,11 @@ from hplm.tenants.models import upper_of
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.secret import SharedSecret
 
-log = logging.getLogger(__name__)
 LONGEST_TIMEOUT_US = 10**12  # longer ones would overflow a deadline in nanoseconds
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         name = parameters["backbone"]
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's

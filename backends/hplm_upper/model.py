@@ -5,7 +5,6 @@ The engine is a process of its own. This one keeps the requests, so that every r
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from hplm.tenants.secret import SharedSecret
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         parameters = replies.model_parameters(args)
         backbones = backbones_of(parameters)
         meters = {name: Meter() for name in backbones}

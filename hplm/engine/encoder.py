@@ -1,6 +1,6 @@
 """Admits, chooses, stages, computes and answers texts, a step at a time. It has no threads, no socket and no clock of its own.
 
-`hplm.engine.process` drives it with threads, tests without. `hplm.simulate` calls `begin` and `end` instead of `compute`. While
+`hplm.engine.driver` drives it with threads, tests without. `hplm.simulate` calls `begin` and `end` instead of `compute`. While
 a batch computes, another thread may call `offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts
 that it held.
 """
@@ -20,12 +20,13 @@ import torch
 
 from hplm.engine.engine import Computed
 from hplm.engine.in_flight import InFlight
-from hplm.engine.instruments import Levels
 from hplm.engine.request import Text
 from hplm.engine.results import failure, read_answers
 from hplm.engine.served import Served
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, Draining, HplmError, OutOfCapacity, QueueFull
+from hplm.metrics import names
+from hplm.metrics.meter import Series
 from hplm.model import faults
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
@@ -81,10 +82,13 @@ class Encoder:
         with self._lock:
             self._scheduler.alone = tenants
 
-    def levels(self, backbone: int) -> Levels:
+    def levels(self, backbone: int) -> dict[Series, float]:
+        """Returns the waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
         with self._lock:
-            cost = dict(zip(TERMS, self._scheduler.costs[backbone].terms.tolist(), strict=True))
-            return Levels(*self._scheduler.waiting(backbone), self._scheduler.governor.rung, cost)
+            (texts, size), rung = self._scheduler.waiting(backbone), self._scheduler.governor.rung
+            terms = zip(TERMS, self._scheduler.costs[backbone].terms.tolist(), strict=True)
+        cost = {(names.COST_SECONDS, (term,)): nanoseconds / 1e9 for term, nanoseconds in terms}
+        return {(names.WAITING_TEXTS, ()): texts, (names.WAITING_BYTES, ()): size, (names.GOVERNOR_RUNG, ()): rung + 1, **cost}
 
     def wait_s(self) -> float:
         """Returns how many seconds nothing has to be done if nothing changes."""

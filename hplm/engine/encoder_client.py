@@ -32,7 +32,7 @@ class EncoderClient(EngineClient[Pending]):
     ) -> None:
         self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
-        super().__init__("hplm.engine.child", folders, parameters, state, meters, ANSWERING_THREADS)
+        super().__init__("hplm.engine.service", folders, parameters, state, meters, ANSWERING_THREADS)
 
     def submit(self, requests: Sequence[Pending]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Protocol
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
+from hplm.engine.driver import Driver
 from hplm.engine.outbox import Outbox
-from hplm.engine.process import Process
 from hplm.engine.threads import Beats
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
@@ -25,7 +25,7 @@ BEAT_SECONDS = 1.0
 class Serving(Protocol):
     """The service in an engine's process: of backbones of encoders (`hplm.engine.service`), or of a decoder."""
 
-    def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Process: ...  # starts its threads
+    def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Driver: ...  # starts its threads
     def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray, /) -> None: ...  # it does not raise
     def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
     def separate(self, apart: Apart, /) -> None: ...
@@ -38,7 +38,7 @@ class Host:
     """The main thread sends heartbeats. The process's other threads take in messages and answer them."""
 
     _service: Serving
-    _process: Process
+    _driver: Driver
 
     def __init__(self, channel: Channel, shown: int, open: Callable[[Begin, Host], Serving]) -> None:
         """`shown`: the descriptor of memory that shows what is in batches (`hplm.engine.in_flight`).
@@ -60,14 +60,14 @@ class Host:
         try:
             self._service = self._open(begin, self)
             self._service.separate(begin.apart)
-            self._process = self._service.driven(self._channel, self._take_in)
+            self._driver = self._service.driven(self._channel, self._take_in)
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("the engine cannot be made")
             self._channel.send(Ready(failure=str(error)))
             return
         self._channel.send(Ready())
-        while not self._process.ended.wait(BEAT_SECONDS):
+        while not self._driver.ended.wait(BEAT_SECONDS):
             self._beat()
         self._service.close()
         self._beat()
@@ -82,12 +82,12 @@ class Host:
         elif isinstance(message, Cancel):
             self._service.cancel(message.number)
         elif isinstance(message, End):
-            self._process.close()
+            self._driver.close()
         else:
             os._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
-        busy_s = BEAT_SECONDS * self._beats.count([*self._process.begun(), *self._service.begun()])
+        busy_s = BEAT_SECONDS * self._beats.count([*self._driver.begun(), *self._service.begun()])
         beaten = [self._counted(*own) for own in self._service.meters()]
         try:
             self._channel.send(Beat(beaten, busy_s))

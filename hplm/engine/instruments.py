@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from hplm.adapters.layout import Layout
 from hplm.engine.exits import Watch
@@ -15,16 +14,6 @@ from hplm.engine.staging import Stager
 from hplm.errors import word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
-
-
-@dataclass(frozen=True)
-class Levels:
-    """The waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
-
-    texts: int
-    bytes: int
-    rung: int  # of tenants beyond their fair share
-    cost: dict[str, float]  # nanoseconds by term of the cost model
 
 
 class Instruments:
@@ -75,22 +64,18 @@ class Instruments:
         if count := len([text for text in texts if text.plan is not None]):
             self.meter.add(names.EXIT_TEXTS, count, "end" if exit is None else str(exit))
 
-    def look(self, levels: Levels, stager: Stager, watch: Watch) -> None:
-        """Updates the levels, and the counts that the queue and the slots keep."""
-        self.meter.set(names.WAITING_TEXTS, levels.texts)
-        self.meter.set(names.WAITING_BYTES, levels.bytes)
-        self.meter.set(names.RAISED_EXITS, len(watch))
+    def look(self, levels: dict[Series, float], stager: Stager, watch: Watch) -> None:
+        """Updates the levels, those of the encoder among them, and the counts that the slots keep."""
+        levels[names.RAISED_EXITS, ()] = len(watch)
         for (tenant, exit), share in watch.agreements().items():
-            self.meter.set(names.EXIT_AGREEMENT, share, tenant, str(exit))
-        self.meter.set(names.GOVERNOR_RUNG, levels.rung + 1)
-        for term, nanoseconds in levels.cost.items():
-            self.meter.set(names.COST_SECONDS, nanoseconds / 1e9, term)
+            levels[names.EXIT_AGREEMENT, (tenant, str(exit))] = share
         for layout, slots in stager.slots().items():
             seen = self._seen.get(layout, (0, 0))
             self._seen[layout] = hits, misses = slots.hits, slots.misses
             self.meter.add(names.SLOT_HITS, hits - seen[0], layout.name)
             self.meter.add(names.SLOT_MISSES, misses - seen[1], layout.name)
-            self.meter.set(names.SLOTS_USED, slots.used, layout.name)
+            levels[names.SLOTS_USED, (layout.name,)] = slots.used
+        self.meter.set_all(levels)
 
     def close(self) -> None:
         self._journal.close()

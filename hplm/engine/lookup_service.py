@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
 
 from hplm.clock import Clock
 from hplm.engine.lookup import Lookup, LookupRequest
-from hplm.engine.refused import Refused
 from hplm.engine.threads import Beats, repeat
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
 from hplm.metrics import names
@@ -34,9 +35,50 @@ LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request 
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
-
-
 Answered = tuple[LookupRequest, bytearray | Exception]
+
+
+class Refused:
+    """Keeps requests that are refused, but not told so at once. Threads may share it.
+
+    Clients that do not wait before they ask again would take the time of those who have a place: a thousand refusals a second
+    take most of two cores. So a refusal leaves for each request that is served, and at the latest when its client may come
+    again. Its caller tells those that it returns.
+    """
+
+    def __init__(self, limits: Limits, now_ns: Callable[[], int]) -> None:
+        """`limits`: of those that it keeps."""
+        self._limits = limits
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        # Heap of (when it is told at the latest, order of arrival, request).
+        self._kept: list[tuple[int, int, LookupRequest]] = []
+        self._arrivals = 0
+        self._work = 0
+
+    def keep(self, request: LookupRequest, until_ns: int) -> list[LookupRequest]:
+        """Returns those for which it has no room."""
+        with self._lock:
+            self._arrivals += 1
+            self._work += request.left
+            heappush(self._kept, (until_ns, self._arrivals, request))
+            leaving: list[LookupRequest] = []
+            while len(self._kept) > self._limits.items or self._work > self._limits.work:
+                leaving.append(self._take())
+        return leaving
+
+    def due(self, served: float) -> list[LookupRequest]:
+        """Returns those whose time has come, and one for each request that was served."""
+        with self._lock:
+            now, leaving = self._now_ns(), list[LookupRequest]()
+            while self._kept and (self._kept[0][0] <= now or len(leaving) < served):
+                leaving.append(self._take())
+        return leaving
+
+    def _take(self) -> LookupRequest:
+        request = heappop(self._kept)[2]
+        self._work -= request.left
+        return request
 
 
 class LookupService:
@@ -63,7 +105,7 @@ class LookupService:
         self._working_since: float | None = None
         self._beats = Beats()
         self._stuck: tuple[float | None, int] = None, 0  # the begin of the turn that was under way, and its beats
-        self._refused = Refused(refused, self._tell, clock.monotonic_ns)
+        self._refused = Refused(refused, clock.monotonic_ns)
         self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False
@@ -97,8 +139,7 @@ class LookupService:
             if not at_once:
                 break
             room -= len(at_once)
-            if at_once := self._in_time(at_once):
-                self._look_up(at_once)
+            self._look_up(at_once)
         return requests
 
     @staticmethod
@@ -115,15 +156,6 @@ class LookupService:
                 later.append(request)
         return at_once, later
 
-    def _in_time(self, requests: list[LookupRequest]) -> list[LookupRequest]:
-        """Answers those that are late, and returns the others."""
-        now = self._time.monotonic_ns()
-        late = [request for request in requests if 0 < request.deadline_ns <= now]
-        if not late:
-            return requests
-        self._expire(late)
-        return [request for request in requests if request not in late]
-
     def _wait_in_line(self, request: LookupRequest) -> None:
         try:
             displaced = self._line.offer(request)
@@ -132,25 +164,23 @@ class LookupService:
             return
         for refused in displaced:
             if refused.refuse_at_once:
-                self._tell(refused)
+                self._tell([refused])
                 continue
             until_ns = self._time.monotonic_ns() + round(1e9 * self._waiting_s())
-            self._refused.keep(refused, min(until_ns, refused.deadline_ns or until_ns))
+            self._tell(self._refused.keep(refused, min(until_ns, refused.deadline_ns or until_ns)))
         self._send_refusals(0)
 
     def _send_refusals(self, served: int) -> None:
         """Sends all if nobody waits, because the next turn may be far away."""
-        if len(self._line):
-            self._refused.send_due(served)
-        else:
-            self._refused.send_all()
+        self._tell(self._refused.due(served if len(self._line) else inf))
 
-    def _tell(self, refused: LookupRequest) -> None:
-        full = QueueFull(
-            f"too many requests wait for lookup, most of them of tenant {refused.tenant.id!r}: retry after "
-            f"{self._waiting_s():.1f} s, or send fewer texts in a request"
-        )
-        self._answer([(refused, full)])
+    def _tell(self, refused: Sequence[LookupRequest]) -> None:
+        for request in refused:
+            full = QueueFull(
+                f"too many requests wait for lookup, most of them of tenant {request.tenant.id!r}: retry after "
+                f"{self._waiting_s():.1f} s, or send fewer texts in a request"
+            )
+            self._answer([(request, full)])
 
     def _waiting_s(self) -> float:
         """Returns in how many seconds those who wait now are looked up, as far as one can tell."""
@@ -223,18 +253,18 @@ class LookupService:
         self._paced_since = since if len(self._line) else None
 
     def _expire(self, late: list[LookupRequest]) -> None:
-        heads = [request.head for request in late]
-        self._answer(
-            [(one, DeadlineMissed.after(head.arrival_ns, head.deadline_ns)) for one, head in zip(late, heads, strict=True)]
-        )
+        self._answer([(request, _late(request)) for request in late])
 
     def _read(self, taken: list[LookupRequest]) -> list[Answered]:
         """Returns the finished requests. Those of which texts are left wait again."""
         answers: list[Answered] = []
         allowed: list[LookupRequest] = []
+        now_ns = self._time.monotonic_ns()
         for request in taken:
-            try:  # the requests before it in the line may have used up its tenant's texts or tokens
-                self._quotas.check(request.tenant)
+            try:
+                if 0 < request.deadline_ns <= now_ns:
+                    raise _late(request)
+                self._quotas.check(request.tenant)  # requests before it in the line may have used up its texts or tokens
                 allowed.append(request)
             except Exception as error:
                 answers.append((request, error))
@@ -269,3 +299,7 @@ class LookupService:
                 request.respond(answer)
             except Exception:  # the others must still be answered
                 log.exception("cannot send the result of a lookup")
+
+
+def _late(request: LookupRequest) -> DeadlineMissed:
+    return DeadlineMissed.after(request.head.arrival_ns, request.head.deadline_ns)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections.abc import Hashable
 from typing import NamedTuple
 
 from hplm.engine.channel import Channel
 from hplm.engine.request import Answer
-from hplm.errors import HplmError, for_client, kind_of
+from hplm.errors import told
 from hplm.request.answers import Reply, names_of, outputs_of, packed
 from hplm.tasks import LabelEach
 
@@ -99,18 +98,10 @@ def _reply(answers: list[Answered]) -> Reply:
     if isinstance(answer, Reply):
         return answer
     if isinstance(answer, Exception):
-        return _failed(number, answer)
+        return Reply([(number, 1)], {}, told(answer, "the engine"))
     if isinstance(answer, list):
         return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
     parts = [(one.number, one.version, one.answer) for one in answers if isinstance(one.answer, LabelEach)]
     versions = [version for _, version, part in parts for _ in range(len(part))]
     together = LabelEach.together([part for _, _, part in parts])
     return Reply([(number, len(part)) for number, _, part in parts], outputs_of(together, names_of(wanted), versions))
-
-
-def _failed(number: int, error: Exception) -> Reply:
-    if not isinstance(error, HplmError):  # its message may hold what the client sent
-        raised = "".join(traceback.format_tb(error.__traceback__))
-        log.error("the engine failed: %s, raised in\n%s", kind_of(error), raised)
-    status, message = for_client(error, "the engine").failure()
-    return Reply([(number, 1)], {}, (status, message.encode(errors="replace").decode()))

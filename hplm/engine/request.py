@@ -226,12 +226,12 @@ class Text:
         """Returns it once for each student. They are computed like windows, and their logits are added."""
         students, found = self.request.tenant.students, list[Text]()
         assert students is not None  # it has a team of them
+        tokens, size = team.part(len(self.addresses), self.bytes)
         for number in range(team.members):
             own = copy.copy(self)
             own.slot_key, own.plan = self.request.tenant.student_weights[number], None
             own.depth, own.window, own.windows = students.depth, number, team.members
-            own.tokens = max(1, round(len(self.addresses) * team.cost / team.members))
-            own.bytes = -(-self.bytes // team.members)  # they read the same memory
+            own.tokens, own.bytes = tokens, size
             found.append(own)
         return found
 

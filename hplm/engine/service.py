@@ -1,8 +1,10 @@
-"""The upper halves of backbones as a service: builds their encoder from settings, and checks requests before they enter it."""
+"""The upper halves of backbones as a service: builds their encoder from settings, and checks requests before they enter it.
+
+`python -m hplm.engine.service CHANNEL BATCHES` is the engine's process. The model process starts it, and it ends with that one.
+"""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,18 +14,19 @@ from queue import SimpleQueue
 
 import torch
 
-from hplm.engine.channel import Apart, Channel
+from hplm.engine.channel import Apart, Begin, Channel
+from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
+from hplm.engine.host import Host, run
 from hplm.engine.in_flight import InFlight
 from hplm.engine.outbox import Outbox
-from hplm.engine.process import Process
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
-from hplm.engine.settings import Settings
+from hplm.engine.settings import Settings, read_all
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.metrics.meter import Meter
-from hplm.model.openmp import compute_with
+from hplm.model.openmp import apart, compute_with
 from hplm.registry.store import Place
 from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
@@ -34,7 +37,6 @@ from hplm.scheduling.waiting import Capacity
 from hplm.tasks import TASKS
 from hplm.tenants.quarantine import refusal
 
-log = logging.getLogger(__name__)
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
@@ -87,7 +89,7 @@ class Service:
         batches = InFlight(in_flight, capacity.texts, shown)
         self.encoder = Encoder(scheduler, capacity, self.served, together, device_failed, batches, now_ns)
 
-    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Process:
+    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the encoder."""
         stages = self.served[0].engine.stages
         on_cpu = stages[0].device.type == "cpu"
@@ -95,9 +97,9 @@ class Service:
         pins = [stage.pin for stage in stages]
         if self._outbox is not None:
             repeat(self._open_next, "open")
-        process = Process(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
-        self._wake = process.wake
-        return process
+        driver = Driver(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
+        self._wake = driver.wake
+        return driver
 
     def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
         """Takes the form of a request, and answers it through the outbox. It does not raise."""
@@ -223,3 +225,12 @@ def _leave(served: Served, respond: Callable[[Answer], None], request: Request, 
         served.instruments.left(request, answer)
     finally:
         respond(answer)
+
+
+def open_service(begin: Begin, host: Host, service: type[Service] = Service) -> Service:
+    places = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
+    return apart(lambda: service(places, begin.state, host.outbox, host.device_failed, host.shown))
+
+
+if __name__ == "__main__":
+    run(open_service)

@@ -1,12 +1,11 @@
 """Admits, plans, stages, computes, chooses and answers, a step at a time. It has no threads and no clock of its own.
 
-`hplm.engine.process` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
+`hplm.engine.driver` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
 thread may call `offer`, `cancel` and `expire`.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -31,7 +30,6 @@ from hplm.metrics.meter import Meter
 from hplm.model import faults
 from hplm.scheduling.cost import FIRST
 
-log = logging.getLogger(__name__)
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
 

@@ -18,7 +18,7 @@ SHORT = 2000  # bytes of a prompt that is read in less than a millisecond
 
 
 class Reader:
-    """A loop whose requests have their prompts read first: `hplm.engine.process` drives it as it drives an encoder.
+    """A loop whose requests have their prompts read first: `hplm.engine.driver` drives it as it drives an encoder.
 
     It ends requests that the loop does not get.
     """

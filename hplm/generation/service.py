@@ -18,9 +18,9 @@ import torch
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import Apart, Channel
+from hplm.engine.driver import Driver
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.outbox import Outbox
-from hplm.engine.process import Process
 from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import NAMES, Asked
@@ -36,7 +36,7 @@ from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Promise, Settings, promise_of
 from hplm.generation.staging import Stager
 from hplm.metrics import names
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import Meter, Series
 from hplm.model.openmp import compute_with
 from hplm.model.prompts import Prompts, cut_prompt, started
 from hplm.parameters import asked_flag, asked_number
@@ -54,7 +54,7 @@ TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, i
 
 
 class Service:
-    """Its `reader` is what `hplm.engine.process` drives."""
+    """Its `reader` is what `hplm.engine.driver` drives."""
 
     def __init__(
         self,
@@ -84,7 +84,8 @@ class Service:
         self._quarantined: frozenset[str] = frozenset()  # ids of tenants
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
-        self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last
+        self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last,
+        self._adapters_since = 0.0  # and since when, in Unix seconds
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
         self._stager = Stager(
@@ -110,12 +111,12 @@ class Service:
         self.reader = Reader(self.loop, settings.limits)
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
-    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Process:
+    def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the loop, and follows the live state."""
         self._watch = Watch(self._backbone)
-        process = Process(self.reader, (self.threads, 1), channel, take_in)
-        self.reader.wake = process.wake
-        return process
+        driver = Driver(self.reader, (self.threads, 1), channel, take_in)
+        self.reader.wake = driver.wake
+        return driver
 
     def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
         """Takes a request, and answers it through the outbox. It does not raise."""
@@ -235,21 +236,24 @@ class Service:
 
     def look(self) -> None:
         """Sets the meter's levels, and counts what was put back."""
-        running, queue, meter = self.loop.running, self.loop.queue, self.meter
+        running, queue = self.loop.running, self.loop.queue
         room = running.cache.tokens
         cached = room - running.free
-        meter.set(names.RUNNING_SEQUENCES, len(running))
-        meter.set(names.WAITING_SEQUENCES, len(self.reader) + len(queue))
-        meter.set(names.CACHE_TOKENS, cached)
-        meter.set(names.CACHE_ROOM, room)
-        meter.set(names.CACHE_SHARE, cached / room)
         adapters = ",".join(sorted(self._stager.tenants)), ",".join(sorted(queue.tenants))
         if adapters != self._adapters:
-            self._adapters = adapters
-            meter.set_only(names.ADAPTERS_INFO, time.time(), str(running.seats), *adapters)
+            self._adapters, self._adapters_since = adapters, time.time()
+        levels: dict[Series, float] = {
+            (names.RUNNING_SEQUENCES, ()): len(running),
+            (names.WAITING_SEQUENCES, ()): len(self.reader) + len(queue),
+            (names.CACHE_TOKENS, ()): cached,
+            (names.CACHE_ROOM, ()): room,
+            (names.CACHE_SHARE, ()): cached / room,
+            (names.ADAPTERS_INFO, (str(running.seats), *adapters)): self._adapters_since,
+        }
         if self._backbone.state is not None:
-            meter.set(names.REGISTRY_AGE_SECONDS, self._backbone.age)
-        meter.add(names.PUT_BACK, running.put_back - self._put_back)
+            levels[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age
+        self.meter.set_all(levels)
+        self.meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
 
     def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from math import inf
@@ -13,26 +13,13 @@ from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
 Series = tuple[Metric, tuple[str, ...]]  # a metric and the values of its labels, in their order
 
 
-class _Observed:
-    """The values of a histogram, by the lowest bound that is not below them."""
-
-    def __init__(self, histogram: Histogram) -> None:
-        self.histogram = histogram
-        self.counts = [0] * (len(histogram.bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.histogram.bounds, value)] += 1
-        self.total += value
-
-
 class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: defaultdict[Series, float] = defaultdict(float)
         self._levels: dict[Series, float] = {}
-        self._given: Set[Series] = frozenset()  # levels of another process's meter
-        self._observed: dict[str, _Observed] = {}  # by the histogram's name, since the last `take`
+        self._given: Set[Series] = frozenset()  # levels that `set_all` has set
+        self._observed: dict[str, tuple[Histogram, list[float]]] = {}  # by the histogram's name, since the last `take`
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         series = _series(metric, COUNTER, labels)
@@ -44,43 +31,30 @@ class Meter:
         with self._lock:
             self._levels[series] = value
 
-    def set_only(self, metric: Metric, value: float, *labels: str) -> None:
-        """Sets a level, and ends the metric's other series."""
-        series = _series(metric, GAUGE, labels)
-        with self._lock:
-            self._levels = {other: level for other, level in self._levels.items() if other[0] != metric}
-            self._levels[series] = value
-
     def observe(self, histogram: Histogram, values: Iterable[float]) -> None:
         """Counts values."""
         with self._lock:
-            observed = self._observed.get(histogram.name)
-            if observed is None:
-                observed = self._observed[histogram.name] = _Observed(histogram)
-            for value in values:
-                observed.add(value)
+            self._observed.setdefault(histogram.name, (histogram, []))[1].extend(values)
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
         """Returns the counts since the last call, and the current levels."""
         with self._lock:
-            for observed in self._observed.values():
-                self._publish(observed)
+            for histogram, values in self._observed.values():
+                self._publish(histogram, sorted(values))
             self._observed.clear()
             counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)
 
-    def _publish(self, observed: _Observed) -> None:
-        """Adds what was observed to its series. Each value counts in all buckets whose bound is not below it."""
-        bucket, total, number = observed.histogram.parts
-        count = 0
-        for bound, own in zip((*observed.histogram.bounds, inf), observed.counts, strict=True):
-            count += own
-            self._counts[bucket, ("+Inf" if bound == inf else f"{bound:g}",)] += count
-        self._counts[total, ()] += observed.total
-        self._counts[number, ()] += count
+    def _publish(self, histogram: Histogram, values: list[float]) -> None:
+        """Adds sorted values to their series. Each counts in all buckets whose bound is not below it."""
+        bucket, total, number = histogram.parts
+        for bound in (*histogram.bounds, inf):
+            self._counts[bucket, ("+Inf" if bound == inf else f"{bound:g}",)] += bisect_right(values, bound)
+        self._counts[total, ()] += sum(values)
+        self._counts[number, ()] += len(values)
 
     def set_all(self, levels: Mapping[Series, float]) -> None:
-        """Sets the levels of another process's meter, and ends those that it has ended."""
+        """Sets levels that were measured together, maybe in another process, and ends those that are no longer among them."""
         with self._lock:
             for ended in self._given - levels.keys():
                 self._levels.pop(ended, None)

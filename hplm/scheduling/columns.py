@@ -16,7 +16,7 @@ from hplm.scheduling.waiting import T
 
 NEVER = int(np.iinfo(np.int64).max)  # the deadline of a text without one
 FIRST_ROOM = 1024
-# A waiting text, as in kernel.c. `number` says which one it is.
+# A waiting text. `number` says which one it is.
 ROW = np.dtype([
     *((name, np.int64) for name in ("arrival", "deadline", "request", "number")),
     *((name, np.int32) for name in ("tokens", "priority", "slot_key", "tenant")),

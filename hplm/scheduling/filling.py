@@ -6,6 +6,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import Cost
 from hplm.scheduling.selection import OUTSIDE
 from hplm.scheduling.waiting import Capacity
 
@@ -110,6 +111,12 @@ class Room:
 def fits(columns: Columns, capacity: Capacity) -> bool:
     """Whether one batch holds all that waits, as it mostly does: then there is nothing to choose."""
     return len(columns) <= capacity.texts and columns.slot_keys <= capacity.tenants and columns.all_tokens <= capacity.tokens
+
+
+def full_batch_ns(columns: Columns, capacity: Capacity, cost: Cost) -> float:
+    """Returns how long a batch takes that is as full as the waiting texts can make it, with texts of their mean length."""
+    share = min(1.0, capacity.tokens / columns.all_tokens, capacity.texts / len(columns))
+    return max(1.0, float(cost.predict(columns.all_tokens * share, len(columns) * share)))
 
 
 def first_come(columns: Columns) -> Array:

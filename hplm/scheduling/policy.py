@@ -1,23 +1,27 @@
-"""The interface of policies, which choose the next batch, and their names and options."""
+"""The interface of policies, which choose the next batch, their names and options, and the simple ones."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.registered import POLICIES, made
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
+from hplm.scheduling.filling import Room, by_priority, first_come, full_batch_ns, shortest_first
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 
 OURS = {
     "timely": "hplm.scheduling.timely:Timely",
     "das": "hplm.scheduling.das:DeadlineAware",
-    "fcfs": "hplm.scheduling.orders:FirstComeFirstServed",
-    "sjf": "hplm.scheduling.orders:ShortestJobFirst",
-    "edf": "hplm.scheduling.orders:EarliestDeadlineFirst",
+    "fcfs": "hplm.scheduling.policy:FirstComeFirstServed",
+    "sjf": "hplm.scheduling.policy:ShortestJobFirst",
+    "edf": "hplm.scheduling.policy:EarliestDeadlineFirst",
 }
 DEFAULT = "timely"
 
@@ -58,3 +62,33 @@ def whole(**options: object) -> None:
     for name, value in options.items():
         if not isinstance(value, int) or value < 0:
             raise InvalidInput(f"policy option {name}={value} is not a whole number: give 0 or more")
+
+
+class FirstComeFirstServed:
+    """Takes texts in order of arrival. It stops at the first text that does not fit, so no text overtakes another."""
+
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
+        room = Room(columns, capacity)
+        room.prefix(first_come(columns))
+        return room.taken
+
+
+@dataclass
+class ShortestJobFirst:
+    in_time: int = 0  # 1: texts that cannot be answered in time go last
+
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
+        ordered = shortest_first(columns)
+        if self.in_time:
+            late = columns.deadline < start_ns + full_batch_ns(columns, capacity, cost)
+            ordered = ordered[np.argsort(late[ordered], kind="stable")]
+        room = Room(columns, capacity)
+        room.greedily(by_priority(columns, ordered))
+        return room.taken
+
+
+class EarliestDeadlineFirst:
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
+        room = Room(columns, capacity)
+        room.greedily(by_priority(columns, np.argsort(columns.deadline, kind="stable")))
+        return room.taken

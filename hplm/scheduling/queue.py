@@ -13,9 +13,9 @@ from hplm.arrays import Array
 from hplm.errors import Draining
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import FIRST, CostModel
+from hplm.scheduling.filling import full_batch_ns
 from hplm.scheduling.limits import Limits, Shares
-from hplm.scheduling.orders import FirstComeFirstServed
-from hplm.scheduling.policy import Policy
+from hplm.scheduling.policy import FirstComeFirstServed, Policy
 from hplm.scheduling.selection import Batch, Places, Selection
 from hplm.scheduling.waiting import Capacity, T
 
@@ -107,8 +107,7 @@ class Queue(Generic[T]):
         cost = self.cost
         if cost.slowest < 1:
             # Policies count as if each batch began after the other stages, and only took the time of the slowest one.
-            share = min(1.0, capacity.tokens / columns.all_tokens, capacity.texts / len(columns))
-            start_ns += int((1 - cost.slowest) * cost.predict(columns.all_tokens * share, len(columns) * share))
+            start_ns += int((1 - cost.slowest) * full_batch_ns(columns, capacity, cost))
         try:
             selection = Selection.of(self._policy.select(columns, start_ns, capacity, cost.by_batch()))
             selection.check(len(columns), is_idle and not len(selection.indexes) and NEVER in columns.deadline)

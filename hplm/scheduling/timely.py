@@ -10,8 +10,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits
-from hplm.scheduling.kernel import Rules, kernel
+from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits, full_batch_ns
 from hplm.scheduling.policy import positive
 from hplm.scheduling.sharing import fair_first
 from hplm.scheduling.waiting import Capacity
@@ -47,29 +46,26 @@ class Timely:
         self._credit += self.reserve * capacity.tokens
         if self._credit > capacity.tokens:
             self._credit = min(self._credit, max(capacity.tokens, int(columns.tokens.max())))
-        batch_ns = self._batch_ns(columns, capacity, cost)
-        rules = Rules(start_ns, batch_ns, self.limits(capacity), self.late, int(self._credit))
-        taken, reserved = self.by_kernel(columns, capacity, rules) or self.by_arrays(columns, capacity, rules)
-        self._credit -= reserved
-        return taken
+        due = self._due(columns, start_ns, full_batch_ns(columns, capacity, cost))
+        ordered = self._best_first(columns, due, capacity.tokens)
+        room = Room(columns, capacity)
+        room.prefix(np.flatnonzero(due), int(self._credit))
+        reserved = capacity.tokens - room.tokens
+        if reserved:
+            self._credit -= reserved
+            waits = np.ones(len(columns), bool)
+            waits[room.taken] = False
+            ordered = ordered[waits[ordered]]
+        room.greedily(fair_first(columns, ordered, room.tokens) if columns.tenants > 1 else ordered)
+        return room.taken
 
-    def limits(self, capacity: Capacity) -> Array:
-        """Returns for each batch of the plan the most tokens that it and those before it may have together."""
-        return capacity.tokens * self._batches
-
-    @staticmethod
-    def by_kernel(columns: Columns, capacity: Capacity, rules: Rules) -> tuple[Array, int] | None:
-        """Does the same as `by_arrays`. Returns None where it cannot."""
-        compiled = kernel()
-        return None if compiled is None else compiled.choose(columns, capacity, rules)
-
-    def by_arrays(self, columns: Columns, capacity: Capacity, rules: Rules) -> tuple[Array, int]:
-        """Returns the texts of the next batch, and the tokens that were taken from the reserve."""
-        tokens, due, limits = columns.tokens, self._due(columns, rules), rules.limits
+    def _best_first(self, columns: Columns, due: Array, room: int) -> Array:
+        """Returns all texts, those of the plan first. `room`: the tokens of a batch."""
+        tokens, limits = columns.tokens, room * self._batches
         weight = np.where(due > 0, tokens, self.late * tokens)
         weight[columns.deadline == NEVER] = LONGEST  # in order of arrival: long ones would wait while short ones come
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
-        if self._all_in_time(tokens, due, capacity.tokens):
+        if self._all_in_time(tokens, due, room):
             head, tail, planned = best_first, best_first[:0], due[best_first] > 0
         else:
             # Texts behind the horizon's limit could be planned only if most texts before them were not: they are skipped.
@@ -78,30 +74,14 @@ class Timely:
             planned = self._plan(tokens[head], np.maximum(due[head], 1), limits)
         plan = head[planned]
         plan = by_priority(columns, plan[np.argsort(due[plan], kind="stable")])
-        ordered = np.concatenate([plan, head[~planned], tail])
+        return np.concatenate([plan, head[~planned], tail])
 
-        room = Room(columns, capacity)
-        room.prefix(np.flatnonzero(due), rules.reserved)
-        reserved = capacity.tokens - room.tokens
-        if reserved:
-            waits = np.ones(len(columns), bool)
-            waits[room.taken] = False
-            ordered = ordered[waits[ordered]]
-        room.greedily(fair_first(columns, ordered, room.tokens) if columns.tenants > 1 else ordered)
-        return room.taken, reserved
-
-    @staticmethod
-    def _batch_ns(columns: Columns, capacity: Capacity, cost: Cost) -> float:
-        tokens = columns.all_tokens
-        share = min(1.0, capacity.tokens / tokens, capacity.texts / len(columns))
-        return max(1.0, float(cost.predict(tokens * share, len(columns) * share)))
-
-    def _due(self, columns: Columns, rules: Rules) -> Array:
+    def _due(self, columns: Columns, start_ns: int, batch_ns: float) -> Array:
         """Returns for each text the last batch that answers it in time.
 
         1 is the next batch, 0 means none, and the horizon means that batch or any later one.
         """
-        return np.clip((columns.deadline - rules.start_ns) * (1 / rules.batch_ns), 0, self.horizon).astype(np.uint8)
+        return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
 
     def _all_in_time(self, tokens: Array, due: Array, room: int) -> bool:
         """Whether all texts that can be in time fit, as is usual with admission."""

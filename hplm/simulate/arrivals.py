@@ -31,7 +31,7 @@ class SimulatedText:
 
     def for_students(self, team: Team) -> list[SimulatedText]:
         """Returns it once for each student, as texts of the engine are (`hplm.engine.request`)."""
-        tokens, size = max(1, round(self.tokens * team.cost / team.members)), -(-self.bytes // team.members)
+        tokens, size = team.part(self.tokens, self.bytes)
         return [replace(self, tokens=tokens, bytes=size, slot_key=(self.slot_key, number)) for number in range(team.members)]
 
 

@@ -32,6 +32,10 @@ class Team:
     cost: Annotated[float, Meta(gt=0)]  # of a token: 1.0 is a pass through all layers
     calibration: Calibration | None = None  # of their logits' sum; None: their answers have no confidence
 
+    def part(self, tokens: int, size: int) -> tuple[int, int]:
+        """Returns each member's part of a text's tokens and bytes, as they count in the queue: all read the same memory."""
+        return max(1, round(tokens * self.cost / self.members)), -(-size // self.members)
+
 
 @dataclass(frozen=True)
 class Students:

@@ -21,10 +21,10 @@ from bench.server import random_export, settings_of, texts_of
 from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
+from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
 from hplm.engine.lookup import Lookup
-from hplm.engine.process import Process
 from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST
@@ -56,14 +56,14 @@ def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10
     with random_export(SIZES[size], TENANTS, options) as backbone, ExitStack() as stack:
         folder, settings = backbone / "1", settings_of(backbone)
         forms = cycle(looked_up(Backbone(folder), texts_of(SIZES[size], [tokens] * 4 * TENANTS)))
-        running: dict[str, tuple[Service, Process]] = {}
+        running: dict[str, tuple[Service, Driver]] = {}
         for name in WAYS:
             service = Service([(folder, settings)])
             stack.callback(service.close)
             change(service, name)
-            running[name] = service, (process := service.driven())
-            stack.callback(process.join)
-            stack.callback(process.close)
+            running[name] = service, (driver := service.driven())
+            stack.callback(driver.join)
+            stack.callback(driver.close)
         turns = {name: partial(rate, *own, forms, BATCHES * batch, seconds / ROUNDS) for name, own in running.items()}
         rates = in_turn(turns, ROUNDS)
     yield from (Row(name, own, "/s") for name, own in rates.items())
@@ -109,7 +109,7 @@ def looked_up(backbone: Backbone, texts: list[str]) -> list[Form]:
     return [lookup.resolve(view, view.snapshot.tenants[number], [text], None, False) for number, text in asked]
 
 
-def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
+def rate(service: Service, driver: Driver, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
     """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
     answers: SimpleQueue[Answer] = SimpleQueue()
     start, sent, waiting = time.perf_counter(), 0, 0
@@ -118,7 +118,7 @@ def rate(service: Service, process: Process, forms: Iterator[Form], in_flight: i
             form = next(forms)
             form.head = form.head._replace(arrival_ns=time.monotonic_ns())
             service.submit(form, answers.put)
-            process.wake()
+            driver.wake()
             sent, waiting = sent + 1, waiting + 1
         if not waiting:
             return sent / (time.perf_counter() - start)

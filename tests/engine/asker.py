@@ -42,7 +42,7 @@ class Asker:
         self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
         self.service = Service([(folder, settings)], state)
-        self.process = self.service.driven()
+        self.driver = self.service.driven()
         self.answers = []
         self._arrived = threading.Condition()
 
@@ -55,7 +55,7 @@ class Asker:
             number = len(self.answers)
             self.answers.append([])
         self.service.submit(form, partial(self.answered, number), f"request {number}", confidence)
-        self.process.wake()
+        self.driver.wake()
         return number
 
     def answered(self, number, answer):
@@ -69,7 +69,7 @@ class Asker:
         return self.answers[number][0]
 
     def close(self):
-        self.process.close(drain_s=300.0)  # however slowly it computes
-        self.process.join()
+        self.driver.close(drain_s=300.0)  # however slowly it computes
+        self.driver.join()
         self.service.close()
         assert all(len(answers) == 1 for answers in self.answers), Counter(map(len, self.answers))

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hplm.engine import host, process, worker
+from hplm.engine import driver, host, worker
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
-from hplm.engine.child import open_service
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
-from hplm.engine.service import Service
+from hplm.engine.service import Service, open_service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
 from hplm.engine.worker import STUCK_SECONDS
@@ -98,10 +97,10 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     with pytest.raises(QueueFull):
         asker.ask("acme", [WORDS[3]])
     asker.answers.pop()
-    eventually(asker.process.begun)
+    eventually(asker.driver.begun)
     hold.open()
     assert asker.wait(first)[0].labels
-    eventually(lambda: not asker.process.begun())
+    eventually(lambda: not asker.driver.begun())
     asker.close()
 
 
@@ -111,9 +110,9 @@ def test_who_waits_at_the_end_gets_an_answer_although_a_step_is_kept(toy, hold, 
     numbers = [asker.ask("acme", [WORDS[0]])]
     hold.until_reached()
     numbers.append(asker.ask("city", [WORDS[1]]))
-    asker.process.close(drain_s=0.0)
+    asker.driver.close(drain_s=0.0)
     assert all(isinstance(asker.wait(number), Draining) for number in numbers)
-    asker.process.ended.wait()
+    asker.driver.ended.wait()
     hold.open()
     asker.close()
 
@@ -134,10 +133,10 @@ def test_each_request_of_many_threads_gets_one_answer_while_it_closes(toy, stage
     for thread in threads:
         thread.start()
     eventually(lambda: len(asker.answers) > 20)
-    asker.process.close()
+    asker.driver.close()
     for thread in threads:
         thread.join()
-    asker.process.join()
+    asker.driver.join()
     asker.service.close()
     assert sorted(map(len, asker.answers)) == [0] * len(refused) + [1] * (120 - len(refused))
 
@@ -251,7 +250,7 @@ def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes
         modelled = modelled_by(Kept)
         modelled.ask(1, generation=generation)
         hold.until_reached()
-        monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
+        monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
         modelled.channel.arrived()
         beats = (modelled.beat().busy_s for _ in range(1000))  # those of before come first
         assert next(busy_s for busy_s in beats if busy_s >= 9 * host.BEAT_SECONDS) < STUCK_SECONDS

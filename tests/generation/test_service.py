@@ -8,7 +8,7 @@ import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.process import Process
+from hplm.engine.driver import Driver
 from hplm.errors import Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
 from hplm.generation.decoder import Decoder
@@ -55,8 +55,8 @@ class Place:
 
     def started(self, **settings):
         service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
-        service.process = Process(service.reader)
-        service.reader.wake = service.process.wake
+        service.driver = Driver(service.reader)
+        service.reader.wake = service.driver.wake
         return service
 
     def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, messages=None, **more):
@@ -85,10 +85,10 @@ class Place:
 
 def end(service):
     """Ends a service when it has answered all."""
-    service.process.close()
+    service.driver.close()
     service.reader.join()
     service.reader.wake = lambda: None
-    service.process.join()
+    service.driver.join()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hplm.engine.process import Process
+from hplm.engine.driver import Driver
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
 from hplm.generation.reader import Reader
 from hplm.generation.sampling import Sampling
@@ -27,8 +27,8 @@ class Served:
         self.loop = self.world.loop
         self.reader = Reader(self.loop, limits)
         self.read = []  # tenants whose prompts were read, in order
-        self.process = Process(self.reader, help_at_once=help_at_once)
-        self.reader.wake = self.process.wake
+        self.driver = Driver(self.reader, help_at_once=help_at_once)
+        self.reader.wake = self.driver.wake
 
     def ask(self, prompt, sampling, tenant=0, before=lambda: None, reading=lambda: None, size=0, at_once=False, **more):
         """`before` is called before each piece is taken, `reading` when its prompt is read."""
@@ -45,7 +45,7 @@ class Served:
         said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **unread, **more)
         self.reader.submit(said.request, at_once)
         if at_once:
-            self.process.wake()
+            self.driver.wake()
         return said
 
     def hold_steps(self, hold):
@@ -55,13 +55,13 @@ class Served:
 
     def cancel(self, said):
         self.loop.cancel(said.request)
-        self.process.wake()
+        self.driver.wake()
 
     def end(self, drain_s=3600):
         """Nothing takes so long to drain, and it does not end if nobody says that all has drained."""
-        self.process.close(drain_s)
+        self.driver.close(drain_s)
         self.reader.join()
-        self.process.join()
+        self.driver.join()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
-from hplm.metrics.outcomes import BUSIEST, OTHERS, Busiest, Outcomes, outcome_of
+from hplm.metrics.outcomes import OTHERS, Outcomes, outcome_of
 from hplm.metrics.publisher import Publisher
 from tests.support.wait import eventually
 
@@ -104,29 +104,16 @@ def test_after_a_failure_the_last_counts_are_published_and_unused_series_end(fam
             failed.set()
             raise OSError("the server is busy")
 
-    meter.set_only(who, 1, "a")
+    meter.set_all({(who, ("a",)): 1})
     publisher = Publisher(family, meter, "toy", before, keeps=lambda series: series[1] != ("gone",))
     eventually(lambda: ("shown", "toy", "a") in shown(family))
     assert failed.is_set()
     meter.add(SEEN, 3, "a")
     meter.add(SEEN, 1, "gone")
     meter.set(LEVEL, 2)
-    meter.set_only(who, 2, "b")
+    meter.set_all({(who, ("b",)): 2})
     publisher.close()
     assert shown(family) == {("seen_total", "toy", "a"): 3, ("level", "toy"): 2, ("shown", "toy", "b"): 2}
-
-
-def test_the_busiest_tenants_are_shown_by_name():
-    busiest = Busiest(2)
-    assert [busiest.name(tenant) for tenant in "aabbbcccc"] == ["a", "a", "b", "b", "b"] + [OTHERS] * 4
-    assert busiest.chosen == {"a", "b"}
-    busiest.choose()
-    assert busiest.chosen == {"b", "c"}
-    assert [busiest.name(tenant) for tenant in "abc"] == [OTHERS, "b", "c"]
-    busiest = Busiest(3)
-    busiest.name("a")
-    busiest.choose()
-    assert busiest.name("b") == "b" and "b" in busiest.chosen, "shown at once if a name is free"
 
 
 @pytest.fixture
@@ -150,9 +137,24 @@ def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
     assert [outcome_of(deadline_ns, 5) for deadline_ns in (0, 5, 4)] == ["answered", "on_time", "late"]
 
 
-def test_only_the_busiest_tenants_have_series(outcomes):
-    counts = counted(outcomes, [(f"t{number}", "answered") for number in range(BUSIEST + 2)], [])
-    assert counts[names.TENANT_REQUESTS, ("", "answered")] == 2 and counts[names.REQUESTS, ("law", "answered")] == BUSIEST + 2
-    of_tenants = [names.TENANT_REQUESTS, ("t0", "answered")], [names.EXIT_AGREEMENT, (f"t{BUSIEST}", "1")]
-    assert [outcomes.keeps((metric, labels)) for metric, labels in of_tenants] == [True, False]
-    assert outcomes.keeps((names.REQUESTS, ("law", "answered"))) and outcomes.keeps((names.TENANT_REQUESTS, ("", "answered")))
+def test_only_the_busiest_tenants_have_series_and_a_free_one_is_given_at_once():
+    outcomes = Outcomes(Meter(), most=2)
+
+    def shown_as(tenants):
+        """Returns how many requests of these tenants each series counts."""
+        counts = counted(outcomes, [(tenant, "answered") for tenant in tenants], [])
+        assert counts[names.REQUESTS, ("law", "answered")] == len(tenants)
+        return {labels[0]: count for (metric, labels), count in counts.items() if metric == names.TENANT_REQUESTS}
+
+    assert shown_as("a") == {"a": 1}
+    outcomes.choose()
+    assert shown_as("abbbcccc") == {"a": 1, "b": 3, OTHERS: 4}
+    of_tenants = [
+        (names.TENANT_REQUESTS, ("b", "answered")),
+        (names.EXIT_AGREEMENT, ("c", "1")),
+        (names.EXIT_AGREEMENT, ("", "1")),
+    ]
+    assert [outcomes.keeps(one) for one in of_tenants] == [True, False, True]
+    assert outcomes.keeps((names.REQUESTS, ("law", "answered")))
+    outcomes.choose()
+    assert shown_as("abc") == {OTHERS: 1, "b": 1, "c": 1}

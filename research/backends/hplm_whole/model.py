@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from research.baselines.models import Question, WholeModels, Worker
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         self._held = Held(args["model_name"])
         parameters = replies.model_parameters(args)
         if int(parameters["threads"]):

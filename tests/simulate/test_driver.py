@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.in_flight import InFlight
-from hplm.engine.process import Process
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
@@ -62,7 +62,7 @@ class Served:
         own.engine, own.instruments.started = self.engine, self._note
         batches = InFlight(capacity.in_flight, 0)
         self.encoder = Encoder(self.scheduler, capacity, [own], nullcontext, lambda: None, batches, lambda: self.now)
-        self.process = Process(self.encoder, starts=[stage.pin for stage in stages], help_at_once=True)
+        self.driver = Driver(self.encoder, starts=[stage.pin for stage in stages], help_at_once=True)
 
     def state(self):
         return self.scheduler.events, set(self.engine.reached), sum(len(staged.computing_ns) for staged in self._started)
@@ -74,7 +74,7 @@ class Served:
 
 @pytest.mark.parametrize("count, batch_tokens", [(1, 512), (2, 200), (2, 512), (3, 512), (4, 200)])
 def test_the_threads_do_what_is_simulated(count, batch_tokens):
-    """Neither has deadlines: `Process` waits for these by a real clock."""
+    """Neither has deadlines: `Driver` waits for these by a real clock."""
     arrivals = Stream(320.0, 0.15, allowed_ms=(0, 0)).draw(0)
     capacity = Capacity(batch_tokens, batch_tokens, batch_tokens, in_flight=count + 1)
 
@@ -101,15 +101,15 @@ def test_the_threads_do_what_is_simulated(count, batch_tokens):
             text = arrivals.text(*which)
             text.request = Request(text, lambda texts, fate: None)
             served.encoder.offer([text])
-            served.process.wake()
+            served.driver.wake()
         else:
             served.engine.reached[which].open()
         told = [event for event in expected.events if event[1] <= at]
         reached = {(batch, stage) for batch, stage, start, _ in computed if start <= at}
         ended = sum(end <= at for *_, end in computed)
         eventually(lambda expected=(told, reached, ended): served.state() == expected)
-    served.process.close()
-    served.process.join()
+    served.driver.close()
+    served.driver.join()
     assert served.scheduler.events == expected.events and len(outcome.batches) > 5
     (learned,), (simulated,) = served.scheduler.costs, expected.costs
     assert (learned.terms == simulated.terms).all() and learned.shares == simulated.shares and len(learned.shares) == count

@@ -73,7 +73,7 @@ class Stepped(Protocol):
     def abandon(self) -> None: ...
 
 
-class Process:
+class Driver:
     def __init__(
         self,
         engine: Stepped,
