@@ -42,9 +42,9 @@ def test_an_example_prints_the_answer(fake, script, protocol):
 
 
 @needs_program("curl")
-def test_the_command_of_the_readme_is_answered(fake):
-    (command,) = re.findall(r"```sh\n(curl .*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
-    command = command.replace("curl ", "curl --silent ", 1).replace("127.0.0.1:8000", fake.http_url)
+def test_the_command_of_the_page_is_answered(fake):
+    (command,) = re.findall(r"```\n(curl .*?)```", (EXAMPLES.parents[1] / "docs/api.md").read_text(), re.DOTALL)
+    command = command.replace("localhost:8000", fake.http_url)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE)
     outputs = {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
-    assert outputs == {"LABEL": ["some text"], "SCORE": [1.0]}
+    assert outputs == {"LABEL": ["Open a socket.", "Split the string into words."], "SCORE": [1.0, 1.0]}
