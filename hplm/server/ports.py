@@ -75,10 +75,12 @@ def listens_at(pid: int, ports: Iterable[int]) -> bool:
     except PermissionError:
         own = None
     found: set[int] = set()
-    for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]:
-        _, local, _, state, *_, inode = line.split()[:10]
-        if state == LISTENING and (own is None or f"socket:[{inode}]" in own):
-            found.add(int(local.rpartition(":")[2], 16))
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError):  # no IPv6, or it has ended
+            for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == LISTENING and (own is None or f"socket:[{inode}]" in own):
+                    found.add(int(local.rpartition(":")[2], 16))
     return found.issuperset(ports)
 
 

@@ -239,7 +239,7 @@ class TritonServer:
                 hide(pid, self._secret)
                 hidden = True
             # Others, who answer too, may have taken a port that was free. That of metrics is the last one.
-            return bool(pid) and listens_at(pid, (self._ports.http, self._ports.metrics)) and control.ready()
+            return bool(pid) and control.ready() and listens_at(pid, (self._ports.http, self._ports.metrics))
 
         if not process.comes_to(is_ready, deadline - time.monotonic()) or not (pid := process.pid):
             return False

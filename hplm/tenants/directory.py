@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hplm.errors import HplmError, InvalidInput, NoTenant
+from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import read_current
 from hplm.registry.store import Absent, Place, Remote, Store, local, not_begun, opened
@@ -119,7 +119,7 @@ class _Newest:
                 raise self._failed[2].with_traceback(None)
             try:
                 self.snapshot = filtered(newest_of(self._store, pointer, self._exported), self._folder)
-            except HplmError as error:
+            except (Broken, InvalidInput) as error:  # it stays so; a store that is away does not
                 self._failed = tag, self._clock(), error
                 raise
         self._tag = tag

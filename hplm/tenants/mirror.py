@@ -106,6 +106,8 @@ class Mirror:
             lease.save(self._state.seen, asked)
         if not self.is_whole:
             self._bring(*self._wanted)
+        elif found is not None:
+            self._tables.want(())  # one that was on its way is deleted
         if found is not None or (self._until and self._time.monotonic() >= self._sweep_at):
             self._sweep(self._wanted[1])
 
@@ -265,6 +267,8 @@ class _Tables:
         """Brings these tables, one after the other, and forgets all others."""
         with self._change:
             self._wanted = tuple(branches)
+            if not branches:
+                self.failure = None
             if branches and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
                 self._thread.start()
@@ -291,9 +295,11 @@ class _Tables:
                 with self._change:
                     self._wanted = [one for one in self._wanted if one != branch]
             except (HplmError, OSError) as error:
-                self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
-                log.error("table %s cannot be brought: %s", branch.folder, error)
                 with self._change:
+                    if branch not in self._wanted:
+                        continue
+                    self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
+                    log.error("table %s cannot be brought: %s", branch.folder, error)
                     later = self._wanted = [*self._wanted[1:], *self._wanted[:1]]
                     self._change.wait_for(lambda later=later: self._ended or self._wanted is not later, LATER)
 

@@ -195,12 +195,14 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
     assert len(asked) == len(set(asked)) + 1  # one was asked for twice
 
 
-def test_what_has_come_of_a_table_that_is_deleted_leaves_the_disk(far):
+def test_a_table_that_is_deleted_on_its_way_is_asked_for_no_more_and_leaves_the_disk(far):
     far.clock = Clock(1e6)
     far.restart()
     cut_off(far)
     assert list(far.here.rglob("law/1-*/*"))
     far.manager.delete_domain("law")
+    far.mirror.look()
+    far.mirror.raise_failure()  # nothing is to come
     for _ in range(6):
         far.mirror.look()
         far.clock.seconds += 31
