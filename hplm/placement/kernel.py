@@ -1,4 +1,4 @@
-"""Calls the compiled kernel, `kernel.c`: the screen's loop over the texts of a trace, which come as columns of numbers.
+"""Calls the compiled kernel, `kernel.c`: the screen's loops over the texts of a trace, which come as columns of numbers.
 
 Where it is missing, `hplm/placement/stepping.py` does the same, some hundred times as slowly. Tests hold both together.
 """
@@ -17,7 +17,7 @@ from hplm.arrays import Array
 from hplm.compiled import library, opened
 
 LIBRARY = library(__file__)
-VERSION = 2  # of its functions, as in kernel.c
+VERSION = 3  # of its functions, as in kernel.c
 SIZES = ("texts", "groups", "lines", "backbones", "stages", "most")
 TERMS = 4  # of `Terms`
 NEVER = 1e300
