@@ -21,6 +21,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import full_stack
 from hplm.model.config import BackboneConfig
 from hplm.model.encoders import ENCODERS, described
+from hplm.model.layer import QKV
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -172,8 +173,11 @@ def _other_part(one: str, other: str) -> str | None:
 
 def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
     names = [name for name in base if name.endswith(".weight") and base[name].ndim == 2 and name.startswith("layers.")]
-    sizes = {name: float(base[name].norm()) for name in (*names, "words.weight")}
-    changes = [float((weights[name] - base[name]).norm()) / size for name, size in sizes.items() if size]
+    changes: list[float] = []
+    for name in (*names, "words.weight"):
+        parts = 3 if f".{QKV}." in name else 1
+        for own, before in zip(weights[name].chunk(parts), base[name].chunk(parts), strict=True):
+            changes += [float((own - before).norm() / size)] if (size := before.norm()) else []
     return float(torch.tensor(changes).median())
 
 

@@ -161,7 +161,7 @@ def import_checkpoint(
         learning = training_task(task).unlabelled()
         parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed)
         data = Data(reader, learning, found.labels, *parts, device)
-        saving = savepoints_of(working, "import", {"version": version, **asked})
+        saving = savepoints_of(working, "import", asked)
         layout = matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.said import say
 from hplm.errors import Broken, HplmError, InvalidInput
 
 META = "meta.json"
@@ -129,7 +130,9 @@ def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.nd
 def savepoints_of(folder: Path, part: str, asked: dict[str, Any]) -> Path:
     """Returns where a part of a tenant has its savepoints, beside those of an interrupted training, which stay."""
     own = folder / f"{part}-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}"
-    remove_savepoints(folder, part, own)
+    if any(path != own for path in folder.glob(f"{part}-*")):
+        say(f"tenant {folder.name}: the interrupted {part} had other data or options: what was learned is removed")
+        remove_savepoints(folder, part, own)
     own.mkdir(exist_ok=True)
     write_json(own / PLAN, asked)
     return own

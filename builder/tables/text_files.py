@@ -17,6 +17,7 @@ from hplm.errors import InvalidInput
 
 READ_AT_ONCE = 1 << 16
 COMPRESSED = (".gz", ".zst")
+TOLD_EVERY = 100  # lines
 LONGEST_LINE = 1 << 24  # bytes: a document that is tokenised takes some forty times as much memory
 
 # Compressed text is a tenth of its size, the same line again and again some hundredth.
@@ -32,9 +33,11 @@ def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
         kept, told = io.BufferedReader(file, READ_AT_ONCE), 0
         try:
-            for line in chain(_lines(path, _content(path, kept)), [b""]):  # the end is told too
-                if progress is not None and (read := file.tell()) > told:
-                    progress(read - told)
+            tell = progress if file.seekable() else None  # a pipe has no places
+            for number, line in enumerate(chain(_lines(path, _content(path, kept)), [b""])):  # the end is told too
+                if tell is not None and (not line or number % TOLD_EVERY == 0):
+                    read = file.tell()
+                    tell(read - told)
                     told = read
                 if line:
                     yield line

@@ -109,7 +109,7 @@ def by_label(labels: Labels, examples: Sequence[Example], answers: Sequence[Labe
     from sklearn.metrics import multilabel_confusion_matrix
 
     pairs = _row_by_row(examples, answers) if in_rows else _held(labels, examples, answers)
-    counts = multilabel_confusion_matrix(*pairs, labels=labels if in_rows else None).tolist()
+    counts = multilabel_confusion_matrix(*pairs, labels=labels if in_rows else None).astype(int).tolist()
     return [
         {"label": label, "wanted": right + missed, "answered": right + wrong, "right": right,
          "f1": round(2 * right / (2 * right + missed + wrong), 4)}

@@ -131,10 +131,11 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     if not versions:
         raise store.unknown(tenant_id)
     with held_tenant(store, tenant_id) as working:
-        if begun_plan(working) is not None:
-            raise InvalidInput(
-                f"a training of tenant {tenant_id!r} was interrupted in {working}: finish it by its command, or remove it"
-            )
+        for folder in (working, *working.glob("*-*")):  # those of exits, students and imports lie beside it
+            if begun_plan(folder) is not None:
+                raise InvalidInput(
+                    f"a training of tenant {tenant_id!r} was interrupted in {folder}: finish it by its command, or remove it"
+                )
         store.remove_tenant(tenant_id)
         put_away(working)
     return versions

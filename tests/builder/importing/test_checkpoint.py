@@ -27,7 +27,7 @@ from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
-from builder.training.tenant import build_tenant
+from builder.training.tenant import build_tenant, delete_tenant
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
@@ -149,15 +149,20 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
 
 
 @pytest.mark.usefixtures("one_step")
-def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, monkeypatch):
+def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, monkeypatch, capsys):
+    imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=1, least=0)
     (working := store.tenant_work_folder("acme")).mkdir(parents=True)
-    write_json(left := working / PLAN, {"version": 1})  # of a training
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("builder.importing.matching.agreement", interrupted)
-        imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=2, least=0)
-    (user,) = store.users()["root", 1]
+    for rank in (2, 3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("builder.importing.matching.agreement", interrupted)
+            imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=rank, least=0)
+    assert mentions(capsys.readouterr().err, "acme", "import", "other data or options")
+    (user,) = [user for user in store.users()["root", 1] if str(working) in user]
     assert str(working / "import-") in user
-    imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=2, least=0)
+    with pytest.raises(InvalidInput, match=r"'acme'.*/import-\w+: finish"):
+        delete_tenant(store, "acme")
+    write_json(left := working / PLAN, {"version": 1})  # of a training
+    imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=3, least=0)
     assert [*working.iterdir()] == [left]
 
 

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from types import SimpleNamespace
 
@@ -57,6 +59,13 @@ def test_the_time_and_the_space_are_said_before(tmp_path, capsys, monkeypatch):
     size = path.stat().st_size
     assert size > 2 * READ_AT_ONCE
     assert mentions(capsys.readouterr().err, f"{size / 1e6:.1f} MB", f"{4 * size / READ_AT_ONCE:.0f} s", "GB")
+
+
+def test_a_pipe_is_read_and_has_no_progress(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(pipe.write_text, "one\ntwo\n")
+        assert list(read_corpus([pipe], pytest.fail)) == ["one", "two"]
 
 
 def test_the_corpus_contains_every_document_of_files_of_any_format(tmp_path):

@@ -48,6 +48,8 @@ def test_scores_of_labels_equal_their_definitions():
     assert [tuple(row.values()) for row in rows] == [("a", 1, 2, 1, 0.6667), ("b", 1, 0, 0, 0.0), ("c", 1, 1, 1, 1.0)]
     (row,) = by_label(["a", "b"], classified("aa"), [["a"], [""]], in_rows=True)
     assert tuple(row.values()) == ("a", 2, 1, 1, 0.6667)
+    swapped = by_label(["a", "b"], classified("ab"), [["b"], ["a"]], in_rows=True)  # none is right
+    assert all(isinstance(row[name], int) for row in swapped for name in ("wanted", "answered", "right"))
 
 
 def test_an_entity_is_correct_if_both_ends_and_its_kind_are():
