@@ -37,8 +37,10 @@ def beyond_share(tenant: Array, batch: Array, tokens: Array, allowed: Array) -> 
 def fair_first(columns: Columns, ordered: Array, room: int) -> Array:
     """Returns the same texts, with those within their tenant's fair share of the room first."""
     share = fair_share(columns.demand, room)
-    by_tenant = np.argsort(columns.tenant[ordered].astype(np.uint16), kind="stable")
-    tenant, tokens = columns.tenant[ordered[by_tenant]], columns.tokens[ordered[by_tenant]]
+    numbers = columns.tenant[ordered]
+    short = numbers.astype(np.uint16) if columns.tenants <= 1 << 16 else numbers  # of which numpy sorts by their digits
+    by_tenant = np.argsort(short, kind="stable")
+    tenant, tokens = numbers[by_tenant], columns.tokens[ordered[by_tenant]]
     sums = np.cumsum(tokens)
     first = np.flatnonzero(np.diff(tenant, prepend=-1))
     sums -= np.repeat(sums[first] - tokens[first], np.diff(first, append=len(sums)))

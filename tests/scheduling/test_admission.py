@@ -1,6 +1,7 @@
 import random
 from contextlib import suppress
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hplm.scheduling.columns import NEVER
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.sharing import beyond_share
+from hplm.scheduling.sharing import beyond_share, fair_first
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.costs import one_stage
@@ -204,3 +205,14 @@ def test_what_tenants_have_beyond_their_share(texts, first, grows):
     for batch, most in enumerate(allowed):
         due = [sum(tokens for owner, at, tokens in texts if owner == tenant and at <= batch) for tenant in range(5)]
         assert beyond[batch] == sum(max(0, has - most) for has in due)
+
+
+def test_more_tenants_than_16_bits_count_have_shares_of_their_own():
+    last = 1 << 16  # in 16 bits it would be tenant 0
+    tenant = np.array([*range(last + 1), *[0, last] * 10])
+    columns = SimpleNamespace(
+        tenant=tenant, tenants=last + 1, tokens=np.ones(len(tenant), np.int64), demand=np.bincount(tenant)
+    )
+    ordered = np.arange(len(tenant))[::-1]
+    found = fair_first(columns, ordered, 100)
+    assert np.bincount(tenant[found[: last + 1]]).max() == 1
