@@ -273,4 +273,6 @@ def kill_model(server: TritonServer, model: str) -> None:
 def engine_of(server: TritonServer, room: str = "engine") -> int | None:
     """Returns the process id of a server's engine; None if there is none. `room`: `generation` has that of decoders."""
     members = process_group.members(server.pid) if server.pid is not None else []
-    return next((pid for pid in members if f"hplm.{room}.child" in process_group.arguments(pid)), None)
+    return next(
+        (pid for pid in members if any(word.startswith(f"hplm.{room}.") for word in process_group.arguments(pid))), None
+    )
