@@ -24,7 +24,7 @@ LONGEST_NAME = 80  # characters of a value in a test's name
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 SLOW_AS_A_WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its handlers crash a fork that asks nothing, if other threads are asking
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its fork handlers crash a child process if other threads use gRPC
 
 # Before torch is imported. Servers inherit it: other processes need the cores while threads wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""What a command says beside its result: progress bars on stderr, and lines above them."""
+"""Progress bars on stderr, and the lines that a command writes above them."""
 
 from __future__ import annotations
 

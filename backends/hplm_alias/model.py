@@ -131,8 +131,8 @@ class TritonPythonModel:
 
     def _answer(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:
         """Returns the answer of the backbone."""
-        name = secrets.token_hex(8)
-        if forwarded.kind is DECODER:
+        name = secrets.token_hex(8) if forwarded.kind is DECODER else ""
+        if name:
             forwarded.parameters[PROMPT] = name
             self._prompts[name] = forwarded
         try:

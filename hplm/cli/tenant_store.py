@@ -1,5 +1,6 @@
-"""What a trained tenant of a store may get: a true confidence (`hplm calibrate`), exits between the upper layers or students in
-place of its full stack (`hplm tenant exits`, `students`), and a checkpoint (`hplm tenant export`).
+"""Commands that add to a trained tenant of a store: `hplm calibrate`, `hplm tenant exits` and `hplm tenant students`.
+
+`hplm tenant export` writes it as a checkpoint.
 """
 
 from __future__ import annotations

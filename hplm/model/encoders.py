@@ -50,7 +50,7 @@ _DISTILBERT = Names(
 
 @dataclass(frozen=True)
 class Family:
-    """What `transformers` calls the parts that BERT has too, in the weights and in the configuration."""
+    """The names that `transformers` gives to the parts of BERT, in the weights and in the configuration."""
 
     names: Names = _BERT
     inner: str = "intermediate_size"

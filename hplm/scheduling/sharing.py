@@ -38,7 +38,7 @@ def fair_first(columns: Columns, ordered: Array, room: int) -> Array:
     """Returns the same texts, with those within their tenant's fair share of the room first."""
     share = fair_share(columns.demand, room)
     numbers = columns.tenant[ordered]
-    short = numbers.astype(np.uint16) if columns.tenants <= 1 << 16 else numbers  # of which numpy sorts by their digits
+    short = numbers.astype(np.uint16) if columns.tenants <= 1 << 16 else numbers  # numpy sorts 16-bit numbers fastest
     by_tenant = np.argsort(short, kind="stable")
     tenant, tokens = numbers[by_tenant], columns.tokens[ordered[by_tenant]]
     sums = np.cumsum(tokens)

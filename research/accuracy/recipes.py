@@ -1,4 +1,4 @@
-"""What tenants are trained on: tables, made by recipes; and whole BERTs, further pretrained (HMI's observation O1)."""
+"""Makes the tables that tenants are trained on, by recipes, and whole BERTs, further pretrained (HMI's observation O1)."""
 
 from __future__ import annotations
 
