@@ -164,8 +164,10 @@ def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(s
     """The model's process stays, so every answer gets an error of ours: those in a step another one than those that wait."""
     eventually(lambda: not server.held)
     killed, before = engine_of(server.server, "generation"), Scraped(server)
-    asked = [Asked(server, "a", "plain", LONG, stream=number % 2 == 0) for number in range(12)]  # eight run at once
+    asked = [Asked(server, "a", "plain", LONG, stream=True)]
     asked[0].piece()
+    os.kill(killed, signal.SIGSTOP)  # so that none ends before the others are there, however long that takes
+    asked += [Asked(server, "a", "plain", LONG, stream=number % 2 == 0) for number in range(1, 12)]
     eventually(lambda: server.held == 12)
     os.kill(killed, signal.SIGKILL)
     said = Counter(re.findall(r"\[(\w+)\]", one.error())[0] for one in asked)
