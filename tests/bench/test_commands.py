@@ -143,15 +143,17 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
     assert set(get_args(Size)) == set(SIZES) and get_args(EngineDtype) == ("auto", *ENGINE_DTYPES)
 
 
+@pytest.mark.slow
 def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
-    (tmp_path / "measuring").mkdir()
-    (tmp_path / "measuring" / "slow.py").write_text(
+    folder = tmp_path / "measuring"
+    folder.mkdir()
+    (folder / "slow.py").write_text(
         '"""`hplm measure slow`: is slow."""\n'
         "from bench.rows import Row, benchmark\n@benchmark(most=2)\ndef slow(*, most: int = 1):\n"
         '    """Is slow."""\n    yield Row("share", 1.5, most=most)\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    run = partial(bench.start, "hplm measure", "measuring", [tmp_path / "measuring"])
+    run = partial(bench.start, "hplm measure", "measuring", [str(folder)])
     picture = tmp_path / "slow.svg"
     assert run(["slow", "--json", "--picture", str(picture)]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["missed"] == ["share"] and picture.stat().st_size
