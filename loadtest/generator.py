@@ -21,6 +21,7 @@ from typing import cast
 
 import numpy as np
 
+from hplm.clock import Clock
 from hplm.errors import HplmError
 from loadtest.connection import BadAnswer, Connection
 from loadtest.load import WAY_OUT, Report, go_first, send
@@ -92,8 +93,8 @@ def measured(load: Load, of: str, warm_up_s: float, way_out: str = WAY_OUT, warm
 
 
 class Generator:
-    def __init__(self, load: Load) -> None:
-        self.load = load
+    def __init__(self, load: Load, clock: Clock = time) -> None:
+        self.load, self.clock = load, clock
         due = load.due
         self.is_open = due is not None
         self.due = due.tolist() if due is not None else []
@@ -118,7 +119,7 @@ class Generator:
         try:
             self._connect_all()
             cpu_before = time.process_time()
-            self.start = self.last_answer = time.perf_counter()
+            self.start = self.last_answer = self.clock.perf_counter()
             self.end = self.start + self.load.seconds + self.load.patience
             self._send_and_receive()
             return self._report(time.process_time() - cpu_before)
@@ -137,7 +138,7 @@ class Generator:
             while self.opened:
                 self.connecting -= 1
                 self._add(self.opened.popleft())
-            now = time.perf_counter()
+            now = self.clock.perf_counter()
             if now < send_until:
                 self._send_due()
             wants = now < send_until and self.sent < self.planned
@@ -155,7 +156,7 @@ class Generator:
 
     def _send_due(self) -> None:
         while self.idle and self.sent < self.planned:
-            now = time.perf_counter()
+            now = self.clock.perf_counter()
             due = self._due(now)
             if due > now:
                 return
@@ -193,7 +194,7 @@ class Generator:
             self._fail(connection, "reset")
 
     def _finish(self, connection: Connection) -> None:
-        self.last_answer = time.perf_counter()
+        self.last_answer = self.clock.perf_counter()
         self.numbers.append(connection.number)
         self.statuses.append(connection.status)
         self.latencies.append(self.last_answer - connection.due)
@@ -231,21 +232,21 @@ class Generator:
     def _replace(self, connection: Connection) -> None:
         self.selector.unregister(connection)
         connection.socket.close()
-        if time.perf_counter() < self.end:
+        if self.clock.perf_counter() < self.end:
             self.connecting += 1
             self.openers.submit(self._open_again)
 
     def _open_again(self) -> None:
         """Connects in a thread of its own, again and again: a handshake may take seconds, and others must be sent meanwhile."""
         lost = object()
-        while time.perf_counter() < self.end:
+        while self.clock.perf_counter() < self.end:
             try:
                 self.opened.append(self._new_connection())
                 self.lost.discard(lost)
                 return
             except OSError:
                 self.lost.add(lost)
-                time.sleep(RETRY_PAUSE)
+                self.clock.sleep(RETRY_PAUSE)
 
     def _add(self, connection: Connection) -> None:
         self.selector.register(connection, READ)

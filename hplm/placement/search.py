@@ -37,19 +37,20 @@ class Found(Selection):
 
 
 def search(
-    problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None
-) -> list[Found]:
-    """Returns the best placements, the best first."""
+    problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None,
+    kept: int = KEPT,
+) -> list[Found]:  # fmt: skip
+    """Returns so many of the best placements, the best first."""
     problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
-    searched = _Search(small, select, most_stages, say)
-    ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:KEPT]  # stable: of equal ones the first
+    searched = _Search(small, select, most_stages, say, kept)
+    ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:kept]  # stable: of equal ones the first
     if not ranked or not ranked[0].served:
         raise NothingFound(nothing_found(problem, searched.screened))
     found: list[Found] = []
     for one in ranked:
         groups = _numbered(completed(small, one.groups))
-        found.append(Found(groups, problem.screen.attained(groups), searched.screened + KEPT, one.how))
+        found.append(Found(groups, problem.screen.attained(groups), searched.screened + kept, one.how))
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -78,8 +79,9 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, problem: Problem, select: Selector, most_stages: int | None, say: Say) -> None:
+    def __init__(self, problem: Problem, select: Selector, most_stages: int | None, say: Say, kept: int) -> None:
         self._problem = problem
+        self._kept = kept
         self._select = select
         self._most_stages = most_stages
         self._say = say
@@ -96,7 +98,7 @@ class _Search:
         for buckets in backbone_buckets(problem):
             for one in self._divided(buckets):
                 found.append(one)
-                self._most_served = sorted([*self._most_served, one.served], reverse=True)[:KEPT]
+                self._most_served = sorted([*self._most_served, one.served], reverse=True)[: self._kept]
         if found:
             return found
         # Backbones that ought to be apart share all devices where these cannot be divided.
@@ -118,7 +120,7 @@ class _Search:
         """Whether these parts together may serve more than the worst of the best placements so far. Not if they serve as many:
         of equal ones the first are kept.
         """
-        return len(self._most_served) < KEPT or sum(self._at_most(part) for part in parts) > self._most_served[-1]
+        return len(self._most_served) < self._kept or sum(self._at_most(part) for part in parts) > self._most_served[-1]
 
     def _at_most(self, part: Part) -> int:
         """Returns how many requests a part can serve: as many as it does if that is known, or all of its backbones."""

@@ -145,17 +145,20 @@ assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "l
 
 @pytest.mark.slow
 def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
-    (tmp_path / "slow.py").write_text(
-        '"""`hplm bench slow`: is slow."""\n'
+    folder = tmp_path / "measuring"
+    folder.mkdir()
+    (folder / "slow.py").write_text(
+        '"""`hplm measure slow`: is slow."""\n'
         "from bench.rows import Row, benchmark\n@benchmark(most=2)\ndef slow(*, most: int = 1):\n"
         '    """Is slow."""\n    yield Row("share", 1.5, most=most)\n'
     )
-    monkeypatch.setattr(bench, "__path__", [*bench.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
+    run = partial(bench.start, "hplm measure", "measuring", [str(folder)])
     picture = tmp_path / "slow.svg"
-    assert main(["bench", "slow", "--json", "--picture", str(picture)]) == 1
+    assert run(["slow", "--json", "--picture", str(picture)]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["missed"] == ["share"] and picture.stat().st_size
-    assert main(["bench", "slow", "--most", "3"]) == 0 and "met" in capsys.readouterr().out
-    assert main(["bench", "slow", "--quick"]) == 0 and "MISSED" not in capsys.readouterr().out
+    assert run(["slow", "--most", "3"]) == 0 and "met" in capsys.readouterr().out
+    assert run(["slow", "--quick"]) == 0 and "MISSED" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from bench import overload
 from bench.noop import ticket_bytes
 from bench.rows import Row, rows_of, rows_of_rounds
-from bench.run import nested, panels_of, table_of
+from bench.run import nested, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, LookupRequest
@@ -86,13 +86,3 @@ def test_a_figure_of_several_rounds_is_their_median_beside_the_least_and_the_mos
     assert nested(rows) == {"over": {"b": 0.9}, "spread": {"over/b": [0.4, 1.1]}, "targets": {"over/b": "at least 1"}}
     assert table_of(rows).split(maxsplit=1)[1] == "0.9, 0.4 to 1.1 (at least 1: MISSED)"
     assert "spread" not in nested(list(rows_of_rounds([{"over": 0.4}])))
-
-
-def test_a_panel_is_named_by_what_stands_before_the_number() -> None:
-    names = ("rates/1.5/das/utility", "curves/Fig. 5/search/8", "points/a/4/real")
-    assert panels_of([Row("tenants/10/p50", 3.0, "ms"), *(Row(name, 1.0) for name in names)]) == {
-        "tenants: ms": {"p50": {"10": 3.0}},
-        "rates: utility": {"das": {"1.5": 1.0}},
-        "Fig. 5": {"search": {"8": 1.0}},
-        "points/a": {"real": {"4": 1.0}},
-    }

@@ -31,8 +31,8 @@ def tenant(name: str, **limits: Any) -> Tenant:
     return Tenant(name, 1, 1, "root", 1, "classify", ("no", "yes"), None, None, **limits)
 
 
-NAMES = [f"tenant-{number}" for number in range(300)]
-LIMITED = [f"limited-{number}" for number in range(100)]
+NAMES = [f"tenant-{number}" for number in range(200)]
+LIMITED = [f"limited-{number}" for number in range(60)]
 TENANTS = [*map(tenant, NAMES), *(tenant(name, rate=5.0) for name in LIMITED)]
 
 

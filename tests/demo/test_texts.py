@@ -1,106 +1,19 @@
-"""The demo reads definitions of Python files. Tenants learn from their texts."""
+"""What a tenant of the demo learns from a docstring: texts that do not say their label, and tagged words."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
-from demo.docstrings import Definition, Source, read_definitions
-from demo.documents import SPLITS, Asked, Document, read_document, readable, split_documents
+from demo.docstrings import Definition
+from demo.documents import Document, read_document
 from demo.tasks import Classified, Names, area, code_names, kind, parameters, returns
-from hplm.errors import HplmError
-from tests.support.message import mentioning
 
-MODULE = '''"""What this module is for."""
-raise RuntimeError("reading a source file must not run it")
-if True:
-    def conditional(): "Behind a condition."
-class Shelf(Base):
-    """Holds books."""
-    def __init__(self, width, *, depth=1): ...
-    @property
-    def width(self):
-        return self._width
-    def find(self, title, /, *rest, exact=False, **options):
-        """Look for a book."""
-        for book in self.books:
-            if book.title == title:
-                return book
-    def burn(self):
-        raise NotImplementedError
-    async def read(self):
-        with self.open():
-            yield self.page()
-    def close(self):
-        def inner():
-            return 1
-        return None
-'''
-NUMPY_STYLE = (
-    "Move the books to another shelf.\n\nUses :func:`carry` and leaves dust behind.\n\n>>> move(books)\n'moved'\n\n"
-    "Parameters\n----------\nbooks : list\n    What to move.\n\n.. versionadded:: 2.0\n"
-)
 NAMES = Names(frozenset({"bookshop"}), {"BookShelf", "Clerk"}, {"move_books"})
 
 
-def test_every_kind_of_definition_is_found_without_running_the_file(tmp_path: Path) -> None:
-    (tmp_path / "shelf.py").write_text(MODULE)
-    found = {one.qualified_name: one for one in read_definitions("bookshop", "shelf.py", tmp_path / "shelf.py")}
-    kinds = {name: one.kind for name, one in found.items() if one.kind != "method"}
-    assert kinds == {"": "module", "conditional": "function", "Shelf": "class"}
-    methods = {"__init__": None, "width": True, "find": True, "burn": None, "read": None, "close": False}  # return a value
-    assert {one.name: one.returns_value for one in found.values() if one.kind == "method"} == methods
-    assert [name for name, one in found.items() if one.is_property] == ["Shelf.width"]
-    assert found[""].docstring == "What this module is for." and found["Shelf"].parameters == ("width", "depth")
-    assert found["Shelf.find"].parameters == ("title", "rest", "exact", "options")
-    (tmp_path / "old.py").write_text("print 'two'")  # of another version of the language
-    assert read_definitions("bookshop", "old.py", tmp_path / "old.py") == []
-    with pytest.raises(HplmError, match=mentioning("'no_such_package_of_ours'", "pip install")):
-        Source("no_such_package_of_ours").files()
-
-
-def document(text: str, module: str = "shelf.py", area: str = "books", **facts: object) -> Document:
-    return read_document(replace(Definition("bookshop", module, "move", "function", text), **facts), area)
-
-
-def sentence(number: int) -> str:
-    chance = random.Random(number)
-    return " ".join("".join(chance.choices("abcdefghij", k=6)) for _ in range(10))
-
-
-def test_code_rulers_and_directives_are_left_out() -> None:
-    found, text = document(NUMPY_STYLE), ("Move the books to another shelf.", "Uses `carry` and leaves dust behind.")
-    assert found.paragraphs == (*text, "Parameters books : list What to move.") and found.description == " ".join(text)
-
-
-def test_a_file_is_in_one_split_only_and_areas_keep_their_shares() -> None:
-    splits = split_documents([document(sentence(i), f"{i // 10}.py", str(i // 50)) for i in range(100)])
-    modules = [module for members in splits.values() for module in {one.definition.module for one in members}]
-    assert len(modules) == len(set(modules)) == 10
-    shares = {split: Counter(one.area for one in splits[split]) for split in SPLITS}
-    assert shares == {split: {"0": size, "1": size} for split, size in (("train", 30), ("dev", 10), ("test", 10))}
-
-
-def test_a_corpus_contains_nothing_similar_to_test_texts_and_copies_are_in_one_split() -> None:
-    asked = Asked([sentence(1), " ".join(sentence(number) for number in range(10, 14))])
-    extended = document(f"{sentence(1)} {sentence(2)} {sentence(3)}")  # a short test text, and other sentences
-    extract = document(sentence(12))  # a small part of a long test text, and nothing else
-    mention, fresh = document(f"{sentence(12)} {sentence(4)} {sentence(5)}"), document(sentence(99))
-    assert readable([extended, extract, mention, fresh, fresh, document("Too short.")], asked) == [mention, fresh]
-    template = "Construct a {} tokenizer, backed by the library that splits words into smaller pieces. Calls {}."
-    copies = [document(template.format(f"{name}Model", f"{name}_base"), f"{name}.py") for name in ("Bert", "Gpt", "T5x")]
-    other = document("Opens the till and counts the coins that lie within it today.", "till.py")
-    kept = [one for members in split_documents([*copies, other]).values() for one in members]
-    assert other in kept and len(kept) == 2
-
-
 def lent(docstring: str, **facts: object) -> Document:
-    own = {"qualified_name": "Clerk.lend", "kind": "method", "parameters": ("reader", "a"), "returns_value": False}
-    return document(docstring, "lending/desk.py", "lending", **(own | facts))
+    definition = Definition("bookshop", "lending/desk.py", "Clerk.lend", "method", docstring, ("reader", "a"))
+    return read_document(replace(definition, **{"returns_value": False, **facts}), "lending")
 
 
 def test_a_text_does_not_say_its_label() -> None:

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from hplm.errors import HplmError
-from loadtest import generator
-from loadtest.connection import Connection
 from loadtest.encode import http_request
-from loadtest.generator import Load
+from loadtest.generator import Generator, Load
 from loadtest.load import Report, send
 from loadtest.proxy import make_certificate
 from tests.support.message import mentioning
 from tests.support.needed import debian_program
 from tests.support.threaded_server import RESET, SILENCE, SmallServer, answer
-from tests.support.wait import Clock
+from tests.support.wait import PATIENCE, Clock
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The generator's time. It passes where a server lets it, and while the generator waits to connect again."""
-    clock = Clock()
-    monkeypatch.setattr(generator, "time", clock)
-    return clock
 
 
 def numbered(count: int) -> list[bytes]:
     return [http_request("/", str(number).encode()) for number in range(count)]
 
 
-def loaded(server: SmallServer, **limits: object) -> Report:
-    return Load(server.url, **({"requests": numbered(5), "patience": 30.0} | limits)).run()
+def loaded(server: SmallServer, clock: Clock | None = None, **limits: object) -> Report:
+    """Sends a load. With a clock, time passes where a server lets it, and while the generator waits to connect again."""
+    load = Load(server.url, **({"requests": numbered(5), "patience": 30.0} | limits))
+    return Generator(load, clock).run() if clock else load.run()
 
 
 def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
@@ -61,7 +51,6 @@ def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was
         (lambda number: answer(503 if number % 4 == 0 else 200), {200: 30, 503: 10}, {}, [4]),
         (lambda number: RESET if number % 10 == 3 else answer(), {200: 36}, {"reset": 4}, range(4, 9)),  # others may end it
         (lambda number: answer(headers="Connection: close\r\n"), {200: 40}, {}, range(40, 45)),  # announced, so no error
-        (lambda number: b"SSH-2.0-OpenSSH\r\n\r\n", {}, {"malformed": 40}, range(40, 45)),
         (lambda number: b"HTTP/1.1 200 OK\r\nContent-Length: no\r\n\r\n", {}, {"malformed": 40}, range(40, 45)),
         (lambda number: answer() + b"x", {}, {"malformed": 40}, range(40, 45)),
     ],
@@ -78,18 +67,15 @@ def test_a_closed_loop_sends_in_turn_and_counts_each_request_by_what_became_of_i
     assert report.percentile_ms(100) == pytest.approx(good.max() * 1e3 if len(good) else np.nan, nan_ok=True)
 
 
-@pytest.mark.usefixtures("clock")
 def test_a_server_that_goes_away_ends_the_load_and_a_missing_one_is_named() -> None:
-    with SmallServer() as server:
-
-        def close_after_ten(number: int, body: bytes) -> bytes:
-            if number >= 10:
-                server.listener.close()
-                return RESET
+    def close_after_ten(number: int, body: bytes) -> bytes:
+        if number < 10:
             return answer()
+        server.listener.close()
+        return RESET
 
-        server.respond = close_after_ten
-        report = loaded(server, count=1000)
+    with SmallServer(close_after_ten) as server:
+        report = loaded(server, Clock(), count=1000)
     assert (report.by_status, report.errors, report.lost_connections) == ({200: 10}, {"reset": 1}, 1)
     with pytest.raises(HplmError, match=mentioning(server.url)):
         loaded(server)
@@ -109,42 +95,42 @@ def test_an_open_loop_sends_requests_in_order_and_not_before_they_are_due(times,
     assert report.wall_s >= times.get("arrivals", np.arange(30) / 200)[sent - 1]
 
 
-def test_an_open_loop_counts_the_wait_for_a_slow_server_and_what_it_could_not_send(clock: Clock) -> None:
+def test_an_open_loop_counts_the_wait_for_a_slow_server_and_what_it_could_not_send() -> None:
+    clock = Clock()
+
     def after(seconds: float, reply: bytes) -> bytes:
         clock.seconds += seconds
         return reply
 
     with SmallServer(lambda number, body: after(0.02, answer())) as server:
-        report = loaded(server, count=20, rate=1000.0, connections=1)
+        report = loaded(server, clock, count=20, rate=1000.0)
     # Request i is due after i ms and answered after 20 (i + 1) ms. A loop that counts from sending would show 20 ms.
     assert report.by_status == {200: 20} and report.numbers.tolist() == list(range(20))
     assert report.latencies == pytest.approx(0.02 * np.arange(1, 21) - 0.001 * np.arange(20))
     assert report.lag_s == pytest.approx(0.02 * 19 - 0.001 * 19)
     with SmallServer(lambda number, body: after(0.35, SILENCE)) as server:
-        report = loaded(server, seconds=0.1, rate=100.0, connections=1, patience=0.3)
+        report = loaded(server, clock, seconds=0.1, rate=100.0, patience=0.3)
     assert report.by_status == {} and report.errors == {"timeout": 2, "unsent": 8}  # the load ends after 0.4 s
 
 
 @pytest.mark.parametrize("connections", [1, 2])
-@pytest.mark.usefixtures("clock")
-def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(monkeypatch, connections: int) -> None:
-    answered, numbers = threading.Event(), itertools.count()
+def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(connections: int) -> None:
+    answered = threading.Event()
 
-    class Opened(Connection):
-        def __init__(self, *given: Any) -> None:
-            if next(numbers) in (connections, connections + 1):  # earlier ones are open before the clock starts
-                assert connections == 1 or answered.wait(60)
-                raise ConnectionRefusedError
-            super().__init__(*given)
+    class Waiting(Clock):
+        def sleep(self, seconds: float) -> None:
+            """Lets nobody connect again before another connection has been used."""
+            super().sleep(seconds)
+            assert connections == 1 or answered.wait(PATIENCE)
 
     def respond(number: int, body: bytes) -> bytes:
         if number == 20:
             answered.set()
         return answer() if number else RESET
 
-    monkeypatch.setattr(generator, "Connection", Opened)
+    sources = ["127.0.0.1"] * connections + ["192.0.2.1"] * 2 + ["127.0.0.1"] * 50  # two are no addresses of this machine
     with SmallServer(respond) as server:
-        report = loaded(server, connections=connections, count=40)
+        report = loaded(server, Waiting(), connections=connections, count=40, sources=sources)
     assert (report.by_status, report.errors) == ({200: 39}, {"reset": 1})
     assert connections > 1 or not report.lost_connections
 

@@ -101,14 +101,11 @@ def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_w
     assert [head["parameters"]["hplm_rung"] for head in heads] == [2, 2]
 
 
-@on_chat
+@on_toy
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         (("--backbone", "toy", "--tenant-ids", "nobody", "Poisson"), ["--tenant-ids", "'nobody'"]),
-        (("--backbone", "toy", "--scenario", "Chat"), ["Chat", "--backbone"]),
-        (("--backbone", "toy", "-H", "http://127.0.0.1:99999", "Poisson"), ["--host", "99999"]),
-        (("--backbone", "toy", "--rate", "nan", "Poisson"), ["--rate", "nan"]),
         # With --processes, which is a master too, Locust may lose its workers and leave them running.
         (("--master", "--master-bind-port", str(free_ports(1)[0]), "Poisson"), ["--master", "--worker", "--processes"]),
     ],
@@ -116,6 +113,15 @@ def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_w
 def test_wrong_options_are_reported_at_once(server, tmp_path, options, named) -> None:
     outcomes, done = headless(server, tmp_path, *options)
     assert done.returncode != 0 and mentions(done.stderr + done.stdout, *named) and not outcomes
+
+
+WRONG = {  # what somebody has typed into the web page, and what the refusal names
+    ("deadline", "luck"): ["--deadline", "'luck'"],
+    ("tenant_ids", "nobody"): ["--tenant-ids", "'nobody'"],
+    ("rate", "nan"): ["--rate", "nan"],
+    ("scenario", "Chat"): ["Chat", "--backbone"],
+    ("host", "http://127.0.0.1:99999"): ["--host", "99999"],
+}
 
 
 @on_toy
@@ -130,12 +136,21 @@ def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
             page = f"http://127.0.0.1:{port}"
             eventually(lambda: '"title": "Outcomes"' in _get(page))
             form = {"user_count": 8, "spawn_rate": 8, "host": f"http://{server.http_url}", "rate": 20, "duration": 2}
-            refused = json.loads(_get(f"{page}/swarm", urlencode({**form, "deadline": "luck"}).encode()))
-            assert not refused["success"] and mentions(refused["message"], "--deadline", "'luck'")
-            form["deadline"] = "0"
-            assert json.loads(_get(f"{page}/swarm", urlencode({**form, "scenario": "Gamma"}).encode()))["success"]
+            usual = {"deadline": "0", "tenant_ids": "acme,beta", "scenario": "Gamma"}
+
+            def started(**more: object) -> dict:
+                return json.loads(_get(f"{page}/swarm", urlencode({**form, **usual, **more}).encode()))
+
+            def is_stopped() -> bool:
+                return json.loads(_get(f"{page}/stats/requests") or "{}").get("state") == "stopped"
+
+            for (name, value), named in WRONG.items():
+                refused = started(**{name: value})
+                assert not refused["success"] and mentions(refused["message"], *named), name
+                eventually(is_stopped)
+            assert started()["success"]
             eventually(lambda: json.loads(_get(f"{page}/outcomes") or "{}").get("Gamma", {}).get("requests", 0) > 10)
-            eventually(lambda: json.loads(_get(f"{page}/stats/requests") or "{}").get("state") == "stopped")
+            eventually(is_stopped)
             outcomes = json.loads(_get(f"{page}/outcomes"))
             assert outcomes.keys() == {"Gamma"} and outcomes["Gamma"]["on_time_share"] == 1.0
             (shown,) = json.loads(_get(f"{page}/stats/requests"))["extended_stats"]

@@ -25,6 +25,10 @@ def texts(part, count):
     return [(("earn", "acq")[number % 2], " ".join(own)) for number, own in enumerate(words)]
 
 
+def read(task, part):
+    return [json.loads(line)["text"] for line in getattr(task, part).read_text("utf-8").splitlines()]
+
+
 def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(tmp_path):
     leaked = texts("test", 8)[0]  # this test text is also in the training texts
     tab(tmp_path / "reuters-r52-train.tab", ["Category", "Text"], [*texts("train", 30), ("rare", "one " * 20), leaked])
@@ -36,19 +40,18 @@ def test_texts_are_divided_and_corpora_have_no_dev_or_test_text(tmp_path):
 
     data, general = stored(8)
     (task,), corpus = data.tenants, data.domains[0].corpus.read_text("utf-8").splitlines()
-    parts = {part: [json.loads(line) for line in getattr(task, part).read_text("utf-8").splitlines()] for part in SIZES}
-    assert task.id == "reuters-52" and {part: len(rows) for part, rows in parts.items()} == SIZES
-    assert task.labels == ("acq", "earn", "rare") and {row["label"] for row in parts["test"]} <= set(task.labels)
-    assert all(len(row["text"].split()) == 8 for rows in parts.values() for row in rows)
-    begun = {part: {row["text"] for row in rows} for part, rows in parts.items()}
-    assert not begun["train"] & begun["dev"]
-    assert not any(line.startswith(("testx", *begun["dev"])) for line in corpus)
-    assert sum(line.startswith("trainx") for line in corpus) == 30 - sum(text.startswith("trainx") for text in begun["dev"])
+    parts = {part: read(task, part) for part in SIZES}
+    assert task.id == "reuters-52" and {part: len(own) for part, own in parts.items()} == SIZES
+    assert task.labels == ("acq", "earn", "rare")
+    assert all(len(text.split()) == 8 for own in parts.values() for text in own)
+    assert not {*parts["train"]} & {*parts["dev"]}
+    assert not any(line.startswith(("testx", *parts["dev"])) for line in corpus)
+    assert sum(line.startswith("trainx") for line in corpus) == 30 - sum(text.startswith("trainx") for text in parts["dev"])
     assert all("nothing to tell" in line and "Monica" not in line for line in general["stories"].read_text().splitlines())
     task.train.write_text("kept")
     assert stored(8) == (data, general) and task.train.read_text() == "kept"
     stored(9)
-    assert len(json.loads(task.train.read_text("utf-8").splitlines()[0])["text"].split()) == 9
+    assert len(read(task, "train")[0].split()) == 9
 
 
 def test_new_options_of_training_do_not_void_the_results():
@@ -64,10 +67,5 @@ def test_of_one_file_a_fifth_is_for_the_test(tmp_path):
     tab(tmp_path / "election-tweets-2016.tab", ["Author", "Content", "Place"], rows)
     sizes = {"train": 20, "dev": 3, "test": 20}
     data, _ = stored_public_data(tmp_path / "data", [tmp_path], sizes, 8, {}, (*TASKS, TWEETS))
-    parts = {
-        part: [json.loads(line)["text"] for line in getattr(data.tenants[0], part).open(encoding="utf-8")] for part in sizes
-    }
-    assert [task.id for task in data.tenants] == ["tweets"] and {part: len(own) for part, own in parts.items()} == sizes | {
-        "test": 6
-    }
-    assert len({*parts["train"], *parts["dev"], *parts["test"]}) == 29
+    parts = {part: read(data.tenants[0], part) for part in sizes}
+    assert [len(own) for own in parts.values()] == [20, 3, 6] and len({*parts["train"], *parts["dev"], *parts["test"]}) == 29

@@ -7,15 +7,13 @@ from typing import ClassVar
 import pytest
 
 from builder.store.store import Store
-from demo.data import DemoData, DemoDomain, DemoTenant
 from research.accuracy.__main__ import main
 from research.accuracy.report import Report
 from research.accuracy.studies import Tier
 from research.accuracy.table import draw, markdown_of
 from research.result_file import ResultFile
 from tests.builder.checkpoints import save_bert
-from tests.builder.stores import corpus
-from tests.builder.training.small_tenants import made
+from tests.research.toys import toy_data
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions
@@ -39,15 +37,10 @@ def one_step():
 @pytest.fixture(scope="module")
 def made_once(tmp_path_factory):
     """Gives a report on two tasks of toy words. Its stores are built once for all studies."""
-    folder, tenants = tmp_path_factory.mktemp("report"), []
-    for task in ("classify", "tag"):
-        files = {part: made(folder, task, size, part) for part, size in TINY.sizes.items()}
-        tenants.append(DemoTenant(f"toy-{task}", "toys", task, "?", (), **files, majority_share=0.5))
-    data = DemoData((DemoDomain("toys", corpus(folder, 1, 3000), 3000),), tuple(tenants))
+    folder = tmp_path_factory.mktemp("report")
     (folder / "model").mkdir()
-    model = str(save_bert(folder / "model", with_head=True))
-    work, results = folder / "work", ResultFile(folder / "none")
-    return Report("toy", model, LAYERS, data, TINY, work, results, DEVICE, FEW)
+    model, data = str(save_bert(folder / "model", with_head=True)), toy_data(folder, TINY.sizes, 3000)
+    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), DEVICE, FEW)
 
 
 @pytest.fixture
@@ -87,34 +80,23 @@ def test_every_number_is_computed_once(report, tmp_path):
     assert replace(report, data=other).home != report.home  # and stores of the old corpus are not continued
 
 
-def test_a_taught_tenant_is_compared_with_one_of_equal_budget(report):
-    report = replace(report, tier=replace(TINY, seeds=(1,)))
-    study = report.studies["teachers"]
-    report.run([study], at_a_time=1)
-    runs = {(run["task"], run["case"]): run for run in report.finished(study)}
-    assert set(runs) == set(product(FEW, ("dedicated", "hplm", "hplm, equal budget", "hplm, taught")))
-    told = {
-        (one.run["task"], one.run.get("teacher"), one.run["scheme"], one.run["training"]["epochs"]) for one in report.results
-    }
-    passes = {name: TINY.training(name, LAYERS, 3, 1).epochs for name in ("dedicated", "hplm")}
-    longer = round(passes["hplm"] * (LAYERS + 3) / 3)  # one of the four layers is a lower one
-    cases = [(None, "dedicated", passes["dedicated"]), *((None, "hplm", n) for n in (passes["hplm"], longer))]
-    assert told == {(task, *case) for task in FEW for case in (*cases, ("dedicated", "hplm", passes["hplm"]))}
-    assert all(("teacher" in run) == (case == "hplm, taught") for (_, case), run in runs.items())
-    assert all(0 <= runs[task, "hplm, taught"]["teacher"]["dev"] <= 1 for task in FEW)
-
-
-@pytest.mark.parametrize("name", ["keep", "o1", "tenants-3"])
-def test_studies_cut_tables_pretrain_and_resample(report, name):
+@pytest.mark.parametrize("name", ["keep", "o1", "tenants-3", "teachers"])
+def test_studies_cut_tables_pretrain_resample_and_teach(report, name):
     """Each case of these studies has another recipe, scheme or sample, so no two of its results are stored under one run."""
     report = replace(report, tier=replace(TINY, seeds=(0,)), few=FEW[:1])
     study = report.studies[name]
     report.run([study], at_a_time=1)
+    runs = {run["case"]: run for run in report.finished(study)}
     assert len(report.finished(study)) == report.size(study) == len(list(report.results))
     recipes = [case.recipe for case in study.cases if case.recipe is not None]
     sizes = [Store(report.home / "stores" / one.store).table(one.branch("toys"), 1).meta.keys for one in recipes]
     assert sizes == sorted(sizes, reverse=True)  # the largest table first
     assert name != "keep" or sizes[0] > sizes[-1]
+    if name == "teachers":
+        assert [case for case, run in runs.items() if "teacher" in run] == ["hplm, taught"]
+        usual = TINY.training("hplm", LAYERS, 3, 0).epochs
+        passes = {one.run["training"]["epochs"] for one in report.results if one.run["scheme"] == "hplm"}
+        assert passes == {usual, round(usual * (LAYERS + 3) / 3)}  # one of the four layers is a lower one
 
 
 TOLD = {"metric": "accuracy", "kind": "classify", "trained_on": 30}

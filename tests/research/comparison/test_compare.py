@@ -1,49 +1,28 @@
-"""The comparison, small: schemes on a real Triton, interrupted and continued."""
+"""The comparison's figures. `tests/bench/test_commands.py` runs it."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.machine import machine
 from builder.publish.model_configs import ServingOptions
-from research.comparison.compare import (
-    PERCENTS,
-    Case,
-    export_compared,
-    measured,
-    megabytes,
-    random_tenant_store,
-    rows_of_schemes,
-)
+from research.comparison.compare import Case, export_compared, measured, megabytes, random_tenant_store
 from research.result_file import ResultFile
 from testing.random_store import SIZES
-from tests.support.lent import loading
-from tests.support.servers import Lease
 
 pytestmark = pytest.mark.slow
 
-CASE = Case("burst", "toy", known_tenants=5, budget=2, lengths="12", seconds=2.0, patience=60.0)
 
-
-@pytest.mark.server("bare")
-def test_what_is_missing_is_measured_and_no_number_twice(tmp_path: Path, server: Lease, monkeypatch) -> None:
-    """Models are loaded. `tests/bench/test_commands.py` has several schemes."""
-    monkeypatch.setattr("research.comparison.compare.TritonServer", partial(loading, server))
+def test_no_number_is_measured_twice(tmp_path: Path) -> None:
+    case = Case("burst", "toy", known_tenants=5, budget=2, lengths="12", seconds=2.0, patience=60.0)
     kept = ResultFile(tmp_path / "toy-burst.jsonl")
-    settings = {**vars(CASE), "machine": machine()}
-    for scheme, tenants in (("hplm", 5), ("shared", 3), ("shared", 5)):
-        kept.put({"scheme": scheme, "tenants": tenants, "settings": settings}, {"p50_ms": 1.0})
-    found = measured(CASE, (3, 5), ("hplm", "shared"), kept, tmp_path / "work")
-    one = found["hplm"].pop(3)
-    assert found == {"hplm": {5: {"p50_ms": 1.0}}, "shared": {3: {"p50_ms": 1.0}, 5: {"p50_ms": 1.0}}}
-    # A user starts every 0.05 s, and each sends again after 1.2 s.
-    assert one["succeeded"] == 40 + 16 and one["answered"] == 1 and one["private_mb"] > 0
-    rows = {row.name: row.value for row in rows_of_schemes(CASE, {"hplm": {3: one}})}
-    within = [rows[f"answered within ms, by percent/hplm with 3 tenants/{percent}"] for percent in PERCENTS]
-    assert within == sorted(within) and rows["answered/hplm/3"] == 1
+    for scheme, tenants in (("hplm", 5), ("shared", 3)):
+        kept.put({"scheme": scheme, "tenants": tenants, "settings": {**vars(case), "machine": machine()}}, {"p50_ms": 1.0})
+    for scheme, tenants in (("hplm", 5), ("shared", 3)):
+        assert measured(case, (tenants,), (scheme,), kept, tmp_path / "work") == {scheme: {tenants: {"p50_ms": 1.0}}}
+    assert not (tmp_path / "work").exists()
 
 
 def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 
 from builder.tasks.tasks import training_task
-from demo.data import DemoData, stored, write_tenant
-from demo.tasks import Classified, Tagged
+from demo.data import stored
 from research.papers import __main__ as papers
 from research.papers import students
 from research.papers.student_ways import elected
-from testing.random_store import TOY, random_store, words
+from testing.random_store import TOY, random_store
+from tests.research.toys import toy_data
 from tests.support.learning import by_one_step
 
-WORDS = words(TOY.vocabulary)
 VARIANTS = {"team", "no together", "vote", "stacking", "bagging", "bagging, no together", "bagging, vote"}
 
 
-def classified(rng: random.Random) -> Classified:
-    side = rng.randrange(2)
-    return Classified(" ".join([WORDS[side], *rng.choices(WORDS[20:], k=5)]), ("left", "right")[side])
-
-
-def tagged(rng: random.Random) -> Tagged:
-    tokens = tuple(rng.choices(WORDS[:8], k=5))
-    return Tagged(tokens, tuple("first" if token in WORDS[:4] else "other" for token in tokens))
-
-
 @pytest.mark.slow
-def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, monkeypatch, capsys) -> None:
-    """Each trains in one step. The ways are in two files, as of two processes. Of `classify` nothing is finished."""
-    rng, sizes = random.Random(0), {"train": 80, "dev": 30, "test": 40}
+def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, capsys) -> None:
+    """The ways are in two files, as of two processes. Of the other task nothing is finished."""
     random_store(tmp_path / "store", replace(TOY, upper_layers=3), [], ["toys"], corpus_tokens=2000)
-
-    def written() -> DemoData:
-        made = {"classify": classified, "tag": tagged}
-        parts = {task: {part: [one(rng) for _ in range(size)] for part, size in sizes.items()} for task, one in made.items()}
-        return DemoData((), tuple(write_tenant(tmp_path / "data", task, "toys", task, "?", own) for task, own in parts.items()))
-
-    stored(tmp_path / "data", {}, written)
+    (tmp_path / "data").mkdir()
+    stored(tmp_path / "data", {}, lambda: toy_data(tmp_path / "data", {"train": 80, "dev": 30, "test": 40}))
     given = ["students", "--data", str(tmp_path / "data"), "--store", str(tmp_path / "store"), "--quick", "--json"]
     given += ["--learning-rate", "0.1"]
     files = [str(tmp_path / f"{name}.jsonl") for name in ("some", "others")]
@@ -53,12 +35,10 @@ def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, monkeypatch, c
             assert papers.main([*given, "--results", results, *words]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
-    assert printed(files[0], "--tasks", "tag", "--ways", "team", "stacking")["members"].keys() == {"team", "stacking"}
-    found = printed(files[1], "--tasks", "tag", "--also", files[0])
-    monkeypatch.setattr(students, "WAYS", {})  # nothing is missing
+    assert printed(files[0], "--tasks", "toy-classify", "--ways", "team", "stacking")["members"].keys() == {"team", "stacking"}
+    found = printed(files[1], "--tasks", "toy-classify", "--also", files[0])
     again = printed(str(tmp_path / "none.jsonl"), "--finished", "--also", *files)
     assert again["cases"] == 1 and all(again[part] == found[part] for part in ("of_teacher", "members", "differences"))
-    assert {path.suffix for path in tmp_path.glob("*.*")} <= {".jsonl", ".unfinished"}
     assert found["of_teacher"].keys() == {*VARIANTS, "team, all", "teacher", "plain", "equal", "exit"}
     assert all(found["of_teacher"][name].keys() == {"1", "2", "pruned"} for name in VARIANTS)
     assert found["differences"].keys() == {f"{first} - {second}" for first, second in students.PAIRS}

@@ -21,9 +21,9 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.finetuning import TrainingOptions
-from hplm.errors import Broken, DeadlineMissed, Draining, InvalidInput, QueueFull
+from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
-from research.baselines.models import WholeModels, Worker
+from research.baselines.models import WholeModels
 from research.schemes.__main__ import main
 from research.schemes.export import NOTES, export_scheme
 from research.schemes.pretrained import evenly
@@ -37,7 +37,6 @@ from tests.support.device import DEVICE
 from tests.support.fake_triton import Request, model_of
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
-from tests.support.wait import Hold
 
 pytestmark = pytest.mark.slow
 
@@ -147,29 +146,6 @@ def test_schemes_and_options_that_cannot_serve_are_refused(bert, repositories, t
     assert (main(again), main([*again, "--replace"])) == (1, 0) and mentions(capsys.readouterr().err, "--replace")
     with pytest.raises(InvalidInput, match=mentioning("'compressed'", "'hplm'", "--repository")):  # so does `hplm export`
         refuse_mixture(repositories["compressed"], "tiny")
-
-
-def test_a_worker_answers_all_accepted_requests_and_refuses_more_than_its_limit(repositories) -> None:
-    """Also where a model's file is broken, or a request has waited for too long."""
-    folder = repositories["dedicated_inprocess"]
-    (folder / "tiny/1/bodies/beta").unlink()
-    models, answered, hold = open_models(folder), list[object](), Hold()
-    worker = Worker(models, most=3)
-
-    def question(tenant: str, allowed_s: float = 0.0):
-        return models.question({"tenant": tenant}, TEXTS[:1], None, allowed_s)
-
-    with hold:
-        worker.submit(question("acme"), lambda answer: (hold.pass_through(), answered.append(answer)))
-        hold.until_reached()  # the first one is being answered, so the others wait
-        for tenant, allowed_s in (("acme", 1e-9), ("beta", 0), ("city", 0)):
-            worker.submit(question(tenant, allowed_s), answered.append)
-        with pytest.raises(QueueFull):
-            worker.submit(question("acme"), answered.append)
-    worker.close()
-    assert [type(answer) for answer in answered] == [list, DeadlineMissed, Broken, list]
-    with pytest.raises(Draining):
-        worker.submit(question("acme"), answered.append)
 
 
 def read_of(store, path, maker, count, labels):
