@@ -193,13 +193,11 @@ def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request,
 
 @pytest.fixture(scope="module")
 def original(bert, tmp_path_factory):
-    """A store with a root of a saved BERT, and labelled texts: whether a text has its first word again."""
+    """A store with a root of a saved BERT, and labelled texts."""
     folder = tmp_path_factory.mktemp("original")
-    lines = [line.replace("水", "") for line in some_lines(60, 1)]
-    (folder / "corpus.txt").write_text("\n".join(lines), "utf-8")
-    store, _ = build_root(str(bert), [folder / "corpus.txt"], folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
-    rows = [{"text": " ".join(line.split()[:9]), "label": "ab"[line.split()[0] in line.split()[1:9]]} for line in lines]
-    return store, write(folder / "train.jsonl", rows)
+    texts = [corpus(folder, 1, lines=60)]
+    store, _ = build_root(str(bert), texts, folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
+    return store, made(folder, "classify", 80, 1)
 
 
 def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(original, tmp_path, monkeypatch):

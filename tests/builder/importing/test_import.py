@@ -106,8 +106,8 @@ def test_a_single_output_is_a_value(store, tmp_path, config):
 
 def test_another_import_is_the_next_version_and_keeps_the_labels(store):
     """Clients know logits by the order of labels, so rows of another order are moved."""
-    first, again = ImportOptions(labels=LABELS), ImportOptions(labels=["green", "red", "blue"])
-    import_tenant(store, "acme", FIXTURES / "peft-everywhere", first, DEVICE)
+    again = ImportOptions(labels=["green", "red", "blue"])
+    import_tenant(store, "acme", FIXTURES / "peft-everywhere", NAMED, DEVICE)
     update, _ = import_tenant(store, "acme", FIXTURES / "peft-pooler", again, DEVICE)
     assert (update.version, update.labels) == (2, LABELS)
     head, stored_head = read_folder(FIXTURES / "peft-pooler", store.model, None).head, store.tenant_weights(update)[1]

@@ -131,12 +131,10 @@ def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_p
             export(toy.store, Path(there), ServingOptions())
 
 
-CHATS = [TenantFile("plain", 1, "root", 1, "generate", [], 0)]
-
-
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    return random_store(tmp_path_factory.mktemp("chat") / "store", CHAT, CHATS, corpus_tokens=300)
+    tenants = [TenantFile("plain", 1, "root", 1, "generate", [], 0)]
+    return random_store(tmp_path_factory.mktemp("chat") / "store", CHAT, tenants, corpus_tokens=300)
 
 
 def test_a_decoder_is_one_decoupled_model_and_shares_its_name_with_no_encoder(chat, toy, tmp_path):

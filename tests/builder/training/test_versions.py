@@ -185,15 +185,11 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
     assert mentions(refused(capsys, *command), "'acme'", "other")
 
 
-class Cut(Exception):
-    """Ends a grid in its middle."""
-
-
 def scored_by_rate(body, ground, options, saved, *, log, most=1.0, last=99):
     """A training whose score grows with its learning rate, and that diverges above `most`."""
     done = log.read_text().splitlines() if log.exists() else []
     if len(done) == last:
-        raise Cut
+        raise KeyboardInterrupt
     if options.learning_rate > most:
         raise Diverged("diverged")
     found = untrained(body, ground, options)
@@ -209,7 +205,7 @@ def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_p
     train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
     cores = os.sched_getaffinity(0)
     request.addfinalizer(partial(os.sched_setaffinity, 0, cores))
-    for own, last, ended in (({min(cores)}, 3, pytest.raises(Cut)), (cores, 99, nullcontext())):
+    for own, last, ended in (({min(cores)}, 3, pytest.raises(KeyboardInterrupt)), (cores, 99, nullcontext())):
         os.sched_setaffinity(0, own)
         with ended:
             pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, most=2e-3, last=last))
