@@ -46,9 +46,9 @@ def section(heading):
 @pytest.fixture
 def follow():
     """Makes a recipe's changes in the modules that it names, until the test ends."""
-    modules = (layout, tasks, training_tasks, testing.reference)
-    before = [(module, dict(vars(module))) for module in modules]
-    registries = [(value, dict(value)) for _, names in before for value in names.values() if isinstance(value, dict)]
+    names = [vars(module) for module in (layout, tasks, training_tasks, testing.reference)]
+    registries = [value for own in names for value in own.values() if isinstance(value, dict)]
+    before = [(own, dict(own)) for own in (*names, *registries)]
 
     def follow(heading):
         steps = STEP.findall(section(heading))
@@ -65,13 +65,10 @@ def follow():
             _run(module, source)
 
     yield follow
-    for module, names in before:
-        for name in vars(module).keys() - names.keys():
-            delattr(module, name)
-        vars(module).update(names)
-    for registry, content in registries:
-        for name in registry.keys() - content.keys():
-            del registry[name]
+    for own, content in before:
+        for name in own.keys() - content.keys():
+            del own[name]
+        own.update(content)
 
 
 def _run(module, code):

@@ -23,11 +23,11 @@ MOST_BYTES = 4 << 30  # 250,000 tokens take 3.1 GB after eight layers as wide as
 class Taught:
     """States of all tokens after each upper layer, in 16 bits, in a file without a name: it ends with the process.
 
-    If it would take more than MOST_BYTES or half of the free disk, the states are computed again for each batch.
+    If it would take more than `most` bytes or half of the free disk, the states are computed again for each batch.
     """
 
-    def __init__(self, states: Callable[[Pack], Sequence[Tensor]], data: Data, folder: Path) -> None:
-        self._states, self._data, self._kept = states, data, _room(data, folder)
+    def __init__(self, states: Callable[[Pack], Sequence[Tensor]], data: Data, folder: Path, most: int = MOST_BYTES) -> None:
+        self._states, self._data, self._kept = states, data, _room(data, folder, most)
         if self._kept is None:
             return
         for chosen, pack in data.packs(data.train, title="asking the checkpoint"):
@@ -44,11 +44,11 @@ class Taught:
         return states.float().split(self._data.config.hidden, dim=1)
 
 
-def _room(data: Data, folder: Path) -> list[np.ndarray] | None:
+def _room(data: Data, folder: Path, most: int) -> list[np.ndarray] | None:
     """Returns where the states of each text are put; None if there is too little room."""
     tokens, width = int(data.train.lengths.sum()), data.config.upper_layers * data.config.hidden
     size = 2 * tokens * width
-    if size > min(MOST_BYTES, shutil.disk_usage(folder).free // 2):
+    if size > min(most, shutil.disk_usage(folder).free // 2):
         return None
     with TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, size)  # without it, a full disk would end the process in a later write

@@ -18,6 +18,7 @@ from builder.said import progress_bar, say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished, mapped, read_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
+from hplm.clock import Clock
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ class Corpus(Sequence[np.ndarray]):
         return int(self._ends[document - 1]) if document else 0
 
 
-def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path) -> Corpus:
+def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, clock: Clock = time) -> Corpus:
     """Tokenises files into a corpus. A call after an interruption continues after the last saved documents."""
     for path in paths:
         check_file(path)
@@ -72,7 +73,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path) -
     task = {"inputs": [[path.name, size] for path, size in zip(paths, sizes, strict=True)]}
     if is_finished(folder, task):
         return Corpus(folder)
-    _say_costs(paths, sum(sizes), tokenizer, folder.parent)
+    _say_costs(paths, sum(sizes), tokenizer, folder.parent, clock)
     bar = progress_bar(title="tokenising the corpus", total=sum(sizes), unit="B", unit_scale=True)
     with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
         seconds, begun_with = 0.0, growing.done["tokens"]
@@ -90,7 +91,7 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path) -
     return Corpus(folder)
 
 
-def _say_costs(paths: Sequence[Path], size: int, tokenizer: Tokenizer, folder: Path) -> None:
+def _say_costs(paths: Sequence[Path], size: int, tokenizer: Tokenizer, folder: Path, clock: Clock) -> None:
     """Says how long the corpus may take here, and its room, from the first texts."""
     texts, characters, read = [], 0, list[int]()
     for text in read_corpus(paths, read.append):
@@ -98,9 +99,9 @@ def _say_costs(paths: Sequence[Path], size: int, tokenizer: Tokenizer, folder: P
         characters += len(text)
         if characters >= min(BATCH_CHARACTERS, size // 10):
             break
-    started = time.monotonic()
+    started = clock.monotonic()
     tokens = sum(map(len, tokenizer.encode_documents(texts)))
-    seconds, share = time.monotonic() - started, sum(read) / size
+    seconds, share = clock.monotonic() - started, sum(read) / size
     say_costs(f"tokenising {size / 1e6:,.1f} MB", seconds / share, f"{4 * tokens / share / 1e9:,.2f}", folder)
 
 

@@ -23,6 +23,7 @@ from builder.said import progress_bar, say_costs
 from builder.store.resumable import META, ResumableFiles, is_finished, read_json
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
+from hplm.clock import Clock
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
@@ -96,7 +97,7 @@ def level_run(folder: Path, level: int, space: KeySpace) -> Run:
     return Run(folder / f"keys-{level}", folder / f"counts-{level}", space.words)
 
 
-def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY) -> Counts:
+def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY, clock: Clock = time) -> Counts:
     """Counts a corpus. A call after an interruption continues with the missing runs and partitions."""
     meta = _meta(space, corpus.tokens, len(corpus))
     if is_finished(folder, meta):
@@ -104,7 +105,7 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
     with _growing(folder, space, meta, memory) as growing:
         if growing.done["level"] == 0:
             most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
-            say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space), most, folder)
+            say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space, clock), most, folder)
             _count_pieces(corpus, space, folder, memory)
         for level in range(growing.done["level"], len(space.masks)):
             runs = _runs(folder, level, space)
@@ -147,16 +148,16 @@ def most_bytes(tokens: int, space: KeySpace) -> int:
     return (len(space.masks) + 1) * tokens * row_bytes(space.words)
 
 
-def _seconds(corpus: Corpus, space: KeySpace) -> float:
+def _seconds(corpus: Corpus, space: KeySpace, clock: Clock) -> float:
     """Returns how long counting may take here, from a part of the corpus, whose levels are sorted as runs and as merged."""
     if not corpus.tokens:
         return 0.0
-    started, (tokens, lengths) = time.monotonic(), next(corpus.pieces(min(TIMED, corpus.tokens // 10)))
+    started, (tokens, lengths) = clock.monotonic(), next(corpus.pieces(min(TIMED, corpus.tokens // 10)))
     keys = space.of(tokens, lengths)
     counts = np.ones(len(keys), dtype=np.uint64)
     for mask in space.masks:
         keys, counts = summed(*summed(keys & mask, counts))
-    return (time.monotonic() - started) * corpus.tokens / max(1, len(tokens))
+    return (clock.monotonic() - started) * corpus.tokens / max(1, len(tokens))
 
 
 def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int) -> None:

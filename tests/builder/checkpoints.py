@@ -1,4 +1,4 @@
-"""Two tiny BERTs, saved as Hugging Face does, documents whose words they can guess, and comparisons of weights."""
+"""Two tiny BERTs, saved as Hugging Face does, and comparisons of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from testing.random_store import random_documents, tokenizer_json
+from testing.random_store import tokenizer_json
 
 VOCABULARY = 90  # of `save_bert`
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -58,15 +58,6 @@ def save_bert(folder: Path, with_head: bool = False, vocabulary: int = VOCABULAR
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "made.json").write_text(tokenizer_json(vocabulary))
     transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **SPECIAL).save_pretrained(folder)
-
-
-def chained(config, tokens, length, seed):
-    """Each word determines the next one, so that masked words can be predicted."""
-    documents = random_documents(config, tokens, length, seed)
-    for document in documents:
-        for place in range(2, length - 1):
-            document[place] = 5 + (document[place - 1] * 7 + 3) % (VOCABULARY - 5)
-    return documents
 
 
 def weights(*stacks):

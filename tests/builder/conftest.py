@@ -1,8 +1,12 @@
 """Stores that are built, and tenants that are trained, once for all tests. The tests of a room have one thread."""
 
+import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -32,8 +36,25 @@ def one_step():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Drawing how a tenant has learned takes longer than tiny trainings do. `training/test_tenant.py` looks at pictures."""
-    for drawing in ("training.tenant.draw_learning", "importing.matching.draw_learning", "importing.folders.draw_agreement"):
+    drawings = ("training.tenant.draw_learning", "tables.root.draw_learning", "importing.matching.draw_learning")
+    for drawing in (*drawings, "importing.folders.draw_agreement"):
         monkeypatch.setattr(f"builder.{drawing}", lambda *given: given[-1].write_bytes(b"a picture"))
+
+
+class CopiedWork(Executor):
+    """Stands for a pool of processes. It does each job here, from a copy as a process gets it."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def submit(self, job: Callable[..., Any], *given: object) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(pickle.loads(pickle.dumps(partial(job, *given)))())
+        return done
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    monkeypatch.setattr("builder.worker_processes.ProcessPoolExecutor", CopiedWork)
 
 
 @pytest.fixture(scope="session")

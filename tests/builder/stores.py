@@ -158,9 +158,9 @@ def interrupted(*_: object, **__: object) -> None:
 
 
 def cut(store: Store, build: Callable[..., object], *given: Any, at: str = "chain", **options: Any) -> None:
-    """Interrupts a build of this store where it would compute its table, or at another method of the store."""
+    """Interrupts a build of this store where it would compute its table, or call another method of the store."""
     with pytest.raises(KeyboardInterrupt):
-        build(meanwhile(store, at, interrupted), *given, **options)
+        build(type("Cut", (Store,), {at: interrupted})(store.folder), *given, **options)
 
 
 @contextmanager

@@ -1,35 +1,25 @@
-"""Builds that are killed at a change of the disk, and trainings that go on from a savepoint, end the same.
+"""Builds and trainings that are killed at a change of the disk, and go on, end the same.
 
 Each case takes seconds, because each kill forks. Builds train in one step.
 """
 
-import os
 import shutil
-from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from builder.evaluation.calibration import calibrate_tenant
 from builder.exits.build import build_exits
-from builder.importing import folders
 from builder.importing.lower import NewDomain
-from builder.importing.matching import MatchingOptions
 from builder.importing.plain import save_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.learning.bodies import PlotBody
-from builder.learning.distil import distil
 from builder.learning.limits import Budget
-from builder.learning.masked import further_pretrain
 from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.corpus import tokenize_corpus
-from builder.tables.counts import add_counts, count_ngrams
+from builder.tables.counts import count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
@@ -41,22 +31,23 @@ from builder.training.tenant import delete_tenant
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from testing.random_store import random_tenant
-from tests.builder.checkpoints import SIZES, chained, same, save_base, save_bert, save_tokenizer, weights
+from tests.builder.checkpoints import SIZES, same, save_base, save_bert, save_tokenizer
 from tests.builder.importing import stores as imports
 from tests.builder.importing.stores import FIXTURES, LABELS
 from tests.builder.stores import NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
 from tests.builder.training.small_tenants import CUT, learn, made, pretend, unexpected, write
 from tests.support.device import DEVICE
-from tests.support.killed import deaths_survived
+from tests.support.killed import changes, deaths_survived, killed
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STUDENTS = StudentOptions(1, 2, rank=2, epochs=1, learning_rate=0.1)
 
 
 def copied(store, folder):
@@ -74,14 +65,6 @@ def counted(folder, given):
     return lambda target: count_ngrams(found, space, target, MANY_RUNS)
 
 
-def added(folder, given):
-    parts = [
-        count_ngrams(corpus_of(folder / name, documents), KeySpace(200, Window(3)), folder / f"c-{name}")
-        for name, documents in (("a", some_documents()), ("b", some_documents()[::2]))
-    ]
-    return lambda target: add_counts(parts, target, MANY_RUNS)
-
-
 def domain(folder, given):
     ready, texts = rooted(folder / "ready"), [corpus(folder, seed) for seed in (1, 2)]
 
@@ -97,10 +80,11 @@ def domain(folder, given):
 
 def root(folder, given):
     model, text = str(save_bert(folder)), corpus(folder, 1, lines=10)
-    options = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5)
+    given("no_pictures")
+    options, budget = RootOptions(name="tiny", window=Window(2, causal=True), keep=0.5, masked=0.5), Budget(steps=10)
 
     def work(target):
-        store, table = build_root(model, [text], target, options, NO_TIME, DEVICE)
+        store, table = build_root(model, [text], target, options, budget, DEVICE)
         assert table.meta.causal and store.config.window == Window(2, causal=True)
         for name in ("root-1.json", "root-1.html"):
             (target / "lower" / name).write_text("")  # it contains the time that it took
@@ -116,19 +100,11 @@ def tenant(folder, given):
     return lambda target: pretend(copied(ready, target), "classify", train, from_version=ANEW)
 
 
-def calibrated(folder, given):
-    """The next version of a tenant, as exits make one too."""
-    ready, texts = given("tasks").store, made(folder, "pair", 120, 1)
-    precision = resolve_precision("fp32", DEVICE)
-    return lambda target: calibrate_tenant(copied(ready, target), "pair", texts, precision, DEVICE)
-
-
 def students(folder, given):
     ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
     pretend(ready, "classify", train)
-    options = StudentOptions(1, 2, rank=2, epochs=1, learning_rate=0.1)
     more = corpus(folder, 3, lines=60)
-    return lambda target: build_students(copied(ready, target), "acme", options, DEVICE, unlabelled=more)
+    return lambda target: build_students(copied(ready, target), "acme", STUDENTS, DEVICE, unlabelled=more)
 
 
 def imported(folder, given):
@@ -139,7 +115,8 @@ def imported(folder, given):
 
 
 def exits(folder, given):
-    ready, texts = given("tasks").store, made(folder, "pair", 120, 1)
+    """The next version of a tenant, as a calibration makes one too."""
+    ready, texts = given("tasks").store, write(folder / "texts.jsonl", ({"text": line} for line in some_lines(120, 1)))
     precision = resolve_precision("fp32", DEVICE)
     return lambda target: build_exits(copied(ready, target), "pair", texts, precision, DEVICE)
 
@@ -151,43 +128,15 @@ def without_times(store):
         path.write_text("")
 
 
-def checkpoints(folder, given):
-    """A folder of two, imported at once. They are so in one process: a kill is at a change of the disk by any of them."""
-    ready, options = Store(given("imported")), MatchingOptions(rank=2, epochs=1, least=0)
-    file = imports.texts(folder, 60)
+def anew(folder, given):
+    """`hplm import --root` of two at once. They are so in one process: a kill is at a change of the disk by any of them."""
+    save_base(folder / "base")
+    save_tokenizer(folder / "base", SIZES["vocab_size"])
     for name in ("one", "two"):
         imports.tuned(folder / "models" / name)
     given("no_pictures")
-    given("monkeypatch").setattr("builder.importing.folders.worker_processes", in_this_process)
-
-    def work(target):
-        store = copied(ready, target)
-        importer = folders.Importer(store, ImportOptions(), options, file, DEVICE)
-        found = list(importer.all(folders.named([folder / "models"]), at_once=2))
-        assert [one.refused for one in found] == ["", ""]
-        folders.write_page(store, found)
-        without_times(target)
-
-    return work
-
-
-@contextmanager
-def in_this_process(count):
-    def submit(call, *given):
-        done = Future()
-        done.set_result(call(*given))
-        return done
-
-    yield SimpleNamespace(submit=submit)
-
-
-def anew(folder, given):
-    """`hplm import --root`, whose root learns nothing."""
-    save_base(folder / "base")
-    save_tokenizer(folder / "base", SIZES["vocab_size"])
-    given("no_pictures")
-    given("monkeypatch").setattr("hplm.cli.build.ROOT_MINUTES", 0.0)
-    options = f"--root {folder}/base --from {imports.tuned(folder / 'one')} --texts {imports.texts(folder, 60)}"
+    given("in_this_process")
+    options = f"--root {folder}/base --from {folder}/models --at-once 2 --texts {imports.texts(folder, 60)}"
     command = f"import {options} --rank 2 --epochs 1 --least 0 --device {DEVICE} --store"
 
     def work(target):
@@ -228,8 +177,8 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 6, counted: 50, added: 10, domain: 20, root: 10, tenant: 3, calibrated: 2, exits: 6, students: 6, imported: 20,
-    checkpoints: 18, anew: 50, exported: 1, deleted: 5, unpacked: 5,
+    tokenised: 6, counted: 50, domain: 20, root: 13, tenant: 3, exits: 6, students: 6, imported: 20,
+    anew: 50, exported: 1, deleted: 5, unpacked: 5,
 }  # fmt: skip
 
 
@@ -244,79 +193,51 @@ def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request,
 
 @pytest.fixture(scope="module")
 def original(bert, tmp_path_factory):
-    """A store with a root of a saved BERT, and labelled texts: whether a text has its first word again."""
+    """A store with a root of a saved BERT, and labelled texts."""
     folder = tmp_path_factory.mktemp("original")
-    lines = [line.replace("水", "") for line in some_lines(60, 1)]
-    (folder / "corpus.txt").write_text("\n".join(lines), "utf-8")
-    store, _ = build_root(str(bert), [folder / "corpus.txt"], folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
-    rows = [{"text": " ".join(line.split()[:9]), "label": "ab"[line.split()[0] in line.split()[1:9]]} for line in lines]
-    return store, write(folder / "train.jsonl", rows)
+    texts = [corpus(folder, 1, lines=60)]
+    store, _ = build_root(str(bert), texts, folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
+    return store, made(folder, "classify", 80, 1)
 
 
-def distilled(store, file, saved):
-    checkpoint = load_checkpoint(store.model)
-    lower, upper = split(checkpoint)
-    documents = chained(checkpoint.config, 800, 16, seed=1)
-    report = distil(checkpoint, lower, upper, documents, Budget(steps=8), 3, DEVICE, saved)
-    return weights(lower, upper), report
+def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(original, tmp_path, monkeypatch):
+    """A teacher, then a tenant with all weights and random numbers that a training has: its adapter is cut.
 
-
-def guessed(store, file, saved):
-    checkpoint = load_checkpoint(store.model)
-    (lower, upper), documents = split(checkpoint), chained(checkpoint.config, 800, 16, seed=1)
-    given = checkpoint.config, lower, upper, None, "", documents, Budget(steps=8), 3, DEVICE, saved
-    head, report = further_pretrain(*given)
-    return weights(lower, head), report
-
-
-def tuned(store, file, saved):
-    """A teacher, and a tenant with all weights and random numbers that a training has: its adapter is cut."""
-    data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None)
-    found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), saved)
-    assert saved.with_name(f"teacher-{saved.name}").exists(), "the teacher was not saved"
-    adapter, head = found.model.stored()
-    learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
-    return learned, {**found.report, "dev": found.scores}
-
-
-@pytest.mark.parametrize("train", [distilled, guessed, tuned], ids=lambda train: train.__name__)
-def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(original, tmp_path, monkeypatch, train):
-    """From one in its second half, which is that of the tenant if a teacher learns before it.
-
-    Trainings of one step (`tests/support/learning.py`) say of all others that they would have the same batches; so the head and
-    the layers that guess take only that.
+    It is killed while the tenant learns. Trainings of one step (`tests/support/learning.py`) say of all others that they would
+    have the same batches.
     """
-    saves, replace = 0, os.replace
+    store, file = original
+    ends = []
 
-    def copying(source, target):
-        nonlocal saves
-        replace(source, target)
-        saves += 1
-        if (whole := tmp_path / "whole") in Path(target).parents:
-            shutil.copytree(whole, tmp_path / str(saves))
+    def train(folder):
+        data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None)
+        found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), folder / "learning.pt")
+        assert (folder / "teacher-learning.pt").exists(), "the teacher was not saved"
+        adapter, head = found.model.stored()
+        learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
+        found.report["seconds"] = found.report["teacher"]["seconds"] = 0
+        ends.append((learned, found.report, found.scores))
 
     monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(os, "replace", copying)
-    with by_one_step() if train is guessed else nullcontext():
-        undisturbed, report = train(*original, tmp_path / "whole" / "learning.pt")
-        count, saves = saves, 0
-        begun = 2 * count // 3
-        found, again = train(*original, tmp_path / str(begun) / "learning.pt")
-    assert saves == count - begun, "it did not go on from its savepoint"
-    for one in (report, again):
-        one["seconds"] = one.get("teacher", {})["seconds"] = 0
-    assert same(found, undisturbed) and again == report
+    count = changes(train, tmp_path / "whole")
+    killed(train, tmp_path / "killed", at=2 * count // 3)
+    assert changes(train, tmp_path / "killed") < count // 2, "it did not go on from its savepoint"
+    (learned, *reported), (found, *again) = ends
+    assert same(found, learned) and again == reported
 
 
-def test_a_tenant_learns_the_answers_of_its_teacher(original):
+def test_tenants_and_students_learn_the_answers_of_a_teacher(original):
+    """It is a model that is fine-tuned in full."""
     store, file = original
     options = {"epochs": 1, "teacher": "dedicated", "trainer": unexpected}
     with by_one_step():
         learned = learn(store, "classify", file, **options)
         plain = learn(store, "classify", file, tenant="plain", epochs=1)
+        assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
+        own, taught = (build_students(store, "plain", STUDENTS, DEVICE, teacher=teacher)[0] for teacher in ("own", "dedicated"))
     heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
     assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
-    assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
+    assert taught["teacher"] == "dedicated" and taught["boosting"] != own["boosting"]
     for wrong, named in (
         ({"teacher": "nobody"}, ["dedicated", "checkpoint"]),
         ({"teacher": "dedicated", "grid": True}, ["--grid"]),

@@ -22,25 +22,31 @@ def deaths_survived(work: Callable[[Path], object], folder: Path) -> int:
     It is killed at some renames and removals from first to last.
     Returns how many of these there are in all.
     """
-    touches = _work(work, folder / "undisturbed")
+    touches = changes(work, folder / "undisturbed")
     undisturbed = content(folder / "undisturbed")
     spread = {1 + number * (touches - 1) // (DEATHS - 1) for number in range(DEATHS)}
     for touch in sorted({*spread, max(1, touches - 1)}):
         target = folder / f"killed-{touch}"
-        child = multiprocessing.get_context("fork").Process(target=_work, args=(work, target, touch))
-        child.start()
-        child.join(PATIENCE)
-        assert child.exitcode == -signal.SIGKILL, f"it was not killed at change {touch} of {touches}"
+        killed(work, target, touch)
         work(target)
         assert content(target) == undisturbed, f"killed at change {touch} of {touches}, it ended with other files"
     return touches
+
+
+def killed(work: Callable[[Path], object], folder: Path, at: int) -> None:
+    """Lets a process do `work` until it would make this change."""
+    child = multiprocessing.get_context("fork").Process(target=changes, args=(work, folder, at))
+    child.start()
+    child.join(PATIENCE)
+    assert child.exitcode == -signal.SIGKILL, f"it was not killed at change {at}"
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _work(work: Callable[[Path], object], folder: Path, last: int | None = None) -> int:
+def changes(work: Callable[[Path], object], folder: Path, last: int | None = None) -> int:
+    """Returns how many changes of the disk `work` makes. It kills this process at the `last` one."""
     touches = 0
 
     def counted(touch: Callable) -> Callable:

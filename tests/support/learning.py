@@ -24,15 +24,21 @@ LATER = 20  # batches from which the later one is taken: of most small trainings
 
 
 @contextmanager
-def by_one_step() -> Iterator[None]:
-    """Lets all that trains take one step."""
+def by_one_step() -> Iterator[list[bool]]:
+    """Lets all that trains take one step. Yields a list that gets of each training whether it starts anew."""
+    anew: list[bool] = []
+
+    def step(training: Training[Any], limits: Limits, saved: Savepoint | None = None, spent: float = 0.0) -> Progress:
+        anew.append(saved is None or saved.load() is None)
+        return _step_once(training, limits, saved, spent)
+
     with pytest.MonkeyPatch.context() as patch:
         for module in USERS:
-            patch.setattr(f"{module}.train", step_once)
-        yield
+            patch.setattr(f"{module}.train", step)
+        yield anew
 
 
-def step_once(training: Training[Any], limits: Limits, saved: Savepoint | None = None, spent: float = 0.0) -> Progress:
+def _step_once(training: Training[Any], limits: Limits, saved: Savepoint | None, spent: float) -> Progress:
     """Is called like `train`. It scores, moves each weight by its rate at most, scores again, and saves.
 
     After an interruption a training goes on with other batches: they must be those that it would have had.

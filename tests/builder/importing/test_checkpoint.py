@@ -4,19 +4,18 @@ import json
 import pickle
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from builder.importing import taught
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
-from builder.importing.reports import advice, shown, totals
+from builder.importing.reports import advice
+from builder.importing.taught import MOST_BYTES, Taught
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import WholeBody
@@ -29,10 +28,11 @@ from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.tenant import build_tenant, delete_tenant
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
+from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
-from tests.builder.stores import add_domain, corpus, grow, interrupted, some_lines
+from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, some_lines
 from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.learning import by_one_step
@@ -94,27 +94,25 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
 
 
-@pytest.mark.parametrize("room", ["enough", "most bytes", "disk"])
+@pytest.mark.parametrize(("disk", "most"), [(MOST_BYTES, MOST_BYTES), (1000, MOST_BYTES), (MOST_BYTES, 1000)])
 @torch.no_grad()
-def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_path, monkeypatch, room):
+def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_path, disk, most):
     """Otherwise for each batch. Its states are the same, but for the rounding to 16 bits."""
-    if room == "disk":
-        monkeypatch.setattr(taught.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    elif room == "most bytes":
-        monkeypatch.setattr(taught, "MOST_BYTES", 1000)
+    has_room = disk == most
     reader, task, packs = Reader(store, "root", 1), training_task("classify").unlabelled(), []
     read, _ = UnlabelledTexts([texts(tmp_path)]).divided(reader, task, LABELS, 100, 0)
     data, model = (
         Data(reader, task, LABELS, read, read, DEVICE),
         Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE),
     )
-    found = taught.Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path)
-    assert len(packs) == (room == "enough")
+    with full_disk(disk):
+        found = Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path, most)
+    assert len(packs) == has_room
     for chosen in np.array_split(np.random.default_rng(0).permutation(len(read.texts)), 3):
         pack = reader.pack(read, chosen, DEVICE)
         for own, wanted in zip(found.of(chosen, pack), model.states(pack), strict=True):
             assert torch.allclose(own, wanted, atol=0.05)
-    assert len(packs) == (1 if room == "enough" else 3)
+    assert len(packs) == (1 if has_room else 3)
 
 
 def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, tmp_path):
@@ -149,13 +147,11 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
 
 
 @pytest.mark.usefixtures("one_step")
-def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, monkeypatch, capsys):
+def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, capsys):
     imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=1, least=0)
     (working := store.tenant_work_folder("acme")).mkdir(parents=True)
     for rank in (2, 3):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("builder.importing.matching.agreement", interrupted)
-            imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=rank, least=0)
+        cut(store, imported, tmp_path / "tuned", texts(tmp_path, 60), at="save_tenant", rank=rank, least=0)
     assert mentions(capsys.readouterr().err, "acme", "import", "other data or options")
     (user,) = [user for user in store.users()["root", 1] if str(working) in user]
     assert str(working / "import-") in user
@@ -246,8 +242,8 @@ class Harmful:
 
 
 OWN_CODE = {f"Auto{part}": f"own.{part}" for part in ("Config", "Model", f"Model{SEQUENCE}", "Tokenizer")}
-# Folders that cannot be imported: what differs from a good one, and what the refusal names.
-CONFIGS = {
+# Copies of a good folder that cannot be imported: another field of its configuration or content of a file, and what is named.
+FIELDS = {
     "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "distances", "roberta"]),
     "class": ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM", SEQUENCE]),
     "own-class": ({"architectures": ["MyBertForSequenceClassification"]}, ["MyBert", "own"]),
@@ -257,29 +253,28 @@ CONFIGS = {
     "labels": ({"id2label": {"0": "a", "1": "a", "2": "b"}, "label2id": {"a": 1, "b": 2}}, ["--labels"]),
     "typed": ({"hidden_size": "large"}, ["typed"]),
 }
-FILES = {
+CONTENTS = {
     "broken": ("model.safetensors", b"no tensors", ["broken"]),
     "cut-config": ("config.json", b"{", ["JSON"]),
     "cut-tokenizer": ("tokenizer.json", b'{"model": 3}', ["cut-tokenizer", "again"]),
+    "weightless": ("model.safetensors", None, ["no weights"]),
+    "pickled": ("model.safetensors", None, ["pickled"]),
 }
 OTHERS = {
-    "weightless": ["no weights"], "pickled": ["pickled"], "pickled-adapter": ["adapter_model.bin"],
-    "far": ["differ", "--root MODEL"], "headless": ["BertModel"], "words": ["tokenizer"],
+    "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["tokenizer"],
     "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
     "empty": ["adapter_config"],
 }  # fmt: skip
 
 
 def make_odd(folder: Path, good: Path, harm: Path) -> None:
-    """Makes these twenty folders. Two pickles and two models of own code would make the file `harm`."""
-    for name in (*CONFIGS, *FILES, "weightless", "pickled"):
-        shutil.copytree(good, folder / name)
-    for name, (fields, _) in CONFIGS.items():
-        put(folder / name / "config.json", **fields)
-    for name, (file, content, _) in FILES.items():
-        (folder / name / file).write_bytes(content)
-    for name in ("weightless", "pickled"):
-        (folder / name / "model.safetensors").unlink()
+    """Makes these folders. Two pickles and two models of own code would make the file `harm`."""
+    for name, (fields, _) in FIELDS.items():
+        put(shutil.copytree(good, folder / name) / "config.json", **fields)
+    for name, (file, content, _) in CONTENTS.items():
+        (path := shutil.copytree(good, folder / name) / file).unlink()
+        if content is not None:
+            path.write_bytes(content)
     shutil.copytree(FIXTURES / "peft-tag-patterns", folder / "pickled-adapter")
     for file in ("pickled/pytorch_model.bin", "pickled-adapter/adapter_model.bin"):
         (folder / file).write_bytes(pickle.dumps(Harmful(harm), protocol=2))
@@ -287,7 +282,6 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
         (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
     put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
-    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder / "headless")
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
     save_family(folder / "other-family", "roberta", SEQUENCE)
     put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
@@ -301,7 +295,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
     """A pickle runs no code, and neither does a model that brings some."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
     make_odd(folder, tuned(folder / "Good One"), harm)
-    wanted = {name: row[-1] for name, row in (CONFIGS | FILES).items()} | OTHERS
+    wanted = {name: row[-1] for name, row in (FIELDS | CONTENTS).items()} | OTHERS
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
@@ -332,12 +326,12 @@ def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
 
 
 @pytest.mark.usefixtures("one_step")
-def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store, tmp_path, monkeypatch):
+def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store, tmp_path):
     """Of its next version too. Documents may be longer than texts."""
-    monkeypatch.setattr("builder.importing.texts.LONGEST_TEXT", 50)
-    monkeypatch.setattr("hplm.engine.lookup.LONGEST_TEXT", 50)
     importer = Importer(store, ImportOptions("bio"), MatchingOptions(rank=2, least=0), None, DEVICE)
     folder, files = tuned(tmp_path / "tuned"), [corpus(tmp_path, seed, lines=30) for seed in (1, 2)]
+    with files[1].open("a") as long:
+        long.write("\n" + "a " * LONGEST_TEXT)
     add_domain(store, "bio", 1)
     grow(store, "bio", 2)
     assert store.corpus("bio", 2) == files
@@ -349,22 +343,13 @@ def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store
 
 
 def test_what_may_help_depends_on_how_a_tenant_has_learned():
-    """By hand. The totals are means, but for bytes."""
+    """The totals of a folder: tests/cli/test_stores.py."""
     exams = [{"score": 0.5}, {"score": 0.8}, {"score": 0.7}]
     texts = {"learned": 85, "judged": 15}
     report = {"asked": {"most_texts": 100, "rank": 4}, "texts": texts, "change_held": 1.0, "exams": exams}
     assert mentions(advice(report), "--most-texts", "tables", "dedicated") and not mentions(advice(report), "--rank")
     report |= {"asked": {"most_texts": 3000, "rank": 4}, "change_held": 0.5, "exams": exams[:2]}
     assert mentions(advice(report), "--texts", "--rank", 4, "50%", "--epochs")
-    of = [
-        {"after": {"agreement": share, "divergence": share}, "bytes": {"tenant": 1, "checkpoint": 20}, "took": 2.0}
-        for share in (0.8, 0.9)
-    ]
-    score = {side: {"metric": "accuracy", "accuracy": share} for side, share in (("tenant", 0.7), ("checkpoint", 0.75))}
-    found = totals([of[0], {**of[1], "test": score}])
-    assert (found["checkpoints"], found["agreement"], found["where_sure"], found["score_lost"]) == (2, 0.85, None, 0.05)
-    assert (found["divergence"], found["bytes"], found["took"]) == (0.85, {"tenant": 2, "checkpoint": 40}, 4.0)
-    assert shown(found)["answers that are theirs, mean"] == "85.0%" and shown(found)["where they are sure"] == "-"
 
 
 def test_folders_that_would_be_one_tenant_are_refused(tmp_path):

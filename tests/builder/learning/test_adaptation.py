@@ -14,7 +14,7 @@ from builder.learning import masked
 from builder.learning.bodies import WholeBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
-from builder.learning.masked import further_pretrain, given_head, masked_lesson
+from builder.learning.masked import given_head, masked_lesson
 from builder.learning.windows import Shrinking, Student, lesson_of
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
@@ -22,7 +22,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import random_documents
-from tests.builder.checkpoints import VOCABULARY, chained, same, save_bert, weights
+from tests.builder.checkpoints import VOCABULARY, same, save_bert, weights
 from tests.builder.stores import NO_TIME, corpus
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
@@ -127,17 +127,6 @@ def test_the_seed_chooses_the_held_out_texts_and_one_document_is_too_few(documen
         distillation.split_documents([documents[0], np.array([2, 3], dtype=np.int32)], 0)
 
 
-@pytest.fixture(scope="module", params=["with head", "without"])
-def model(request, tmp_path_factory):
-    return save_bert(tmp_path_factory.mktemp("model"), request.param == "with head"), request.param == "with head"
-
-
-def guess(checkpoint, documents, budget, head):
-    lower, upper = split(checkpoint)
-    found = further_pretrain(checkpoint.config, lower, upper, head, "given", documents, budget, 0, DEVICE)
-    return lower, upper, *found
-
-
 def test_words_are_masked_as_bert_masks_them(checkpoint):
     config = checkpoint.config
     documents = random_documents(config, 40_000, 20, seed=2)
@@ -153,49 +142,30 @@ def test_words_are_masked_as_bert_masks_them(checkpoint):
     assert hidden.mean() == pytest.approx(0.8, abs=0.02) and same.mean() == pytest.approx(0.1, abs=0.02)
 
 
-def test_the_checkpoints_head_is_its_own(model):
-    folder, has_head = model
-    checkpoint = load_checkpoint(str(folder))
-    head = given_head(str(folder), checkpoint.config)
-    assert (head is not None) == has_head
-    if has_head:
-        stock = AutoModelForMaskedLM.from_pretrained(folder)
-        hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            words = checkpoint.weights["words.weight"]
-            assert torch.allclose(head(hidden, words), stock.cls(hidden), atol=1e-5)
-
-
-@pytest.mark.parametrize("model", ["without"], indirect=True)  # a head is made first; with one: the next test
-def test_predictions_improve_and_only_the_lower_layers_change(model):
-    folder, _ = model
-    checkpoint = load_checkpoint(str(folder))
-    documents = chained(checkpoint.config, 8000, 16, seed=1)
-    before_lower, before_upper = (stack.state_dict() for stack in split(checkpoint))
-    lower, upper, _, report = guess(checkpoint, documents, Budget(steps=30), None)
-    lower.cpu(), upper.cpu()
-    start, *exams = report["exams"]
-    kept = next(exam for exam in exams if exam["step"] == report["kept_step"])
-    assert kept["loss"] == min(exam["loss"] for exam in exams) < start["loss"] and len(exams) == masked.EXAMS
-    assert (report["head"], report["head_steps"]) == ("made here", 6)
-    assert all(torch.equal(tensor, upper.state_dict()[name]) for name, tensor in before_upper.items())
-    assert torch.equal(before_lower["words.weight"], lower.state_dict()["words.weight"])
-    assert not torch.equal(before_lower["layers.0.qkv.weight"], lower.state_dict()["layers.0.qkv.weight"])
+@torch.no_grad()
+def test_the_checkpoints_head_is_its_own(bert, tmp_path):
+    config = load_checkpoint(str(bert)).config
+    assert given_head(str(bert), config) is None, "it was saved without one"
+    stock = AutoModelForMaskedLM.from_pretrained(save_bert(tmp_path, with_head=True))
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    found = given_head(str(tmp_path), config)(hidden, load_checkpoint(str(tmp_path)).weights["words.weight"])
+    assert torch.allclose(found, stock.cls(hidden), atol=1e-5)
 
 
 def report_of(store, branch):
     return json.loads((store.folder / "lower" / f"{branch}.json").read_text())
 
 
-@pytest.mark.parametrize("model", ["with head"], indirect=True)
-def test_a_branch_learns_on_from_the_branch_before_it_and_its_head(model, tmp_path):
-    """Takes seconds, because six branches are built. The root learns, the others take one step."""
-    two, domain = Budget(steps=2), DomainOptions(min_tokens=1)
+def test_a_branch_learns_on_from_the_branch_before_it_and_its_head(tmp_path, no_pictures):
+    """Takes seconds, because six branches are built. The root learns, and makes a head first; the others take one step."""
+    two, domain, model = Budget(steps=2), DomainOptions(min_tokens=1), save_bert(tmp_path / "bert")
     options, text = RootOptions(name="tiny", masked=0.5), [corpus(tmp_path, 0, lines=25)]
-    store, _ = build_root(str(model[0]), text, tmp_path / "store", options, Budget(steps=10), DEVICE)
+    store, _ = build_root(str(model), text, tmp_path / "store", options, Budget(steps=50), DEVICE)
     report = report_of(store, "root-1")
-    assert (report["steps"], report["masked"]["steps"], report["masked"]["head"]) == (5, 5, "the checkpoint's")
-    assert min(exam["loss"] for exam in report["masked"]["exams"][1:]) < report["masked"]["exams"][0]["loss"]
+    learned, (start, *exams) = report["masked"], report["masked"]["exams"]
+    assert (report["steps"], learned["steps"], learned["head"], learned["head_steps"]) == (25, 20, "made here", 5)
+    (kept,) = [exam for exam in exams if exam["step"] == learned["kept_step"]]
+    assert kept["loss"] == min(exam["loss"] for exam in exams) < start["loss"] and len(exams) == masked.EXAMS
     with by_one_step():
         build_domain(store, "bio", [corpus(tmp_path, 1, lines=25)], domain, two, DEVICE)
         update_domain(store, "bio", [corpus(tmp_path, 2, lines=25)], UpdateOptions(), two, DEVICE)
@@ -203,11 +173,15 @@ def test_a_branch_learns_on_from_the_branch_before_it_and_its_head(model, tmp_pa
             report = report_of(store, branch)
             assert (report["learn"], report["head"], report["head_steps"]) == ("masked", "the branch's", 0), branch
         heads = [store.masked_head(*branch) for branch in (("root", 1), ("bio", 1), ("bio", 2))]
+        before, after = (store.lower(*branch).state_dict() for branch in (("root", 1), ("bio", 1)))
+        assert torch.equal(before["words.weight"], after["words.weight"])
+        assert not torch.equal(before["layers.0.qkv.weight"], after["layers.0.qkv.weight"])
         update_domain(store, "bio", text, UpdateOptions(), NO_TIME, DEVICE)  # without learning
         assert all(same(head, store.masked_head("bio", 3)) for head in heads)
         build_domain(store, "law", [corpus(tmp_path, 1, lines=25)], replace(domain, learn="distil"), two, DEVICE)
         assert report_of(store, "law-1")["learn"] == "distil"
         (store.folder / "lower/root-1.head.safetensors").unlink()
+        save_bert(model, with_head=True)
         build_domain(store, "art", [corpus(tmp_path, 1, lines=25)], domain, two, DEVICE)
         assert report_of(store, "art-1")["head"] == "the checkpoint's"
     page = (store.folder / "lower" / "bio-2.html").read_text()

@@ -194,22 +194,18 @@ def test_a_damaged_file_is_named_and_leaves_nothing_behind(origin, file, tmp_pat
         assert not there.exists() and not list(tmp_path.glob("there*"))
 
 
-def manifest_of(name, version=1):
-    return json.dumps({"format": version, "files": {name: {"bytes": 1, "sha256": "0"}}})
-
-
+FILE = {"bytes": 1, "sha256": "0"}
 BAD = [  # a manifest, the name of the file behind it, and what the error names
-    *((manifest_of(name), name, [name]) for name in ("../outside", "/outside", "link")),
-    (manifest_of("link", 7), "link", ["bad.tar", 7, 1]),
-    *((f'{{"format": 1{files}}}', "more", ["bad.tar"]) for files in (
-        "", ', "files": []', ', "files": {}', ', "files": {"more": 1}', ', "files": {"more": {"sha256": 0}}',
-    )),
-    *((manifest, "more", ["bad.tar"]) for manifest in ("{", "[]")),
-]  # fmt: skip
+    *(({"format": 1, "files": {name: FILE}}, name, [name]) for name in ("../outside", "/outside", "link")),
+    ({"format": 7, "files": {"link": FILE}}, "link", ["bad.tar", 7, 1]),
+    *(({"format": 1, "files": files}, "more", ["bad.tar"]) for files in (None, [], {}, {"more": 1}, {"more": {"sha256": 0}})),
+    *((manifest, "more", ["bad.tar"]) for manifest in ("{", [])),
+]
 
 
 @pytest.mark.parametrize(("manifest", "name", "named"), BAD)
 def test_a_file_that_would_leave_the_store_or_that_its_manifest_does_not_describe_is_refused(tmp_path, manifest, name, named):
+    manifest = manifest if manifest == "{" else json.dumps(manifest)
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         member = tarfile.TarInfo(MANIFEST)
         member.size = len(manifest)

@@ -60,16 +60,6 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
         assert (tmp_path / "work").is_dir() and not removals
 
 
-def test_a_page_that_an_interruption_has_left_out_is_made_by_the_same_command(tmp_path):
-    store = rooted(tmp_path)
-    for version, build in ((1, lambda: add_domain(store, "bio", 1)), (2, lambda: grow(store, "bio", 2))):
-        (page := store.folder / f"lower/bio-{version}.html").mkdir()  # in the way
-        with pytest.raises(IsADirectoryError):
-            build()
-        page.rmdir()
-        assert build().meta.version == version and page.is_file()
-
-
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     store, path = rooted(tmp_path), tmp_path / "some.txt"
     for wrong, named in (("one document of two words", [1]), ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"])):

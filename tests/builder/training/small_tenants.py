@@ -46,13 +46,6 @@ def valued(rng):
     return {"text": " ".join(words), "label": 40 + sum(word in PARTS for word in words)}
 
 
-def paired(rng):
-    texts = [rng.choices(WORDS[50:], k=rng.randint(1, 4)) for _ in range(2)]
-    number = rng.randint(0, 1)
-    texts[1].insert(rng.randint(0, 1), WORDS[number])
-    return {"text": " ".join(texts[0]), "text_pair": " ".join(texts[1]), "label": ["no", "yes"][number]}
-
-
 def asked(rng):
     passage = rng.choices(WORDS[50:], k=rng.randint(4, 12))
     answer = rng.choices(PARTS, k=rng.randint(1, 3))
@@ -80,7 +73,7 @@ TASKS = {  # task, texts, metric, the least score of a tenant that has learned f
 }
 MAKERS = {  # of the examples of a task, or of an entry of TASKS
     "classify": classified, "tag": entities, "span": asked, "bio": entities, "multilabel": many, "regress": valued,
-    "span-or-none": perhaps_asked, "cut": classified, "pair": paired,
+    "span-or-none": perhaps_asked, "cut": classified,
 }  # fmt: skip
 STILL = 1e-12  # a learning rate that changes no stored weight
 
@@ -126,13 +119,6 @@ def unexpected(*_, **__):
 pretend = partial(learn, trainer=untrained)
 
 
-def weights(store, tenant, version=None):
-    found = store.tenant(tenant) if version is None else store.tenant_version(tenant, version)
-    adapter, head = store.tenant_weights(found)
+def weights(store, tenant, version):
+    adapter, head = store.tenant_weights(store.tenant_version(tenant, version))
     return {f"{i}/{name}": part.float() for i, layer in enumerate([*(adapter or ()), head]) for name, part in layer.items()}
-
-
-def change(store, left, right):
-    """Returns the largest difference between two versions' weights: each a pair of tenant and version."""
-    ours, theirs = weights(store, *left), weights(store, *right)
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)

@@ -1,4 +1,4 @@
-"""Labelled files and corpora: what is read, how they are divided, and how what cannot be learned is refused, by its line."""
+"""Labelled files and corpora: what is read, divided and put into packs, and how what cannot be learned is refused."""
 
 import json
 import random
@@ -6,9 +6,13 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.packed_batches import packed_batches
 from builder.store.resumable import write_json
 from builder.store.store import TenantFile
 from builder.tasks.examples import Example, read_corpus
@@ -17,7 +21,7 @@ from builder.tasks.tasks import training_task
 from builder.training.data import read_files
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
-from tests.builder.training.small_tenants import learn, made, pretend, write
+from tests.builder.training.small_tenants import asked, learn, made, pretend, write
 from tests.support.device import DEVICE
 from tests.support.message import mentioning
 
@@ -156,6 +160,16 @@ def test_data_that_no_head_can_learn_are_refused_before_training(tmp_path, task,
         read_files(None, task, path, path, dtype=dtype)
 
 
+def test_the_kinds_of_questions_decide_the_labels(tmp_path):
+    """A tenant keeps its labels, whatever later files have: test_versions.py."""
+    known = [asked(random.Random(number)) for number in range(30)]
+    none = [{**one, "answers": {"text": [], "answer_start": []}} for one in known]
+    for rows, labels in ((known, ["start", "end"]), (known + none, ["start", "end", "none"])):
+        assert read_files(None, "span", write(tmp_path / "data.jsonl", rows), None).labels == labels
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none.jsonl")):
+        read_files(None, "span", write(tmp_path / "none.jsonl", none), None)
+
+
 def test_values_are_checked_without_the_dev_part(tmp_path):
     path = tmp_path / "values.jsonl"
     (held,) = divided(write(path, numbers(*range(10))), "regress")[1]
@@ -169,7 +183,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
     train, long = made(tmp_path, "classify", 60, 1), [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}]
     other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "left"}, {"text": "b", "label": "up"}])
     few, far = write(tmp_path / "few.jsonl", [*long[:1], {"text": "b", "label": "y"}]), write(tmp_path / "far.jsonl", long)
-    for given, options, named in [
+    for files, options, named in [
         ((train, other), {}, [f"{other}:2", "'up'", train]),
         ((few,), {}, [few, "--dev"]),
         ((far, far), {}, [f"{far}:2", "100,000"]),
@@ -177,7 +191,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
         ((train,), {"rank": 0, "body_rate": 1e-4}, ["--rank"]),
     ]:
         with pytest.raises(InvalidInput, match=mentioning(*named)):
-            learn(store, "classify", *given, **options)
+            learn(store, "classify", *files, **options)
     counts = dict.fromkeys(("epochs", "patience", "batch_texts"), 0)
     for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1}.items():
         with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
@@ -189,3 +203,20 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
     for tenant, named in (("acme", [f"{other}:2", "'up'", "'acme'"]), ("nobody", ["'nobody'", store.folder])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             evaluate_tenant(store, tenant, other, DEVICE)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=300), st.integers(1, 20), st.sampled_from([None, 1, 2]))
+def test_every_text_is_in_one_pack_in_the_order_of_a_seed(lengths, most_texts, seed):
+    """A text that is longer than the limit has a pack of its own. Other seeds give another order."""
+    lengths = np.array(lengths)
+    cut, again = (
+        list(packed_batches(lengths, most_texts, np.random.default_rng(seed) if seed else None, 100)) for _ in range(2)
+    )
+    order = np.concatenate(cut)
+    assert sorted(order) == list(range(len(lengths))) and (order == np.concatenate(again)).all()
+    for pack in cut:
+        assert len(pack) <= most_texts and (lengths[pack].sum() <= 100 or len(pack) == 1)
+        assert (np.diff(lengths[pack]) >= 0).all()
+    other = np.concatenate(list(packed_batches(lengths, most_texts, np.random.default_rng(3), 100)))
+    assert len(lengths) < 100 or (other != order).any()

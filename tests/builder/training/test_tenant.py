@@ -15,13 +15,14 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
-from builder.tables.root import RootOptions, build_root
+from builder.students.team import StudentTeam
 from builder.training.tenant import warnings_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
+from testing.random_store import TOY
 from testing.reference import Reference
-from tests.builder.stores import NO_TIME, some_lines
-from tests.builder.training.small_tenants import STILL, TASKS, change, learn, made, pretend, weights
+from tests.builder.stores import some_lines
+from tests.builder.training.small_tenants import STILL, TASKS, learn, made, weights
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions, refusing
@@ -81,16 +82,12 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
 
 def check_page(page, report):
     """It shows what the report says of labels and mistakes, and loads nothing."""
-    dev, by_label, mistakes = report["dev"], report["by_label"], report["mistakes"]
     assert "<script" not in page and "http" not in page and "data:image/png;base64," in page
-    assert str(dev[dev["metric"]]) in page
-    for shown in (*(row["label"] for row in by_label), *(mistake["text"] for mistake in mistakes)):
+    for shown in (*(row["label"] for row in report["by_label"]), *(mistake["text"] for mistake in report["mistakes"])):
         assert html.escape(shown, quote=False) in page
-    assert bool(by_label) == (report["task"] not in ("regress", "span"))
+    assert bool(report["by_label"]) == (report["task"] not in ("regress", "span"))
     if report["task"] == "classify":
-        right = sum(row["right"] for row in by_label)
-        assert right == round(dev["accuracy"] * dev["rows"]) and sum(row["wanted"] for row in by_label) == dev["rows"]
-        assert len(mistakes) == min(10, dev["rows"] - right)
+        assert sum(row["wanted"] for row in report["by_label"]) == report["dev"]["rows"]
 
 
 def test_training_changes_no_shared_layer(trained, learnable):
@@ -130,7 +127,8 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
     report = store.report(ruined)
     assert (report["best_epoch"], report["kept_epoch"]) == (0, 0)
     assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
-    assert change(store, ("multilabel", 1), ("multilabel", 2)) == 0
+    before, after = (weights(store, "multilabel", version) for version in (1, 2))
+    assert all(torch.equal(part, after[name]) for name, part in before.items())
     assert any(mentions(warning, 1) for warning in warnings_of(report))
 
 
@@ -156,6 +154,21 @@ def test_each_student_learns_what_those_before_it_have_not_and_the_best_number_i
         assert judged.scores.main == pytest.approx(score, abs=1e-5)
     assert build_students(store, tenant, TAUGHT[tenant], DEVICE) == (report, False)
     assert store.tenant(tenant).version == report["version"]
+
+
+def test_the_stored_heads_of_each_number_of_students_add_up_to_what_their_classifier_says():
+    team = StudentTeam(TOY, depth=1, rank=2, labels=3, dtype="fp16")
+    team.mean, team.spread = 5.0, 2.0  # of values
+    for _ in range(3):
+        team.add()
+    with torch.no_grad():
+        for part in team.parameters():
+            part.copy_(torch.randn_like(part).half())
+        hidden = torch.randn(4, TOY.hidden)
+        said = team.read(team.joined(torch.stack([member.read(hidden) for member in team.members])))
+    stored = torch.stack([hidden @ head["weight"].float().T + head["bias"] for _, (_, head) in team.knowledge()]).cumsum(0)
+    assert stored.shape == said.shape == (3, 4, 3)
+    torch.testing.assert_close(stored, said, rtol=1e-2, atol=0.01 * float(said.std()))
 
 
 def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, trained_store):
@@ -189,16 +202,3 @@ def test_what_students_cannot_do_is_refused(trained, taught):
     texts = trained[1] / "bio-test.jsonl"
     with refusing(InvalidInput, "students"):
         calibrate_tenant(store, "bio", texts, resolve_precision("fp32", DEVICE), DEVICE)
-
-
-def test_a_teacher_may_be_a_model_that_is_fine_tuned_in_full(bert, tmp_path):
-    (tmp_path / "corpus.txt").write_text("\n".join(some_lines(60, 1)), "utf-8")
-    store, _ = build_root(str(bert), [tmp_path / "corpus.txt"], tmp_path / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
-    pretend(store, "classify", made(tmp_path, "classify", 80, 1), rank=2)
-    scores = {}
-    for teacher in ("own", "dedicated"):
-        with by_one_step():
-            report, is_new = build_students(store, "acme", UNLEARNED, DEVICE, teacher=teacher)
-        assert is_new and report["teacher"] == teacher
-        scores[teacher] = report["boosting"]
-    assert scores["own"] != scores["dedicated"]

@@ -1,9 +1,7 @@
 """Which version a command makes, what it starts from, and what stays after an interruption. Nothing is trained here."""
 
-import json
-import pickle
+import os
 import random
-from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,14 +13,13 @@ from builder.exits.build import build_exits
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.build_folder import held
-from builder.training import grid
 from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import HplmError, InvalidInput
 from tests.builder.stores import build, give_other_values, interrupted, some_lines
-from tests.builder.training.small_tenants import asked, made, pretend, unexpected, untrained, write
+from tests.builder.training.small_tenants import made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
@@ -118,20 +115,6 @@ def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
     assert pretend(store, "classify", file("cab"), tenant="imported").labels == ["c", "a", "b"]
 
 
-def test_the_kinds_of_questions_are_part_of_a_tenant(store, tmp_path):
-    rng = random.Random(3)
-    known = write(tmp_path / "known.jsonl", [asked(rng) for _ in range(30)])
-    none = write(tmp_path / "none.jsonl", [{**asked(rng), "answers": {"text": [], "answer_start": []}} for _ in range(30)])
-    both = write(tmp_path / "both.jsonl", [json.loads(line) for path in (known, none) for line in path.open()])
-    with pytest.raises(InvalidInput, match=mentioning(none)):
-        pretend(store, "span", none)
-    assert pretend(store, "span", known, tenant="always").labels == ["start", "end"]
-    with pytest.raises(InvalidInput, match=mentioning("'always'", 1, "['none']")):
-        pretend(store, "span", both, tenant="always")
-    pretend(store, "span", both, tenant="perhaps")
-    assert pretend(store, "span", known, tenant="perhaps").labels == ["start", "end", "none"]
-
-
 def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys):
     """It takes the version number, and the training goes on under the next one."""
     give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1))
@@ -202,15 +185,11 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
     assert mentions(refused(capsys, *command), "'acme'", "other")
 
 
-class Cut(Exception):
-    """Ends a grid in its middle."""
-
-
 def scored_by_rate(body, ground, options, saved, *, log, most=1.0, last=99):
     """A training whose score grows with its learning rate, and that diverges above `most`."""
     done = log.read_text().splitlines() if log.exists() else []
     if len(done) == last:
-        raise Cut
+        raise KeyboardInterrupt
     if options.learning_rate > most:
         raise Diverged("diverged")
     found = untrained(body, ground, options)
@@ -220,21 +199,14 @@ def scored_by_rate(body, ground, options, saved, *, log, most=1.0, last=99):
     return replace(found, scores=replace(found.scores, values=values))
 
 
-class Copied:
-    """Workers that get their jobs as other processes do."""
-
-    def submit(self, job):
-        done = Future()
-        done.set_result(pickle.loads(pickle.dumps(job))())
-        return done
-
-
-def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, monkeypatch):
-    """A point that diverges does not end the others. The first ones are trained here, then the others as if in processes."""
+@pytest.mark.usefixtures("in_this_process")
+def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, request):
+    """A point that diverges does not end the others. The first ones learn on one core, then the others as if in processes."""
     train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
-    monkeypatch.setattr(grid, "worker_processes", lambda count: nullcontext(Copied()))
-    for at_once, last, ended in ((1, 3, pytest.raises(Cut)), (2, 99, nullcontext())):
-        monkeypatch.setattr(grid, "processes_that_fit", lambda wanted, fit=at_once: fit)
+    cores = os.sched_getaffinity(0)
+    request.addfinalizer(partial(os.sched_setaffinity, 0, cores))
+    for own, last, ended in (({min(cores)}, 3, pytest.raises(KeyboardInterrupt)), (cores, 99, nullcontext())):
+        os.sched_setaffinity(0, own)
         with ended:
             pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, most=2e-3, last=last))
     report, done = store.report(store.tenant("acme")), log.read_text().splitlines()
