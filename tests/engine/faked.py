@@ -14,21 +14,18 @@ from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
-import pytest
 
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
 from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.in_flight import InFlight, Mark, number_of
-from hplm.engine.worker import STUCK_SECONDS
+from hplm.engine.worker import STUCK_SECONDS, Workers
 from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
-from hplm.server import process
 from hplm.tenants.quarantine import Quarantine
 from tests.support.wait import PATIENCE, eventually
 
@@ -171,6 +168,15 @@ class Asked:
         return error_in(answer[1]).word
 
 
+class Ahead:
+    """The time, set ahead by so many seconds."""
+
+    time, monotonic_ns, seconds = time.time, time.monotonic_ns, 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.seconds
+
+
 class World:
     def __init__(self, folder: Path, soon_s: float) -> None:
         """`folder`: of its backbone. `soon_s`: how long the client waits for an answer before it defers a request."""
@@ -178,12 +184,10 @@ class World:
         self.asked: list[Asked] = []
         self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
-        self.patches = pytest.MonkeyPatch()
         self._quarantine = Quarantine(folder)
-        self.patches.setattr(process.subprocess, "Popen", self._start)
-        self.patches.setattr("hplm.engine.encoder_client.SOON_SECONDS", soon_s)
-        self.meter, self.counted = Meter(), Counter()
-        self.client = EncoderClient([folder / "1"], {}, None, [self.meter])
+        self.meter, self.counted, self.clock = Meter(), Counter(), Ahead()
+        workers = partial(Workers, popen=self._start)
+        self.client = EncoderClient([folder / "1"], {}, None, [self.meter], soon_s, workers, self.clock)
         self.workers = self.client.workers
 
     def _start(self, command, pass_fds, **_) -> Engine:
@@ -233,12 +237,10 @@ class World:
         self.workers.current.channel.send_bytes = fail
 
     @contextmanager
-    def later(self, module: ModuleType, seconds: float) -> Iterator[None]:
-        """Sets the clock of a module ahead."""
-        ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds, monotonic_ns=time.monotonic_ns)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "time", ahead)
-            yield
+    def later(self, seconds: float) -> Iterator[None]:
+        self.clock.seconds = seconds
+        yield
+        self.clock.seconds = 0.0
 
     def counts(self) -> Counter:
         """Returns what was counted, by the name of the metric and its last label."""
@@ -251,6 +253,5 @@ class World:
     def close(self) -> None:
         self.is_stubborn = False
         self.client.close()
-        self.patches.undo()
         for tenant in self._quarantine.tenants(time.time()):
             self._quarantine.release(tenant)
