@@ -9,8 +9,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -27,7 +25,7 @@ from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
 from hplm.tenants.quarantine import Quarantine
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE, Clock, eventually
 
 
 class Engine:
@@ -133,8 +131,8 @@ class Asked:
         """`sends`: the error that is sent instead of its answer, or "gone": nobody reads it."""
         self.name, self.events, self.answers = name, [], []
         self.allowed_s, self.sends = allowed_s, sends
-        now = time.monotonic_ns()
-        times = {"arrival_ns": now, "deadline_ns": now + round(1e9 * allowed_s) if allowed_s else 0}
+        arrival_ns = world.clock.monotonic_ns() - 10**9
+        times = {"arrival_ns": arrival_ns, "deadline_ns": arrival_ns + round(1e9 * allowed_s) if allowed_s else 0}
         form = write(
             b"", Head(0, 0, 0, uid_of(name), "law", name.split()[0], **times), [0], [0], np.zeros(0, np.int64), b"", b""
         )
@@ -168,15 +166,6 @@ class Asked:
         return error_in(answer[1]).word
 
 
-class Ahead:
-    """The time, set ahead by so many seconds."""
-
-    time, monotonic_ns, seconds = time.time, time.monotonic_ns, 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.seconds
-
-
 class World:
     def __init__(self, folder: Path, soon_s: float) -> None:
         """`folder`: of its backbone. `soon_s`: how long the client waits for an answer before it defers a request."""
@@ -185,7 +174,7 @@ class World:
         self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
         self._quarantine = Quarantine(folder)
-        self.meter, self.counted, self.clock = Meter(), Counter(), Ahead()
+        self.meter, self.counted, self.clock = Meter(), Counter(), Clock(time.time())
         workers = partial(Workers, popen=self._start)
         self.client = EncoderClient([folder / "1"], {}, None, [self.meter], soon_s, workers, self.clock)
         self.workers = self.client.workers
@@ -236,12 +225,6 @@ class World:
 
         self.workers.current.channel.send_bytes = fail
 
-    @contextmanager
-    def later(self, seconds: float) -> Iterator[None]:
-        self.clock.seconds = seconds
-        yield
-        self.clock.seconds = 0.0
-
     def counts(self) -> Counter:
         """Returns what was counted, by the name of the metric and its last label."""
         self.client.outcomes[0].settle()
@@ -253,5 +236,5 @@ class World:
     def close(self) -> None:
         self.is_stubborn = False
         self.client.close()
-        for tenant in self._quarantine.tenants(time.time()):
+        for tenant in self._quarantine.tenants(self.clock.time()):
             self._quarantine.release(tenant)

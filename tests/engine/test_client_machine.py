@@ -163,9 +163,9 @@ def test_requests_that_share_a_message_get_their_own_answers(world):
 
 def test_nobody_waits_for_an_engine_that_has_lately_been_slow(world):
     world.ask(allowed_s=LATE).submitted()
-    with world.later(1e8):
-        world.engine.answer(*world.engine.has)
-        assert world.asked[0].word is None
+    world.clock.sleep(1e8)
+    world.engine.answer(*world.engine.has)
+    assert world.asked[0].word is None
     one = world.ask()
     one.submitted()
     assert one.events == ["deferred"]
@@ -201,9 +201,9 @@ def test_neither_a_long_batch_nor_a_pause_of_all_processes_ends_an_engine(world)
     asked = world.ask()
     world.engine.answer(*world.engine.has, beat=True)
     assert asked.word is None
-    with world.later(1000):
-        world.workers.look()
-        world.workers.check()
+    world.clock.sleep(1000)
+    world.workers.look()
+    world.workers.check()
     assert len(world.engines) == 1 and world.engine.returncode is None
 
 
@@ -253,7 +253,8 @@ def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_c
     eventually(lambda: world.workers.current is None and len(world.engines) == 2)
     with pytest.raises(Draining):
         world.workers.check()
-    with world.later(PATIENCE_SECONDS), pytest.raises(Internal):
+    world.clock.sleep(PATIENCE_SECONDS + 1)
+    with pytest.raises(Internal):
         world.workers.check()
     closing = threading.Thread(target=world.client.close)
     closing.start()
