@@ -7,20 +7,18 @@ import os
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hplm.clock import Clock
 from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, Internal
-from hplm.server.process import Process, Tie, longer
+from hplm.server.process import Popen, Process, Tie, longer
 from hplm.server.process_group import KILL_SECONDS, reason
 
 log = logging.getLogger(__name__)
@@ -34,7 +32,6 @@ STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the out
 # oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
 CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
-Popen = Callable[..., subprocess.Popen[Any]]
 RESTARTING = "the engine is being started again: send the request again"
 GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"
 
@@ -70,7 +67,7 @@ class Outage:
 class Worker(Process):
     """One process of the engine. It ends when its end of the channel does."""
 
-    def __init__(self, module: str, told: Apart, popen: Popen = subprocess.Popen) -> None:
+    def __init__(self, module: str, told: Apart, popen: Popen | None = None) -> None:
         """`module`: what it runs. `told`: which tenants are apart, as it was told last."""
         with ExitStack() as opened:
             self.batches = os.memfd_create("hplm-batches")  # memory that shows what is in them
@@ -133,14 +130,14 @@ class Workers:
         ended: Callable[[Worker, bool], None],
         each_second: Callable[[], None],
         clock: Clock = time,
-        popen: Popen = subprocess.Popen,
+        popen: Popen | None = None,
         start_s: float = START_SECONDS,
     ) -> None:
         """Starts the first worker. Raises Broken if it cannot serve.
 
         `module`: what its process runs. `begin` is called for each start. `receive` takes the messages of a worker until it
-        has gone, and `ended` is called then, with whether it was closed. `popen` starts a process, which is ended if it is not
-        ready in `start_s`.
+        has gone, and `ended` is called then, with whether it was closed. `popen`: as of `Process`.
+        A process that is not ready in `start_s` is ended.
         """
         self._module = module
         self._begin, self._receive, self._ended, self._each_second = begin, receive, ended, each_second

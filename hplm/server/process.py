@@ -25,6 +25,7 @@ SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
 SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
 LONGEST_PAUSE = 30.0  # seconds between attempts to start it
 LOOK_SECONDS = 0.05
+Popen = Callable[..., subprocess.Popen[Any]]
 _TIED = ("setpriv", "--pdeathsig", "SIGTERM")
 
 
@@ -61,11 +62,12 @@ class Process:
         environment: Mapping[str, str] | None = None,
         tie: Tie = Tie.SIGNAL,
         clock: Clock = time,
-        popen: Callable[..., subprocess.Popen[Any]] = subprocess.Popen,
+        popen: Popen | None = None,
     ) -> None:
         """`log_file`: gets what it prints; None: that is printed where ours is. `descriptors`: open files that it gets.
 
-        `folder`: where it runs; None: where we do. `environment`: all of it; None: ours. `popen` starts it.
+        `folder`: where it runs; None: where we do. `environment`: all of it; None: ours. `popen`: what starts it, if not
+        `subprocess`.
         """
         self.name = name
         self.log_file = log_file
@@ -102,7 +104,7 @@ class Process:
             environment["OMP_NUM_THREADS"] = str(len(self._cores))
         try:
             with self._output() as output:
-                self._process = self._popen(
+                self._process = (self._popen or subprocess.Popen)(
                     command,
                     cwd=self._folder,
                     env=environment,

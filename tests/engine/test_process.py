@@ -148,6 +148,9 @@ def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     ours.close()
 
 
+BEAT_S = 0.01
+
+
 class Modelled:
     """An engine in a thread of this process, and what its model process does with it."""
 
@@ -155,7 +158,7 @@ class Modelled:
         """`kind`: the class of its service. `more`: of its host."""
         ours, its = socket.socketpair()
         self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
-        engine = host.Host(Channel(its.detach()), self._shown, partial(open_service, service=kind), **more)
+        engine = host.Host(Channel(its.detach()), self._shown, partial(open_service, service=kind), BEAT_S, **more)
         self._engine = threading.Thread(target=engine.run)
         self._engine.start()
         self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
@@ -234,7 +237,6 @@ def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
 @pytest.mark.parametrize("generation", [0, 1])
 def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, generation):
     """They count themselves: after a pause a clock is ahead, and a beat may come before the thread has gone on."""
-    beat_s = 0.01
     with Hold() as hold:
 
         class Kept(slow_to_open(hold)):
@@ -242,10 +244,10 @@ def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes
                 super().__init__(*given)
                 self.served[0].engine.after_layers(hold.pass_through)
 
-        modelled = modelled_by(Kept, beat_s=beat_s)
+        modelled = modelled_by(Kept)
         modelled.ask(1, generation=generation)
         hold.until_reached()
-        busy = (modelled.beat().busy_s / beat_s for _ in range(1000))  # those of before come first
+        busy = (modelled.beat().busy_s / BEAT_S for _ in range(1000))  # those of before come first
         counted = (after - before == pytest.approx(1) for before, after in pairwise(busy))
         assert sum(islice(filter(None, counted), 30)) == 30
 
