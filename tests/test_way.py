@@ -5,10 +5,10 @@
 
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +16,10 @@ import pytest
 
 from hplm.engine import driver, encoder_client
 from hplm.engine.channel import Channel
+from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.host import Host
 from hplm.engine.service import open_service
+from hplm.engine.worker import Workers
 from testing.toy import WORDS
 from tests.support.fake_triton import Request, model_of
 from tests.support.wait import eventually
@@ -72,9 +74,9 @@ def engine_in_a_thread(monkeypatch):
         thread.start()
         return SimpleNamespace(pid=os.getpid(), kill=lambda: None, wait=lambda *given: thread.join() or 0, poll=lambda: None)
 
-    monkeypatch.setattr(subprocess, "Popen", started)
+    client = partial(EncoderClient, soon_s=60.0, workers=partial(Workers, popen=started))
+    monkeypatch.setattr(encoder_client, "EncoderClient", client)
     monkeypatch.setattr(driver, "HELP_SECONDS", 600.0)
-    monkeypatch.setattr(encoder_client, "SOON_SECONDS", 60.0)
 
 
 def engine_waits():

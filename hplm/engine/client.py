@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hplm.clock import Clock
 from hplm.engine.channel import Beat, Begin, request_parts
 from hplm.engine.in_flight import read
 from hplm.engine.suspects import Separation
 from hplm.engine.threads import repeat
-from hplm.engine.worker import RESTARTING, STUCK_SECONDS, Worker, Workers
+from hplm.engine.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.errors import Crashed, Draining, HplmError, for_client
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -95,14 +96,17 @@ class EngineClient(ABC, Generic[P]):
         state: Place | None,
         meters: Sequence[Meter],
         threads: int,
+        workers: Callable[..., Workers] = Workers,
+        clock: Clock = time,
     ) -> None:
         """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve.
 
         `module`: what the engine's process runs. `threads`: how many answer, because each answer is a round trip to the server
-        process.
+        process. `workers` makes what keeps the process running.
         """
         self._meters = meters
-        self._separation = Separation([Quarantine(folder.parent) for folder in folders], meters)
+        self._time = clock
+        self._separation = Separation([Quarantine(folder.parent) for folder in folders], meters, clock)
         self._given = folders, dict(parameters), state
         self._lock = threading.Lock()
         self._numbers = 0
@@ -114,7 +118,7 @@ class EngineClient(ABC, Generic[P]):
                 meter.add(names.LOST_REQUESTS, 0, error.word)
         self._answers: queue.SimpleQueue[list[tuple[P, Any]] | None] = queue.SimpleQueue()
         self._answering = [repeat(self._answer_next, "answer") for _ in range(threads)]
-        self.workers = Workers(module, self._begin, self._receive, self._ended, self._separation.look)
+        self.workers = workers(module, self._begin, self._receive, self._ended, self._separation.look, clock=clock)
 
     @abstractmethod
     def _answer_all(self, reply: Reply, alone: bool) -> None:
@@ -129,9 +133,9 @@ class EngineClient(ABC, Generic[P]):
         if requests:
             self._pass_on(requests, waits=False)
 
-    def close(self) -> None:
-        """Lets the engine answer what waits, and ends it."""
-        self.workers.close()
+    def close(self, drain_s: float = CLOSE_SECONDS) -> None:
+        """Lets the engine answer what waits, for so long at most, and ends it."""
+        self.workers.close(drain_s)
         for _ in self._answering:
             self._answers.put(None)
         for thread in self._answering:
@@ -145,7 +149,7 @@ class EngineClient(ABC, Generic[P]):
 
     def _pass_on(self, requests: Sequence[P], waits: bool) -> Worker | None:
         """Returns who got the requests. `waits`: the caller receives what is said of them, and defers them after that."""
-        now = time.monotonic()
+        now = self._time.monotonic()
         with self._lock:
             worker = self.workers.current
             for number, one in enumerate(requests, self._numbers):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hplm.clock import Clock
 from hplm.engine.channel import Beat
 from hplm.engine.client import EngineClient, Failure, Pending, defer
 from hplm.engine.in_flight import number_of
-from hplm.engine.worker import Worker
+from hplm.engine.worker import Worker, Workers
 from hplm.errors import HplmError, Internal, error_in
 from hplm.metrics.meter import Meter
 from hplm.metrics.outcomes import Outcome, Outcomes, outcome_of
@@ -28,11 +29,20 @@ Answer = Outputs | Failure
 
 class EncoderClient(EngineClient[Pending]):
     def __init__(
-        self, folders: Sequence[Path], parameters: Mapping[str, str], state: Place | None, meters: Sequence[Meter]
+        self,
+        folders: Sequence[Path],
+        parameters: Mapping[str, str],
+        state: Place | None,
+        meters: Sequence[Meter],
+        soon_s: float = SOON_SECONDS,
+        workers: Callable[..., Workers] = Workers,
+        clock: Clock = time,
     ) -> None:
+        """`soon_s`: how long `submit` waits for an answer that may come soon. The others: `EngineClient`."""
         self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
+        self._soon_s = soon_s
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
-        super().__init__("hplm.engine.service", folders, parameters, state, meters, ANSWERING_THREADS)
+        super().__init__("hplm.engine.service", folders, parameters, state, meters, ANSWERING_THREADS, workers, clock)
 
     def submit(self, requests: Sequence[Pending]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.
@@ -41,7 +51,7 @@ class EncoderClient(EngineClient[Pending]):
         """
         if not requests:
             return
-        waits = self._took_s < SOON_SECONDS and self._receiving.acquire(blocking=False)
+        waits = self._took_s < self._soon_s and self._receiving.acquire(blocking=False)
         try:
             worker = self._pass_on(requests, waits)
             if waits and worker is not None:
@@ -52,13 +62,13 @@ class EncoderClient(EngineClient[Pending]):
 
     def _wait(self, worker: Worker, requests: Sequence[Pending]) -> None:
         """Receives for so long as answers may come soon. Then defers what has none: the keeping thread receives again."""
-        now, now_ns = time.monotonic(), time.monotonic_ns()
+        now, now_ns = self._time.monotonic(), self._time.monotonic_ns()
         left_ns = min((deadline for one in requests if (deadline := one.head.deadline_ns)), default=sys.maxsize) - now_ns
-        until = now + min(SOON_SECONDS, left_ns / 1e9)
+        until = now + min(self._soon_s, left_ns / 1e9)
         unanswered, numbers = self._held.keys(), [one.number for one in requests]
         try:
             while not unanswered.isdisjoint(numbers):
-                messages = worker.channel.arrived(until - time.monotonic())
+                messages = worker.channel.arrived(until - self._time.monotonic())
                 if not messages or not self._take_in(worker, messages):
                     break
         except Exception:
@@ -74,7 +84,7 @@ class EncoderClient(EngineClient[Pending]):
 
     def _answer_all(self, reply: Reply, alone: bool) -> None:
         requests, outputs, failure = reply[:3]
-        held, are_apart, now = self._held, self._separation.apart.alone, time.monotonic()
+        held, are_apart, now = self._held, self._separation.apart.alone, self._time.monotonic()
         here: list[tuple[Pending, Answer]] = []
         later: list[tuple[Pending, Answer]] = []
         start = 0
@@ -98,7 +108,7 @@ class EncoderClient(EngineClient[Pending]):
 
     def _answer(self, unsent: Sequence[tuple[Pending, Answer]]) -> None:
         """Sends answers, and counts what their clients got, and when."""
-        sent = [(one, answer, one.send(answer), time.monotonic_ns()) for one, answer in unsent]
+        sent = [(one, answer, one.send(answer), self._time.monotonic_ns()) for one, answer in unsent]
         try:
             self._count_answers(sent)
         except Exception:

@@ -106,14 +106,15 @@ class Engine:
         dtype: torch.dtype,
         eight_bits: bool = False,
         stages: Sequence[Stage] = (),
+        graphs: Callable[[torch.device], Graphs] = Graphs,
     ) -> None:
-        """`device`: where batches enter. It is the first stage's, if there are stages."""
+        """`device`: where batches enter. It is the first stage's, if there are stages. `graphs` makes what records kernels."""
         check_layers(stages, len(upper.layers))
         self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
         self.device = device
         self.dtype = dtype
         config, is_whole = upper.config, len(self.stages) == 1
-        self._graphs = Graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
+        self._graphs = graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
         self.takes_few_sizes = can_prepack(device, dtype) or self._graphs is not None
         if device.type == "cpu":
             keep_freed_memory()

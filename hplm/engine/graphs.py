@@ -38,8 +38,8 @@ class Graph:
 class Graphs:
     """The graphs of an engine. One thread uses them, and one graph runs at a time: all share the memory between kernels."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, most: int = MOST) -> None:
+        self._device, self._most = device, most
         self._known: OrderedDict[Hashable, Graph | None] = OrderedDict()  # by shape; None: it was computed once
         self._failed = False
         self._sums = self._hidden = torch.empty(0, 0)  # what all graphs read and write
@@ -55,7 +55,7 @@ class Graphs:
         is_new = shape not in self._known
         graph = self._known.setdefault(shape, None)
         self._known.move_to_end(shape)
-        if len(self._known) > MOST:
+        if len(self._known) > self._most:
             self._known.popitem(last=False)
         if graph is None and (is_new or self._failed):
             return compute(sheet)

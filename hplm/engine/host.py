@@ -40,18 +40,25 @@ class Host:
     _service: Serving
     _driver: Driver
 
-    def __init__(self, channel: Channel, shown: int, open: Callable[[Begin, Host], Serving]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        shown: int,
+        open: Callable[[Begin, Host], Serving],
+        beat_s: float = BEAT_SECONDS,
+        exit: Callable[[int], None] = os._exit,
+    ) -> None:
         """`shown`: the descriptor of memory that shows what is in batches (`hplm.engine.in_flight`).
 
-        `open` makes what is served, or raises.
+        `open` makes what is served, or raises. `beat_s`: between heartbeats. `exit` ends the process with a code.
         """
         self._channel = channel
-        self._open = open
+        self._open, self._beat_s, self._exit = open, beat_s, exit
         self._beats = Beats()
         self.shown = shown
         self.outbox = Outbox(channel)
         # Ends the process: the model process answers for it, and starts another one.
-        self.device_failed: Callable[[], None] = partial(os._exit, DEVICE_FAILED)
+        self.device_failed: Callable[[], None] = partial(exit, DEVICE_FAILED)
 
     def run(self) -> None:
         begin = self._channel.receive()
@@ -67,7 +74,7 @@ class Host:
             self._channel.send(Ready(failure=str(error)))
             return
         self._channel.send(Ready())
-        while not self._driver.ended.wait(BEAT_SECONDS):
+        while not self._driver.ended.wait(self._beat_s):
             self._beat()
         self._service.close()
         self._beat()
@@ -84,10 +91,10 @@ class Host:
         elif isinstance(message, End):
             self._driver.close()
         else:
-            os._exit(1)  # the model process has gone, and with it everybody who could be answered
+            self._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
-        busy_s = BEAT_SECONDS * self._beats.count([*self._driver.begun(), *self._service.begun()])
+        busy_s = self._beat_s * self._beats.count([*self._driver.begun(), *self._service.begun()])
         beaten = [self._counted(*own) for own in self._service.meters()]
         try:
             self._channel.send(Beat(beaten, busy_s))

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
+from hplm.clock import Clock
 from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
 from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, Internal
-from hplm.server.process import Process, Tie, longer
+from hplm.server.process import Popen, Process, Tie, longer
 from hplm.server.process_group import KILL_SECONDS, reason
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Outage:
 class Worker(Process):
     """One process of the engine. It ends when its end of the channel does."""
 
-    def __init__(self, module: str, told: Apart) -> None:
+    def __init__(self, module: str, told: Apart, popen: Popen | None = None) -> None:
         """`module`: what it runs. `told`: which tenants are apart, as it was told last."""
         with ExitStack() as opened:
             self.batches = os.memfd_create("hplm-batches")  # memory that shows what is in them
@@ -83,18 +84,18 @@ class Worker(Process):
         passed = self._its.fileno(), self.batches
         environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [_python(), "-m", module, *map(str, passed)]
-        super().__init__("the engine", command, None, descriptors=passed, environment=environment, tie=Tie.GROUP)
+        super().__init__("the engine", command, None, descriptors=passed, environment=environment, tie=Tie.GROUP, popen=popen)
 
     def start(self) -> None:
         super().start()
         self._its.close()
 
-    def begin(self, begin: Begin) -> Ready | None:
-        """Tells it what to serve. Returns its answer; None: it has ended, or is silent for too long."""
+    def begin(self, begin: Begin, patience: float) -> Ready | None:
+        """Tells it what to serve. Returns its answer; None: it has ended, or is silent for so long."""
         said = None
         with suppress(OSError):  # it has ended
             self.channel.send(begin)
-            said = self.channel.receive(START_SECONDS)
+            said = self.channel.receive(patience)
         return said if isinstance(said, Ready) else None
 
     def ring(self, rings: bool) -> None:
@@ -128,34 +129,39 @@ class Workers:
         receive: Callable[[Worker], None],
         ended: Callable[[Worker, bool], None],
         each_second: Callable[[], None],
+        clock: Clock = time,
+        popen: Popen | None = None,
+        start_s: float = START_SECONDS,
     ) -> None:
         """Starts the first worker. Raises Broken if it cannot serve.
 
         `module`: what its process runs. `begin` is called for each start. `receive` takes the messages of a worker until it
-        has gone, and `ended` is called then, with whether it was closed.
+        has gone, and `ended` is called then, with whether it was closed. `popen`: as of `Process`.
+        A process that is not ready in `start_s` is ended.
         """
         self._module = module
         self._begin, self._receive, self._ended, self._each_second = begin, receive, ended, each_second
+        self._time, self._popen, self._start_s = clock, popen, start_s
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._newest: Worker
-        began = time.monotonic()
+        began = self._time.monotonic()
         self.current: Worker | None = self._start()
-        self._outage = Outage.of_first(began, time.monotonic())
+        self._outage = Outage.of_first(began, self._time.monotonic())
         self._thread = threading.Thread(target=self._keep, args=(self.current,), name="keep", daemon=True)
         self._thread.start()
         repeat(self._watch, "watch")
 
     def check(self) -> None:
         """Raises if there is no worker that works: Draining if there may soon be one, else Internal."""
-        if self._outage.is_given_up(time.monotonic()):
+        if self._outage.is_given_up(self._time.monotonic()):
             raise Internal(GIVEN_UP)
         worker = self.current
         if worker is None or worker.silent_s > STUCK_SECONDS:
             raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
 
-    def close(self) -> None:
-        """Lets the worker answer what waits, and ends it."""
+    def close(self, drain_s: float = CLOSE_SECONDS) -> None:
+        """Lets the worker answer what waits, for so long at most, and ends it."""
         with self._lock:
             self._closing.set()
             worker = self.current
@@ -164,13 +170,13 @@ class Workers:
                 worker.channel.send(End())
             except OSError:
                 log.info("the engine has ended already")
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(drain_s)
         self._newest.end()  # also one that has not started yet
         self._thread.join()
 
     def _start(self) -> Worker:
         begin = self._begin()
-        worker = Worker(self._module, begin.apart)
+        worker = Worker(self._module, begin.apart, self._popen)
         with ExitStack() as failed:
             failed.callback(worker.forget)
             worker.start()
@@ -178,7 +184,7 @@ class Workers:
                 self._newest = worker
                 if self._closing.is_set():
                     worker.end()
-            said = worker.begin(begin)
+            said = worker.begin(begin, self._start_s)
             if said is not None and not said.failure:
                 failed.pop_all()
                 return worker
@@ -199,7 +205,7 @@ class Workers:
 
     def _end(self, worker: Worker) -> None:
         self.current = None
-        self._outage = self._outage.ended(time.monotonic())
+        self._outage = self._outage.ended(self._time.monotonic())
         worker.end()
         self._ended(worker, self._closing.is_set())  # before the process has ended: a driver or a disk may delay that
         worker.forget()
@@ -217,7 +223,7 @@ class Workers:
                 pause = longer(pause)
                 log.error("%s; another attempt follows in %g s", error, pause, exc_info=not isinstance(error, HplmError))
             else:
-                self._outage = self._outage.started(time.monotonic())
+                self._outage = self._outage.started(self._time.monotonic())
                 with self._lock:
                     self.current = worker
                     if self._closing.is_set():

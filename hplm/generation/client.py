@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hplm.engine.channel import Cancel
 from hplm.engine.client import EngineClient, Failure, Pending
+from hplm.engine.worker import Workers
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 from hplm.registry.store import Place
@@ -28,9 +29,17 @@ class PendingPrompt(Pending):
 class DecoderClient(EngineClient[PendingPrompt]):
     """Parts of an answer stay in order: the thread that receives sends them, or another one while that one has more to do."""
 
-    def __init__(self, folder: Path, parameters: Mapping[str, str], state: Place | None, meter: Meter) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parameters: Mapping[str, str],
+        state: Place | None,
+        meter: Meter,
+        workers: Callable[..., Workers] = Workers,
+    ) -> None:
+        """`workers`: as in `EngineClient`."""
         self._handed_over = self._sent = 0  # parts that the other thread got, and those that it has sent
-        super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1)
+        super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1, workers)
 
     def submit(self, requests: Sequence[PendingPrompt]) -> None:
         super().submit(requests)

@@ -18,6 +18,7 @@ class Publisher:
     """Publishes from a thread of its own. `family` is Triton's MetricFamily.
 
     `before` is called before each publication, to set levels. A series is published while `keeps` returns True for it.
+    `seconds`: between publications.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Publisher:
         backbone: str,
         before: Callable[[], None] = lambda: None,
         keeps: Callable[[Series], bool] = lambda series: True,
+        seconds: float = SECONDS,
     ) -> None:
         self._family = family
         self._meter = meter
         self._backbone = backbone
         self._before = before
         self._keeps = keeps
+        self._seconds = seconds
         self._families: dict[Metric, Any] = {}
         self._metrics: dict[Series, Any] = {}
         self._levels: Set[Series] = frozenset()  # that were published last
@@ -49,7 +52,7 @@ class Publisher:
     def _run(self) -> None:
         ending = False
         while not ending:
-            ending = self._ending.wait(SECONDS)
+            ending = self._ending.wait(self._seconds)
             try:
                 self._publish()
             except Exception:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hplm.clock import Clock
 from hplm.errors import HplmError
@@ -25,6 +25,7 @@ SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
 SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
 LONGEST_PAUSE = 30.0  # seconds between attempts to start it
 LOOK_SECONDS = 0.05
+Popen = Callable[..., subprocess.Popen[Any]]
 _TIED = ("setpriv", "--pdeathsig", "SIGTERM")
 
 
@@ -61,10 +62,12 @@ class Process:
         environment: Mapping[str, str] | None = None,
         tie: Tie = Tie.SIGNAL,
         clock: Clock = time,
+        popen: Popen | None = None,
     ) -> None:
         """`log_file`: gets what it prints; None: that is printed where ours is. `descriptors`: open files that it gets.
 
-        `folder`: where it runs; None: where we do. `environment`: all of it; None: ours.
+        `folder`: where it runs; None: where we do. `environment`: all of it; None: ours. `popen`: what starts it, if not
+        `subprocess`.
         """
         self.name = name
         self.log_file = log_file
@@ -74,8 +77,9 @@ class Process:
         self._environment = environment
         self._tie = tie
         self._time = clock
+        self._popen = popen
         self._command = list(command)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[Any] | None = None
         self._begins = 0  # of this start's part of the log
         self._since = self._pause = 0.0
         self._again_at: float | None = None  # when an ended process is started again
@@ -100,7 +104,7 @@ class Process:
             environment["OMP_NUM_THREADS"] = str(len(self._cores))
         try:
             with self._output() as output:
-                self._process = subprocess.Popen(
+                self._process = (self._popen or subprocess.Popen)(
                     command,
                     cwd=self._folder,
                     env=environment,

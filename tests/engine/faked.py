@@ -9,28 +9,23 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
-import pytest
 
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
 from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.in_flight import InFlight, Mark, number_of
-from hplm.engine.worker import STUCK_SECONDS
+from hplm.engine.worker import STUCK_SECONDS, Workers
 from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
-from hplm.server import process
 from hplm.tenants.quarantine import Quarantine
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE, Clock, eventually
 
 
 class Engine:
@@ -136,8 +131,8 @@ class Asked:
         """`sends`: the error that is sent instead of its answer, or "gone": nobody reads it."""
         self.name, self.events, self.answers = name, [], []
         self.allowed_s, self.sends = allowed_s, sends
-        now = time.monotonic_ns()
-        times = {"arrival_ns": now, "deadline_ns": now + round(1e9 * allowed_s) if allowed_s else 0}
+        arrival_ns = world.clock.monotonic_ns() - 10**9
+        times = {"arrival_ns": arrival_ns, "deadline_ns": arrival_ns + round(1e9 * allowed_s) if allowed_s else 0}
         form = write(
             b"", Head(0, 0, 0, uid_of(name), "law", name.split()[0], **times), [0], [0], np.zeros(0, np.int64), b"", b""
         )
@@ -178,12 +173,10 @@ class World:
         self.asked: list[Asked] = []
         self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
-        self.patches = pytest.MonkeyPatch()
         self._quarantine = Quarantine(folder)
-        self.patches.setattr(process.subprocess, "Popen", self._start)
-        self.patches.setattr("hplm.engine.encoder_client.SOON_SECONDS", soon_s)
-        self.meter, self.counted = Meter(), Counter()
-        self.client = EncoderClient([folder / "1"], {}, None, [self.meter])
+        self.meter, self.counted, self.clock = Meter(), Counter(), Clock(time.time())
+        workers = partial(Workers, popen=self._start)
+        self.client = EncoderClient([folder / "1"], {}, None, [self.meter], soon_s, workers, self.clock)
         self.workers = self.client.workers
 
     def _start(self, command, pass_fds, **_) -> Engine:
@@ -232,14 +225,6 @@ class World:
 
         self.workers.current.channel.send_bytes = fail
 
-    @contextmanager
-    def later(self, module: ModuleType, seconds: float) -> Iterator[None]:
-        """Sets the clock of a module ahead."""
-        ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds, monotonic_ns=time.monotonic_ns)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "time", ahead)
-            yield
-
     def counts(self) -> Counter:
         """Returns what was counted, by the name of the metric and its last label."""
         self.client.outcomes[0].settle()
@@ -251,6 +236,5 @@ class World:
     def close(self) -> None:
         self.is_stubborn = False
         self.client.close()
-        self.patches.undo()
-        for tenant in self._quarantine.tenants(time.time()):
+        for tenant in self._quarantine.tenants(self.clock.time()):
             self._quarantine.release(tenant)

@@ -14,7 +14,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from hplm.engine import encoder_client, worker
+from hplm.engine.worker import PATIENCE_SECONDS
 from hplm.errors import Draining, Internal, OutOfCapacity
 from hplm.metrics import names
 from tests.engine.faked import World
@@ -163,9 +163,9 @@ def test_requests_that_share_a_message_get_their_own_answers(world):
 
 def test_nobody_waits_for_an_engine_that_has_lately_been_slow(world):
     world.ask(allowed_s=LATE).submitted()
-    with world.later(encoder_client, 1e8):
-        world.engine.answer(*world.engine.has)
-        assert world.asked[0].word is None
+    world.clock.sleep(1e8)
+    world.engine.answer(*world.engine.has)
+    assert world.asked[0].word is None
     one = world.ask()
     one.submitted()
     assert one.events == ["deferred"]
@@ -187,33 +187,27 @@ def test_a_failure_of_what_is_done_each_second_does_not_end_the_watch(world):
     eventually(lambda: len(looked) > 1)
 
 
-def test_an_error_while_counting_ends_no_engine(world, monkeypatch):
+def test_an_error_while_counting_ends_no_engine(world):
     """Neither while a beat is counted, nor an answer."""
-    for fail in (world.engine.miscount, partial(monkeypatch.setattr, world.client.outcomes[0], "count", None)):
+    for fail in (world.engine.miscount, world.client.outcomes.clear):
         asked = world.ask()
         fail()
         world.engine.answer(*world.engine.has)
         assert asked.word is None and world.engine.returncode is None
 
 
-def test_a_batch_that_is_only_long_ends_no_engine(world):
-    """The random runs let it hang for longer."""
+def test_neither_a_long_batch_nor_a_pause_of_all_processes_ends_an_engine(world):
+    """After a pause the clock is ahead, and the watching thread may be the first one that runs."""
     asked = world.ask()
     world.engine.answer(*world.engine.has, beat=True)
     assert asked.word is None
+    world.clock.sleep(1000)
     world.workers.look()
-    assert world.engine.returncode is None
-
-
-def test_a_pause_of_all_processes_ends_no_engine(world):
-    """After it the clock is ahead, and the watching thread may be the first one that runs."""
-    with world.later(worker, 1000):
-        world.workers.look()
-        world.workers.check()
+    world.workers.check()
     assert len(world.engines) == 1 and world.engine.returncode is None
 
 
-def test_nobody_waits_for_an_engine_that_cannot_be_killed(world, monkeypatch):
+def test_nobody_waits_for_an_engine_that_cannot_be_killed(world):
     """A process that waits for a driver or a disk keeps its end of the socket open, and outlives SIGKILL."""
     stubborn, asked, world.is_stubborn = world.engine, world.ask(), True
     world.fall_silent()
@@ -221,9 +215,8 @@ def test_nobody_waits_for_an_engine_that_cannot_be_killed(world, monkeypatch):
     eventually(lambda: len(world.engines) == 2)
     world.until_serving()
     assert stubborn.returncode is None and world.counts()[names.ENGINE_RESTARTS, ""] == 1
-    monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.01)
     asked = world.ask()
-    world.client.close()
+    world.client.close(drain_s=0.01)
     assert asked.word == "draining" and world.engine.returncode is None
     world.is_stubborn = False
     stubborn.end()
@@ -260,7 +253,8 @@ def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_c
     eventually(lambda: world.workers.current is None and len(world.engines) == 2)
     with pytest.raises(Draining):
         world.workers.check()
-    with world.later(worker, worker.PATIENCE_SECONDS), pytest.raises(Internal):
+    world.clock.sleep(PATIENCE_SECONDS + 1)
+    with pytest.raises(Internal):
         world.workers.check()
     closing = threading.Thread(target=world.client.close)
     closing.start()

@@ -1,8 +1,8 @@
 """A graph gives a batch its own answers, whatever was recorded. Where there is a GPU, its graphs are tested too."""
 
 import random
+from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,9 +13,8 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.adapters import kernel, runs
 from hplm.adapters.layout import Layout
-from hplm.engine import graphs
 from hplm.engine.engine import Engine, computed
-from hplm.engine.graphs import Graphs
+from hplm.engine.graphs import MOST, Graphs
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.model import attention
 from hplm.model.attention import PackedAttention, rows_attend
@@ -35,11 +34,13 @@ SLOTS = 3  # of each layout: fewer than tenants
 
 
 class Counted(Graphs):
-    """Counts replays. `fails`: what is recorded is nothing that can be."""
+    """Counts replays. `fails`: what is recorded is nothing that can be. `is_full`: there is no memory for it."""
 
-    replays, fails = 0, False
+    replays, fails, is_full = 0, False, False
 
     def _captured(self, run):
+        if self.is_full:
+            raise torch.OutOfMemoryError("the device is full")
         kernels = self._kernels(torch.cuda.synchronize if self.fails else run)
 
         def replay():
@@ -61,6 +62,10 @@ class Repeated(Counted):
         return SimpleNamespace(replay=run, pool=None)
 
 
+class Recorded(StagingSettings):
+    recorded = True
+
+
 def any_length(self, query, key, value, ends):
     """Attends as torch's kernel for CUDA does, which knows the texts from `ends` alone."""
     bounds = [slice(*pair) for pair in zip(ends.tolist(), ends[1:].tolist(), strict=False)]
@@ -79,10 +84,11 @@ def alike(tmp_path_factory):
 class Asked:
     """Asks an engine with graphs. Its answers are the reference's, and on a GPU those of the same engine without graphs."""
 
-    def __init__(self, reference, device, dtype):
+    def __init__(self, reference, device, dtype, graphs):
         self._reference, self.backbone, self.rng = reference, reference.backbone, random.Random(0)
-        self._on_cpu, self._engine = device.type == "cpu", Engine(self.backbone.upper(), device, dtype)
-        settings = StagingSettings(SLOTS, device, dtype, few_sizes=self._engine.takes_few_sizes)
+        self._on_cpu, self._engine = device.type == "cpu", Engine(self.backbone.upper(), device, dtype, graphs=graphs)
+        kind = Recorded if self._on_cpu else StagingSettings
+        settings = kind(SLOTS, device, dtype, few_sizes=self._engine.takes_few_sizes)
         self.stager, self.graphs = Stager(self.backbone, settings), self._engine._graphs
 
     def ask(self, *tenants, words=0):
@@ -102,18 +108,22 @@ class Asked:
         return logits
 
 
+@pytest.fixture
+def most():
+    return MOST
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_cuda)])
-def asked(request, alike, monkeypatch):
+def asked(request, alike, monkeypatch, most):
     """On a CPU, all parts take the ways of a GPU."""
     Layout.of.cache_clear()  # a layout remembers which kernel takes it
     if request.param == "cpu":
-        monkeypatch.setattr(StagingSettings, "recorded", True)
         monkeypatch.setattr(kernel, "fits", lambda *given: False)
         monkeypatch.setattr(runs, "fits", lambda *given: True)
         monkeypatch.setattr(attention, "CUDA_DTYPES", (torch.float32,))
         monkeypatch.setattr(PackedAttention, "_any_length", any_length)
-    monkeypatch.setattr("hplm.engine.engine.Graphs", Repeated if request.param == "cpu" else Counted)
-    yield Asked(alike, torch.device(request.param), torch.float32 if request.param == "cpu" else torch.bfloat16)
+    dtype, graphs = (torch.float32, Repeated) if request.param == "cpu" else (torch.bfloat16, Counted)
+    yield Asked(alike, torch.device(request.param), dtype, partial(graphs, most=most))
     Layout.of.cache_clear()
 
 
@@ -136,19 +146,19 @@ def test_a_graph_is_not_used_for_weights_that_lie_elsewhere(asked):
     assert asked.graphs.replays >= 6
 
 
-def test_graphs_have_a_bound_and_those_of_a_small_room_are_forgotten(asked, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
+@pytest.mark.parametrize("most", [2])
+def test_graphs_have_a_bound_and_those_of_a_small_room_are_forgotten(asked, most):
     for count in (1, 1, 5, 5, 1, 1):
         asked.ask(*["plain"] * count, words=9)
-        assert len(asked.graphs._known) <= 2
+        assert len(asked.graphs._known) <= most
     assert asked.graphs.replays >= 2
 
 
-def test_a_recording_that_finds_no_memory_is_tried_again(asked, monkeypatch, caplog):
-    with monkeypatch.context() as patch:
-        patch.setattr(asked.graphs, "_recorded", Mock(side_effect=torch.OutOfMemoryError("the device is full")))
-        for _ in range(3):
-            asked.ask("alike-0", words=3)
+def test_a_recording_that_finds_no_memory_is_tried_again(asked, caplog):
+    asked.graphs.is_full = True
+    for _ in range(3):
+        asked.ask("alike-0", words=3)
+    asked.graphs.is_full = False
     for _ in range(2):
         asked.ask("alike-0", words=3)
     assert asked.graphs.replays and "cannot be recorded" not in caplog.text

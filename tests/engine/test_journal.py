@@ -55,13 +55,6 @@ def test_a_journal_that_cannot_be_written_is_named(toy, tmp_path):
         Asker(toy.folder, journal=str(tmp_path / "no/where"))
 
 
-def test_without_a_journal_nothing_is_read_of_requests_and_batches():
-    journal = Journal("", "toy")
-    journal.request(None, "", 0)
-    journal.batch(1, None)
-    journal.close()
-
-
 def test_a_full_disk_ends_the_journal_but_no_answer(toy, caplog):
     asker = Asker(toy.folder, journal="/dev/full")
     for number in [asker.ask("acme", [WORDS[i]]) for i in range(3)]:

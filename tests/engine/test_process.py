@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import islice, pairwise
 from queue import SimpleQueue
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hplm.engine import driver, host, worker
+from hplm.engine import host
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
 from hplm.engine.encoder_client import EncoderClient
@@ -21,7 +21,7 @@ from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import Service, open_service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
-from hplm.engine.worker import STUCK_SECONDS
+from hplm.engine.worker import Workers
 from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import WAITING_TEXTS
@@ -62,18 +62,13 @@ def held_at(step, hold, *given, **changes):
 
 def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy):
     """`tests/test_way.py` shows that a lone request is answered by the thread that computes."""
-    seen, before = [], torch.get_num_threads()
-
-    class Noting(Asker):
-        def answered(self, number, answer):
-            seen.append(torch.get_num_threads())
-            super().answered(number, answer)
-
-    asker = Noting(toy.folder, threads="3")
+    seen, before = set(), torch.get_num_threads()
+    asker = Asker(toy.folder, threads="3")
+    asker.service.served[0].engine.after_layers(lambda: seen.add(torch.get_num_threads()))
     asker.wait(asker.ask("acme", [WORDS[0]]))
     asker.close()
     torch.set_num_threads(before)  # as later tests would have had it
-    assert seen == [3]
+    assert seen == {3}
 
 
 def test_a_thread_that_cannot_be_prepared_works_all_the_same(caplog):
@@ -153,14 +148,17 @@ def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     ours.close()
 
 
+BEAT_S = 0.01
+
+
 class Modelled:
     """An engine in a thread of this process, and what its model process does with it."""
 
-    def __init__(self, folder, kind):
-        """`kind`: the class of its service."""
+    def __init__(self, folder, kind, **more):
+        """`kind`: the class of its service. `more`: of its host."""
         ours, its = socket.socketpair()
         self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
-        engine = host.Host(Channel(its.detach()), self._shown, partial(open_service, service=kind))
+        engine = host.Host(Channel(its.detach()), self._shown, partial(open_service, service=kind), BEAT_S, **more)
         self._engine = threading.Thread(target=engine.run)
         self._engine.start()
         self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
@@ -211,12 +209,12 @@ def slow_to_open(hold):
 
 
 @pytest.fixture
-def modelled_by(toy, monkeypatch):
-    """Makes engines, each with a service of a class. They end before `monkeypatch`: an engine may end its process."""
+def modelled_by(toy):
+    """Makes engines, each with a service of a class."""
     made = []
 
-    def make(kind):
-        made.append(Modelled(toy.folder, kind))
+    def make(kind, **more):
+        made.append(Modelled(toy.folder, kind, **more))
         return made[-1]
 
     yield make
@@ -237,9 +235,8 @@ def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
 
 
 @pytest.mark.parametrize("generation", [0, 1])
-def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, monkeypatch, generation):
-    """After a pause the clock is ahead, and a beat may come before the thread has gone on."""
-    monkeypatch.setattr(host, "BEAT_SECONDS", 0.01)
+def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes(modelled_by, generation):
+    """They count themselves: after a pause a clock is ahead, and a beat may come before the thread has gone on."""
     with Hold() as hold:
 
         class Kept(slow_to_open(hold)):
@@ -250,10 +247,9 @@ def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes
         modelled = modelled_by(Kept)
         modelled.ask(1, generation=generation)
         hold.until_reached()
-        monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000))
-        modelled.channel.arrived()
-        beats = (modelled.beat().busy_s for _ in range(1000))  # those of before come first
-        assert next(busy_s for busy_s in beats if busy_s >= 9 * host.BEAT_SECONDS) < STUCK_SECONDS
+        busy = (modelled.beat().busy_s / BEAT_S for _ in range(1000))  # those of before come first
+        counted = (after - before == pytest.approx(1) for before, after in pairwise(busy))
+        assert sum(islice(filter(None, counted), 30)) == 30
 
 
 def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by):
@@ -273,7 +269,7 @@ def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
     assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
 
 
-def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by, monkeypatch):
+def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by):
     """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
 
     class Failing(Service):
@@ -285,8 +281,7 @@ def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by, m
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    modelled_by(Failing).ask(1)
+    modelled_by(Failing, exit=codes.append).ask(1)
     eventually(lambda: codes)
     assert {*codes} == {DEVICE_FAILED}
 
@@ -296,6 +291,6 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(toy, monkeypatch, tmp_path
     sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeps.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(worker, "START_SECONDS", 0.1)
+    workers = partial(Workers, start_s=0.1)
     with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
-        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS}, None, [Meter()])
+        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS}, None, [Meter()], workers=workers)

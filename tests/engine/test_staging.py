@@ -27,14 +27,14 @@ LAYERS = 5
 
 
 class Operations(TorchDispatchMode):
-    """Notes each operation of torch among the events."""
+    """Calls `note` before each operation of torch, with that and what it is given."""
 
-    def __init__(self, events):
+    def __init__(self, note):
         super().__init__()
-        self._events = events
+        self._note = note
 
     def __torch_dispatch__(self, operation, types, given=(), named=None):
-        self._events.append("operation")
+        self._note(operation.overloadpacket, given)
         return operation(*given, **(named or {}))
 
 
@@ -44,7 +44,7 @@ def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference):
     texts, engine = texts_of(backbone, "acme", [" ".join(WORDS[:5])]), Engine(backbone.upper(), CPU, torch.float32)
     stager.release(stager.stage(texts, broken).held)  # brings the adapters, in streams of their slots
     events.clear()
-    with Operations(events):
+    with Operations(lambda *_: events.append("operation")):
         batch = stager.stage(texts, broken)
         staged = len(events)
         computed(engine, batch)

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -20,6 +19,7 @@ from testing.reference import Reference
 from testing.toy import CONFIG, random_text
 from tests.engine.asker import Asker, texts_of
 from tests.engine.test_damage import harm
+from tests.engine.test_staging import Operations
 from tests.support.device import DEVICE
 from tests.support.message import mentions
 
@@ -61,19 +61,6 @@ def test_a_request_gets_the_number_of_students_of_its_rung(folder):
     asker.close()
 
 
-class Widths(TorchDispatchMode):
-    """Notes how many rows pass the middle of a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def __torch_dispatch__(self, operation, types, given=(), named=None):
-        if operation.overloadpacket is torch.ops.aten.gelu:
-            self.rows.append(len(given[0]))
-        return operation(*given, **(named or {}))
-
-
 @pytest.mark.parametrize("others", [0, 1])
 def test_the_last_layer_of_students_computes_only_what_their_heads_read(folder, others):
     """Beside a text that passes all layers, it computes all tokens: the other one's are in the same tensor."""
@@ -81,11 +68,16 @@ def test_the_last_layer_of_students_computes_only_what_their_heads_read(folder, 
     engine = Engine(backbone.upper(), DEVICE, torch.float32)
     texts = texts_of(backbone, "crew", ["some words", "a few more words"]) + texts_of(backbone, "solo", ["words"])[:others]
     batch = Stager(backbone, StagingSettings(16, DEVICE, torch.float32)).stage(texts, lambda text, error: None)
-    tokens = batch.tokens
-    with Widths() as seen:
+    tokens, rows = batch.tokens, []  # that pass the middle of each layer
+
+    def note(operation, given):
+        if operation is torch.ops.aten.gelu:
+            rows.append(len(given[0]))
+
+    with Operations(note):
         computed(engine, batch)
-    assert seen.rows[0] == (tokens if others else len(texts))
-    assert len(seen.rows) == (CONFIG.upper_layers if others else 1)
+    assert rows[0] == (tokens if others else len(texts))
+    assert len(rows) == (CONFIG.upper_layers if others else 1)
 
 
 def test_a_broken_student_fails_its_tenant_alone(folder, tmp_path):

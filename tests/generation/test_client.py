@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import client as engine_client
 from hplm.engine.channel import Cancel
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics.meter import Meter
@@ -17,13 +16,13 @@ from tests.support.wait import Hold, eventually
 class Engine:
     """Stands for the decoder's process, and takes every prompt."""
 
-    def __init__(self, *given):
+    def __init__(self, *given, clock):
         self._receive, self.heard = given[2], []
         hear = self.heard.append
         channel = SimpleNamespace(send=hear, send_bytes=hear, arrived=lambda: self.comes.pop(0))
         self.bell = SimpleNamespace(poll=lambda: None)
         self.current = SimpleNamespace(channel=channel, bell=self.bell, told=None)
-        self.close = lambda: None
+        self.close = lambda drain_s: None
 
     def says(self, number, *texts, end=None):
         """Says parts of an answer at once. The thread of the test receives them, until the process ends."""
@@ -33,9 +32,8 @@ class Engine:
 
 
 @pytest.fixture
-def client(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_client, "Workers", Engine)
-    client = DecoderClient(tmp_path / "1", {}, None, Meter())
+def client(tmp_path):
+    client = DecoderClient(tmp_path / "1", {}, None, Meter(), Engine)
     yield client
     client.close()
 

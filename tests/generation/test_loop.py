@@ -1,14 +1,15 @@
 """The loop: rules that random runs do not reach."""
 
 from collections import Counter
+from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from hplm.adapters.layout import Layout
-from hplm.adapters.slots import Slots
 from hplm.errors import Broken, DeadlineMissed, HplmError, Internal
 from hplm.generation import staging
 from hplm.generation.loop import MOST_FAILURES
@@ -37,15 +38,21 @@ def test_attention_of_a_step_with_a_seed_must_not_depend_on_neighbours(small, mo
 
 def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small):
     """The next request copies what this one did not. The stager is real: random runs have a fake one."""
-    world = World(small)
-    first = world.ask([3, 4], greedy(20), tenant=2)
-    with patch.object(Slots, "fill", side_effect=ZeroDivisionError):
-        world.step()
+    model, faults = copy(small), [ZeroDivisionError]
+
+    def read(record, into):
+        if faults:
+            raise faults.pop()
+        small.backbone.records.read(record, into)
+
+    model.backbone, good = copy(small.backbone), small.sources[2]
+    model.backbone.records = SimpleNamespace(read=read)
+    model.sources = [good, replace(good, adapter=replace(good.adapter, checksum=9))]
+    world = World(model)
+    first = world.ask([3, 4], greedy(20))
+    world.step()
     assert isinstance(first.error, Internal)
-    damaged = replace(small.sources[2], adapter=replace(small.sources[2].adapter, checksum=9))
-    with patch.object(small, "sources", [damaged]):
-        bad = world.ask([3, 4], greedy(5))
-    again = world.ask([3, 4], greedy(20), tenant=2)
+    bad, again = (world.ask([3, 4], greedy(20), tenant) for tenant in (1, 0))
     world.run()
     assert isinstance(bad.error, Broken) and again.error is None and world.assert_right(again) > 5
 

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 
@@ -11,7 +10,6 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.driver import Driver
 from hplm.errors import Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
-from hplm.generation.decoder import Decoder
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
 from hplm.generation.settings import Promise, Settings
@@ -53,18 +51,21 @@ class Place:
         self.prompts = Reading.load(version / Backbone.TOKENIZER, self.backbone.config)
         self.service = self.started(**settings)
 
+    def made(self, **settings):
+        return Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
+
     def started(self, **settings):
-        service = Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
+        service = self.made(**settings)
         service.driver = Driver(service.reader)
         service.reader.wake = service.driver.wake
         return service
 
-    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, messages=None, **more):
-        """`more`: other parameters of the request."""
+    def ask(self, prompt, tenant="plain", sampling=GREEDY, service=None, messages=None, before=lambda: None, **more):
+        """`before` is called before each piece is taken. `more`: other parameters of the request."""
         view, said = self.backbone.view, Said()
         service = service or self.service
-        asked = Asked(prompt, messages, None, more)
-        said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, said)
+        asked, respond = Asked(prompt, messages, None, more), lambda piece: (before(), said(piece))
+        said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, respond)
         service.reader.wake()
         return said
 
@@ -96,14 +97,6 @@ def place(tmp_path_factory):
     place = Place(tmp_path_factory.mktemp("service"), least_token_ns=LEAST_NS)
     yield place
     end(place.service)
-
-
-@contextmanager
-def held():
-    """Holds the steps of services."""
-    run, hold = Decoder.run, Hold()
-    with patch.object(Decoder, "run", lambda decoder, step: (hold.pass_through(), run(decoder, step))[1]), hold:
-        yield
 
 
 @pytest.mark.parametrize(
@@ -145,8 +138,8 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
                 place.refused(None, "lora", messages="no JSON")
             with pytest.raises(Draining):
                 place.refused("a", "lora", service=ended)
-        with held():
-            first = place.ask("a", "lora")
+        with Hold() as hold:
+            first = place.ask("a", "lora", before=hold.pass_through)
             with pytest.raises(Quota):  # before its prompt is read, which takes time
                 place.ask(None, "lora", messages="no JSON")
         first.wait()
@@ -161,19 +154,26 @@ def adapters(service):
 
 
 def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
-    service = place.started(max_sequences=1)
+    service, asked = place.made(max_sequences=1), []
+
+    def ask(*tenants):
+        asked.extend(place.ask("a", tenant, service=service) for tenant in tenants)
+        eventually(lambda: len(service.loop.queue) == len(tenants))
+        service.loop.step()
+
     assert adapters(service) == ("", "")
-    with held():
-        asked = [place.ask("a", "lora", service=service)]
-        eventually(lambda: len(service.loop.running))
-        asked += [place.ask("a", tenant, service=service) for tenant in ("wide", "plain", "plain")]
-        eventually(lambda: len(service.loop.queue) == 3)
-        assert adapters(service) == ("lora", "plain,wide")
-    assert [said.wait().error for said in asked] == [None] * 4
+    ask("lora")
+    ask("wide", "plain", "plain")
+    assert adapters(service) == ("lora", "plain,wide")
+    while service.loop.step():
+        pass
     assert adapters(service) == ("lora,wide", ""), "adapters of other layouts keep their slots"
-    assert place.ask("a", "alike", service=service).wait().error is None
+    ask("alike")
     assert adapters(service) == ("alike,wide", "")
-    end(service)
+    service.loop.abandon()
+    assert [said.error for said in asked[:-1]] == [None] * 4
+    service.reader.close()
+    service.reader.join()
 
 
 def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):

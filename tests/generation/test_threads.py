@@ -117,8 +117,9 @@ def test_what_is_abandoned_during_a_step_is_told_at_once_and_freed_after_it():
         hold.until_reached()
         served.loop.abandon()
         assert isinstance(said.wait().error, Draining) and len(served.world.running)
+    eventually(lambda: not len(served.world.running))
+    assert served.world.running.free == served.world.cache.tokens
     served.end()
-    assert not len(served.world.running) and served.world.running.free == served.world.cache.tokens
 
 
 def test_what_is_refused_when_it_was_read_gets_one_end(served):

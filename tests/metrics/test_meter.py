@@ -47,8 +47,7 @@ class Series:
 
 
 @pytest.fixture
-def family(monkeypatch):
-    monkeypatch.setattr("hplm.metrics.publisher.SECONDS", 0.01)
+def family():
     return type("Fresh", (Family,), {"all": {}})
 
 
@@ -105,7 +104,7 @@ def test_after_a_failure_the_last_counts_are_published_and_unused_series_end(fam
             raise OSError("the server is busy")
 
     meter.set_all({(who, ("a",)): 1})
-    publisher = Publisher(family, meter, "toy", before, keeps=lambda series: series[1] != ("gone",))
+    publisher = Publisher(family, meter, "toy", before, lambda series: series[1] != ("gone",), seconds=0.01)
     eventually(lambda: ("shown", "toy", "a") in shown(family))
     assert failed.is_set()
     meter.add(SEEN, 3, "a")

@@ -119,7 +119,6 @@ def test_ranges_of_columns_give_the_outputs_of_their_texts(ranges):
 
 
 def test_one_long_string_does_not_pad_the_others():
-    """One long label beside a thousand short ones."""
     long = "水" * 100_000
     labels = [["x"] * 4 for _ in range(64)]
     labels[3][2] = long

@@ -33,16 +33,18 @@ def test_it_learns_the_cost_of_a_batch_a_token_a_text_and_an_adapter(phases, slo
         assert abs(model.predict(*of) / (slower * _truth(*of)) - 1) < 0.1
 
 
-BATCHES = st.tuples(st.integers(1, 2000), st.integers(1, 64), st.integers(0, 8), st.integers(1000, 10**9))
+BATCHES = st.tuples(st.integers(1, 2000), st.integers(1, 64), st.integers(0, 8), st.integers(1000, 10**9) | st.just(0))
 
 
 @given(batches=st.lists(BATCHES, min_size=1, max_size=20))
-def test_no_term_is_ever_below_zero(batches):
+def test_no_term_is_ever_below_zero_and_a_batch_that_took_no_time_teaches_nothing(batches):
     model = CostModel()
-    for batch in batches:
-        model.observe(*batch)
-        assert (model.terms >= 0).all() and np.isfinite(model.terms).all()
+    for *batch, took in batches:
+        before = model.terms.copy()
+        model.observe(*batch, took, stages_ns=[took // 2, took - took // 2])
+        assert (model.terms >= 0).all() and np.isfinite([*model.terms, *model.shares]).all()
         assert model.predict(100, 2, 1) > 0
+        assert took or (model.terms == before).all()
 
 
 def test_what_a_batch_takes_in_any_case_makes_batches_no_smaller():
@@ -53,12 +55,3 @@ def test_what_a_batch_takes_in_any_case_makes_batches_no_smaller():
             model.observe(tokens, 10, 0, int(batch + 100e3 * tokens))
     allowed = [model.tokens_within(50e6, 20.0) for model in (quick, slow)]
     assert min(allowed) > 400 and max(allowed) < 600
-
-
-def test_a_batch_that_took_no_time_teaches_nothing():
-    model = CostModel()
-    _observe(model, 20, _truth, np.random.default_rng(3))
-    before = model.predict(600, 5, 8)
-    model.observe(600, 5, 8, 0)
-    model.observe(600, 5, 8, 0, stages_ns=[0, 0])
-    assert model.predict(600, 5, 8) == before > 0

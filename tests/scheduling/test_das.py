@@ -50,17 +50,13 @@ def test_each_row_is_filled_by_utility_and_then_by_deadlines(rows, tokens, texts
 @pytest.mark.parametrize(
     ("options", "tokens", "usual", "shape"),
     [
-        ("", 4096, 128, (8, 512)),
         ("", 1280, 128, (3, 426)),
         ("", 1280, 500, (2, 640)),
         ("", 100, 20, (1, 100)),
-        (":rows=16", 1600, 100, (16, 100)),
         (":rows=16", 1600, 150, (10, 160)),
         (":row_tokens=100", 4096, 512, (40, 100)),
         (":rows=4,row_tokens=100", 4096, 512, (4, 100)),
-        (":rows=64,row_tokens=100", 1600, 20, (16, 100)),
         (":row_tokens=5000", 1600, 20, (1, 1600)),
-        (":rows=16", 128, 30, (4, 32)),
         (":rows=16", 128, 512, (1, 128)),
     ],
 )

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.limits import Limits
-from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.sharing import fair_share
 from hplm.scheduling.timely import Timely
 from hplm.scheduling.waiting import Capacity
@@ -110,19 +108,3 @@ def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(
         return [_text(tokens, is_urgent * (batch + 3) * FULL)] * (300 - len(columns))
 
     _serve_until(passed_over[-1], Timely(reserve=reserve), columns, arriving, bound)
-
-
-def test_a_policy_is_told_a_start_that_leaves_time_for_the_answer():
-    """Policies compare deadlines with the end of computing; clients wait for the answer."""
-    starts = []
-
-    class Watched(Timely):
-        def select(self, columns, start_ns, *more):
-            starts.append(start_ns)
-            return super().select(columns, start_ns, *more)
-
-    for answering_ns in (0, 700):
-        scheduler = Scheduler(Watched(), Limits(10, 100), answering_ns=answering_ns)
-        scheduler.offer([_text()], 1000)
-        assert scheduler.choose(ROOM, 1000) is not None
-    assert starts == [1000, 1700]

@@ -33,10 +33,10 @@ class Line(Turns[Asked]):
         assert self.offer(item) == []
         return item
 
-    def work(self, most=None):
+    def work(self):
         """Does a piece of each item whose turn it is. Returns the tenants with the work that was done."""
         done = Counter()
-        for item in self.take(most)[0]:
+        for item in self.take()[0]:
             done[item.owner] += (piece := min(item.left, PIECE))
             item.left -= piece
             if item.left:
@@ -56,18 +56,6 @@ def test_tenants_get_equal_work_from_when_they_come_whatever_the_size_of_their_r
     while done.total() < 180:
         done += line.work()
         assert abs(done["small"] - done["large"]) <= 2 * PIECE, f"of all work that was done the tenants have {dict(done)}"
-
-
-def test_what_is_done_beyond_a_piece_counts_too():
-    line = Line()
-    for tenant in ("long", "short") * 10:
-        line.enter(tenant)
-    order = []
-    while len(line):
-        for item in line.take(1)[0]:
-            order.append(item.owner)
-            line.charge(item, 4 * PIECE if item.owner == "long" else 0)
-    assert order == ["long", *["short"] * 10, *["long"] * 9]
 
 
 def test_an_offer_to_a_full_line_looks_at_few_of_its_tenants():

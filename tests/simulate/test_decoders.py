@@ -262,7 +262,6 @@ def test_who_runs_alone_shares_no_step_and_all_get_on(alone):
 
 
 def test_others_start_beside_a_long_prompt():
-    """A prompt of many steps of one tenant holds up no short one of another."""
     world = World(Fake(), step_tokens=16)
     long = world.ask([3] * 300, greedy(3))
     world.step(2)
