@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from builder.evaluation.tenant import evaluate_tenant, score_served
-from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write
@@ -54,7 +53,9 @@ class Ways:
 @pytest.mark.parametrize("served", [pytest.param(name, marks=pytest.mark.server(name)) for name in BACKBONES])
 def test_every_way_answers_as_the_reference_does(server, served):
     rng, asked = random.Random(served), []
-    known = {name: Snapshot.load(server.model_folder(name) / "tenants.json").tenants for name in BACKBONES[served]}
+    for name in [name for name, dtype in BACKBONES[served].items() if dtype == "fp32"]:
+        server.tenant(name)  # beside the exported ones: it is added now
+    known = {name: server.manager(name).current().tenants for name in BACKBONES[served]}
     if served == "group":
         known = {name: [one for one in tenants if one.domain != "law"] for name, tenants in known.items()}
     twice = [tenant.id for tenants in known.values() for tenant in tenants]

@@ -192,12 +192,9 @@ def test_counts_and_times_of_answers_are_published(server):
     for outcome, count in (("length", 3), ("no_tenant", 1)):
         assert scraped.of("hplm_generations_total", outcome=outcome) == count
     assert now.of("hplm_cache_room_tokens") == 32_768 and now.of("hplm_cache_share") == 0
-    known = [set(labels) for name, labels in scraped.series if name == "hplm_adapters_info"]
-    running = {("max_lora", "8"), ("running_lora_adapters", "lora"), ("waiting_lora_adapters", "")}
-    assert any(running <= labels for labels in known), known
-    for name, count in times.items():
-        buckets = [value for (found, _), value in scraped.series.items() if found == f"{name}_bucket"]
-        assert len(buckets) > 10 and max(buckets) == count and scraped.of(f"{name}_sum") > 0
+    assert all(
+        scraped.of(f"{name}_bucket", le="+Inf") == count and scraped.of(f"{name}_sum") > 0 for name, count in times.items()
+    )
     shown = {name for name, own in scraped.series if ("backbone", "chat") in own}
     others = {SERVER_RESTARTS.name, MODEL_RESTARTS.name}
     assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS | OF_ENGINES} | others
