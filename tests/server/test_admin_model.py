@@ -67,10 +67,10 @@ def run_first(model, hold, *others):
 
 
 def test_commands_are_answered_in_turn_whatever_becomes_of_those_before_them(model):
-    asked = [request("wrong"), request(), request(key="another"), request('{"command": "log"}')]
+    asked = [request("wrong"), request(), request(key="another"), request('{"command": "log"}'), request(key="")]
     model.execute(asked)
     words = [answer(one).partition("]")[0] for one in asked]
-    assert words == ["[invalid_input", DONE, "[no_tenant", '{"changes": [']
+    assert words == ["[invalid_input", DONE, "[no_tenant", '{"changes": [', "[no_tenant"]
 
 
 def test_only_so_many_commands_wait_and_probes_do_not(model, hold):
