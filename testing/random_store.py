@@ -26,7 +26,7 @@ from hplm.plot.table import TableSpec
 from hplm.plot.writing import write_table
 from hplm.tasks import find_task
 from hplm.tenants.exits import Exits, Plan
-from hplm.tenants.knowledge import ExitKnowledge, StudentKnowledge
+from hplm.tenants.knowledge import ExitKnowledge, Knowledge, StudentKnowledge
 from hplm.tenants.students import Students, Team
 
 RANDOM = "random weights"  # in place of a model's name
@@ -139,6 +139,15 @@ def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, se
     adapter = tenant.adapter_layout(config)
     weights = None if adapter is None else random_layers(adapter, spread, generator)
     return weights, random_layers(tenant.head_layout(config), spread, generator)[0] if tenant.has_head else {}
+
+
+def random_knowledge(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Knowledge:
+    """Returns what a manager or a remote command adds as this tenant."""
+    weights, own = random_weights(config, tenant, spread, seed)
+    layout = tenant.adapter_layout(config)
+    head = (tenant.head_layout(config), own) if tenant.has_head else None
+    adapter = (layout, weights) if layout is not None and weights is not None else None
+    return Knowledge(tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels), head, adapter)
 
 
 def random_layers(layout: Layout, spread: float, generator: torch.Generator) -> list[dict[str, torch.Tensor]]:

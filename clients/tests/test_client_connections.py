@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-from client_fakes import before_each_pause, canned, cutting, forwarding, http, raising, reading_slowly, silent
+from client_fakes import before_each_pause, canned, cutting, forwarding, raising, reading_slowly, silent
 from triton_fakes import echo
 
 from hplm.server.ports import free_ports
@@ -31,6 +31,7 @@ from hplm_client import (
 )
 from hplm_client.transports.sockets import is_quiet
 from loadtest.proxy import make_certificate
+from tests.support.threaded_server import answer as answer_of
 from tests.support.wait import Hold, eventually
 from tests.support.ways import Way, generate, infer, read, ready
 
@@ -44,7 +45,7 @@ def before(certificate):
     """A function that puts a server, with TLS or without, before another one. Returns it and a client's settings."""
     with ExitStack() as closing:
         yield lambda target, tls: (
-            closing.enter_context(forwarding(target, certificate[1] if tls else None)),
+            closing.enter_context(forwarding(target, pair=certificate[1] if tls else None)),
             {"ca_file": certificate[0]} if tls else {},
         )
 
@@ -103,7 +104,7 @@ def test_a_silent_server_times_out_without_a_retry(way, certificate, tls):
 @with_tls
 @pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"])
 def test_a_server_that_answers_byte_by_byte_times_out(before, beginning, is_async, tls):
-    with silent(beginning, pause=0.05) as dripping:
+    with silent(beginning, 0.05) as dripping:
         door, trust = before(dripping.url, tls)
         with raising(ClientTimeout):
             Way("http", is_async).call(door.url, infer, backbone="minilm", network_timeout=0.3, **trust)
@@ -124,14 +125,14 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (http("200 OK", b"<html>hello</html>"), UnexpectedAnswer),
-        (http("200 OK", b'{"outputs": []}'), UnexpectedAnswer),
-        (http("200 OK", b"[]"), UnexpectedAnswer),
-        (http("200 OK", b"[" * 10_000), UnexpectedAnswer),
-        (http("200 OK", b"data: 7\n"), UnexpectedAnswer),
-        (http("502 Bad Gateway", b"<html>proxy</html>"), Unavailable),
-        (http("502 Bad Gateway", b"[]"), Unavailable),
-        pytest.param(http("502 Bad Gateway", b"[" * 10_000), Unavailable, id="a deep error page"),
+        (answer_of(200, b"<html>hello</html>"), UnexpectedAnswer),
+        (answer_of(200, b'{"outputs": []}'), UnexpectedAnswer),
+        (answer_of(200, b"[]"), UnexpectedAnswer),
+        (answer_of(200, b"[" * 10_000), UnexpectedAnswer),
+        (answer_of(200, b"data: 7\n"), UnexpectedAnswer),
+        (answer_of(502, b"<html>proxy</html>"), Unavailable),
+        (answer_of(502, b"[]"), Unavailable),
+        pytest.param(answer_of(502, b"[" * 10_000), Unavailable, id="a deep error page"),
         (b"\0\0\0\4\0\0\0\0\0 not HTTP at all\r\n\r\n", ConnectionLost),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ncut", ConnectionLost),
     ],
@@ -144,12 +145,12 @@ def test_answers_of_other_servers_are_errors(answer, kind, is_async):
 
 
 @both
-@pytest.mark.parametrize(("status", "why"), [("404 Not Found", "[invalid_input] not here"), ("403 Forbidden", "restricted")])
+@pytest.mark.parametrize(("status", "why"), [(404, "[invalid_input] not here"), (403, "restricted")])
 def test_a_server_that_does_not_list_its_models_wants_a_name(is_async, status, why):
     for ask in (infer, generate):
-        with canned(http(status, json.dumps({"error": why}).encode())) as door, pytest.raises(NoBackbone) as caught:
+        with canned(answer_of(status, json.dumps({"error": why}).encode())) as door, pytest.raises(NoBackbone) as caught:
             Way("http", is_async).call(door.url, ask)
-        assert status[:3] == "404" or why in str(caught.value)
+        assert status == 404 or why in str(caught.value)
 
 
 def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
@@ -161,7 +162,7 @@ def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
             raise TimeoutError
         connect(sock, address)
 
-    with canned(http("200 OK", b"")) as server, HplmClient(server.url, network_timeout=1000) as client:
+    with canned(answer_of(200, b"")) as server, HplmClient(server.url, network_timeout=1000) as client:
         found = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", server.port))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 3)
         monkeypatch.setattr(socket.socket, "connect", silent_but_the_last)
@@ -171,7 +172,7 @@ def test_a_silent_address_leaves_time_for_the_next(monkeypatch):
 
 @with_tls
 def test_an_idle_connection_that_the_server_closed_is_replaced(before, tls):
-    with canned(http("200 OK", b"")) as once:
+    with canned(answer_of(200, b"")) as once:
         door, trust = before(once.url, tls)
         with HplmClient(door.url, **trust) as client:
             assert client.ready()
@@ -275,7 +276,7 @@ def test_the_certificate_must_be_trusted_and_for_the_name(way, fake, door, certi
                 way.call(door.url, call, backbone="minilm", **settings)
             assert "certificate" in str(caught.value)
     with (
-        forwarding(way.url(fake), certificate[1], "127.0.0.2") as other,
+        forwarding(way.url(fake), pair=certificate[1], host="127.0.0.2") as other,
         pytest.raises(NotTrusted, match=re.escape("127.0.0.2")),
     ):
         way.call(other.url, infer, backbone="minilm", ca_file=certificate[0])
@@ -286,7 +287,7 @@ def test_tls_on_one_side_only_names_the_setting(way, fake, door, certificate):
     with pytest.raises(ConnectionFailed, match="--tls"):
         way.call(door.url, infer, backbone="minilm", retries=0)
     assert way.call(door.url, ready) is False
-    with canned(http("400 Bad Request", b"")) as plain:
+    with canned(answer_of(400, b"")) as plain:
         for url in (fake.http_url, fake.grpc_url, plain.url):
             with pytest.raises(NotConnected, match="--tls"):
                 way.call(url, infer, backbone="minilm", ca_file=certificate[0], retries=0)

@@ -234,15 +234,8 @@ def test_options_and_key_reach_the_server(told, monkeypatch):
 
 
 def test_tls_reaches_the_client(fake, certificate):
-    with forwarding(fake.http_url, certificate[1]) as door:
+    with forwarding(fake.http_url, pair=certificate[1]) as door:
         for connection in (["--url", f"https://{door.url}"], ["--url", door.url, "--tls"]):
             assert run("a", "--tenant", "acme", "--ca-file", str(certificate[0]), *connection)["label"] == "a"
             with pytest.raises(HplmError, match="--ca-file"):
                 run("a", "--tenant", "acme", *connection)
-
-
-def test_errors_of_the_client_become_errors_of_the_command(fake):
-    fake.script = [Refusal("[no_tenant] no such tenant", 404)]
-    for more, named in (([], "no_tenant"), (["--backbone", "nope"], "nope"), (["--ca-file", "nosuch.pem"], r"nosuch\.pem")):
-        with pytest.raises(HplmError, match=named):
-            run("a", "--tenant", "acme", "--url", fake.http_url, *more)

@@ -6,10 +6,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from client_fakes import canned, http, raising
+from client_fakes import canned, raising
 from triton_fakes import PART, STREAM, Refusal, chunk, event
 
 from hplm_client import AsyncHplmClient, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
+from tests.support.threaded_server import answer as answer_of
 from tests.support.wait import eventually
 from tests.support.ways import Way, generate, infer, read
 
@@ -61,10 +62,10 @@ def test_a_stream_or_call_without_an_answer_is_an_error(fake, is_async):
 @both
 def test_a_stream_that_is_cut_off_is_no_whole_answer(is_async):
     data = b'data: {"text_output": "a", "finish_reason": "", "num_input_tokens": 1, "num_output_tokens": 1}\n\n'
-    for cut in (STREAM + chunk(data), http("200 OK", data * 2).removesuffix(data)):
+    for cut in (STREAM + chunk(data), answer_of(200, data * 2).removesuffix(data)):
         with canned(cut) as server, raising(ConnectionLost):
             Way("http", is_async).call(server.url, read, backbone="toy")
-    for whole in (STREAM + event(PART) + chunk(b""), http("200 OK", data)):
+    for whole in (STREAM + event(PART) + chunk(b""), answer_of(200, data)):
         with canned(whole) as server:
             assert [piece.text for piece in Way("http", is_async).call(server.url, read, backbone="toy")] == ["a"]
 

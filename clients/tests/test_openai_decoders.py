@@ -1,7 +1,6 @@
 """The gateway chooses among the decoders of a fake Triton."""
 
 import asyncio
-from contextlib import nullcontext
 
 import pytest
 from triton_fakes import FakeTriton, Refusal
@@ -24,11 +23,12 @@ class Several(FakeTriton):
         super().__init__()
         self.tenants, self.gone, self.lists = tenants, gone, list(lists)
         self.models = {*tenants, *gone, "plain-model"}
-        self.listed, self.hold = 0, nullcontext()
+        self.listed, self.hold = 0, Hold()
+        self.hold.open()
 
     def ModelStatistics(self, request, context):
         self.listed += 1
-        self.hold.pass_through() if isinstance(self.hold, Hold) else None
+        self.hold.pass_through()
         if self.lists:
             self.lists.pop().end(context)
         return super().ModelStatistics(request, context)

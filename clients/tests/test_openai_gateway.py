@@ -179,23 +179,22 @@ def test_a_stream_that_breaks_ends_with_an_error_which_is_logged_if_it_has_no_wo
 
 WRONG = {  # values of the other documented fields: tests/refusals/test_contract.py
     "completions": [
-        ({"model": None}, "model"), ({"model": 7}, "model"), ({"model": ""}, "model"), ({"model": "m" * 1000}, "model"),
-        ({"model": "open\0x"}, "model"), ({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"),
-        ({"temprature": 1}, "temprature"), ({"messages": []}, "messages"), ({"x" * 1000: 1}, "x" * 256),
-        ({"echo": True, "logprobs": 1}, "echo"), ({"stream_options": {"include_usage": True}}, "stream_options"),
-        *(({"stream": True, "stream_options": given}, "stream_options") for given in ({"a": 1}, [], "a")),
+        ({"model": None}, "model"), ({"model": ""}, "model"), ({"model": "m" * 1000}, "model"), ({"model": "open\0x"}, "model"),
+        ({"best_of": 3}, "best_of"), ({"temprature": 1}, "temprature"), ({"messages": []}, "messages"),
+        ({"x" * 1000: 1}, "x" * 256), ({"echo": True, "logprobs": 1}, "echo"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        *(({"stream": True, "stream_options": given}, "stream_options") for given in ({"a": 1}, [])),
         ({"stream": True, "stream_options": {"include_usage": 5}}, "include_usage"),
     ],
     "chat/completions": [
-        *(({"messages": given}, "messages") for given in (None, "hi", {}, [])),
+        *(({"messages": given}, "messages") for given in ("hi", [])),
         *(({"messages": [given]}, "messages[0]") for given in (
-            "hi", None, {"role": "user"}, {"content": "a"}, {"role": 5, "content": "a"}, {"role": "user", "content": {"5": 1}},
+            "hi", {"role": "user"}, {"content": "a"},
             *({"role": "user", "content": [part]} for part in ("a", {"type": "text", "text": 5}, {"type": "image_url"})),
         )),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a", "name": "b"}]}, "messages[1]"),
         ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {}}, "audio"), ({"prompt": "a"}, "prompt"),
-        ({"echo": True}, "echo"), ({"top_logprobs": 2}, "top_logprobs"),
+        ({"prompt": "a"}, "prompt"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ],
 }  # fmt: skip

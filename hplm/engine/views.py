@@ -72,7 +72,7 @@ class Views:
         self.state = State(local(state) / self.config.name) if state is not None else None
         self.mirror: Mirror | None = None  # of a bucket
         if isinstance(state, Remote) and self.state is not None:
-            self.mirror = Mirror(folder, opened(state / self.config.name), self.state)
+            self.mirror = Mirror(folder, opened(state / self.config.name), self.state, clock)
             self.mirror.begin()
         self._seen_at, self._lease_s = 0.0, math.inf
         self._prepare = prepare
@@ -153,7 +153,7 @@ class Views:
     @property
     def age(self) -> float:
         """The seconds since the registry was seen. Without one: 0."""
-        return lease.boot_time() - self._seen_at if self.state is not None else 0.0
+        return lease.boot_time(self._time) - self._seen_at if self.state is not None else 0.0
 
     @property
     def is_stale(self) -> bool:
@@ -163,7 +163,7 @@ class Views:
     def _current(self) -> int:
         if self.state is None:
             return 0
-        asked, pointer = lease.boot_time(), self.state.pointer()
+        asked, pointer = lease.boot_time(self._time), self.state.pointer()
         if pointer is None:
             raise not_begun(self.state.folder)
         self._lease_s = pointer.lease_s

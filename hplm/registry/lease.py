@@ -9,12 +9,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hplm.clock import Clock
+
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def boot_time() -> float:
+def boot_time(clock: Clock = time) -> float:
     """Returns the seconds since the machine was started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return clock.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def save(path: Path, seen: float) -> None:

@@ -69,11 +69,11 @@ class Mirror:
 
     def begin(self) -> None:
         """Makes the first copy, or sees that one has looked: an earlier copy is served where the registry is away."""
-        began = lease.boot_time()
+        began = lease.boot_time(self._time)
         while True:
             begun = self._state.pointer() is not None
             if not self._is_mine():
-                waited = lease.boot_time() - began
+                waited = lease.boot_time(self._time) - began
                 if begun and (lease.load(self._state.seen) >= began or waited > BEGINNING_SECONDS):
                     return
             else:
@@ -93,7 +93,7 @@ class Mirror:
         """Takes over what is new. Does nothing where another process of this machine does it."""
         if not self._is_mine():
             return
-        asked = lease.boot_time()
+        asked = lease.boot_time(self._time)
         found = read_current(self._store, self._tag)
         if found is not None:
             self._wanted, self._tag = (found[0], self._read(found[0])), found[1]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from builder.evaluation.tenant import evaluate_tenant, score_served
-from hplm.tenants.snapshot import Snapshot
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write
@@ -54,7 +53,9 @@ class Ways:
 @pytest.mark.parametrize("served", [pytest.param(name, marks=pytest.mark.server(name)) for name in BACKBONES])
 def test_every_way_answers_as_the_reference_does(server, served):
     rng, asked = random.Random(served), []
-    known = {name: Snapshot.load(server.model_folder(name) / "tenants.json").tenants for name in BACKBONES[served]}
+    for name in [name for name, dtype in BACKBONES[served].items() if dtype == "fp32"]:
+        server.tenant(name)  # beside the exported ones: it is added now
+    known = {name: server.manager(name).current().tenants for name in BACKBONES[served]}
     if served == "group":
         known = {name: [one for one in tenants if one.domain != "law"] for name, tenants in known.items()}
     twice = [tenant.id for tenants in known.values() for tenant in tenants]
@@ -108,8 +109,6 @@ def test_outputs_have_their_documented_names_types_and_shapes(server, protocol):
     assert best["LABEL"].shape == (1, 4) and (np.diff(best["SCORE"][0]) <= 0).all()
     tags = stock.ask([text, WORDS[2]], "beta")
     assert tags["SPAN"][0].tolist() == [[0, 2], [3, 5], [6, 8]] and tags["LABEL"][1, 1:].tolist() == [b"", b""]
-    pair = stock.ask([WORDS[0]], "acme", pairs=[WORDS[1]])
-    assert not np.allclose(pair["LOGITS"], stock.ask([WORDS[0]], "acme")["LOGITS"], atol=1e-3)
     assert stock.ask([text], "acme", outputs=["SCORE"]).keys() == {"SCORE"}
     assert stock.ask([text, text], "acme", outputs=["LEVEL"], hplm_rung=7)["LEVEL"].tolist() == [[1], [1]]
 

@@ -111,7 +111,7 @@ def memory():
 
 
 def test_all_batches_that_have_not_left_are_read(memory):
-    """`tests/server/test_engine_ends.py` reads those of a killed process."""
+    """`tests/server/test_supervisor.py` reads those of a killed process."""
     shown = InFlight(2, 3, memory)
     shown.enter("computed", [Mark(1, 1, "a").packed()])
     shown.enter("computing", [Mark(2, 2, "b").packed(), Mark(3, 2, "b").packed()])

@@ -4,7 +4,8 @@ import random
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import files_of
 from hplm.tenants.state import State
-from testing.bucket import bucket
+from testing.bucket import S3, bucket
 from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import refusing
 from tests.support.wait import PATIENCE, Clock, Hold, eventually
@@ -162,19 +163,12 @@ def test_a_record_of_another_content_is_never_served(far):
     far.assert_same()
 
 
-def cut_off(far):
-    """A table is added, and the copy is cut off while it comes. Returns the files that were asked for."""
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
-    asked = []
-
+def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped_and_leaves_the_disk_if_it_is_deleted(far):
     def cut(name):
         if name.startswith("plot"):
-            asked.append(name.rpartition("/")[2])
-            if len(asked) == 3:
+            fetched.append(name.rpartition("/")[2])
+            if len(fetched) == 3:
                 raise Away("cut off")
-
-    far.store.fault = cut
-    far.mirror.look()
 
     def has_failed():
         with suppress(Away):
@@ -182,50 +176,38 @@ def cut_off(far):
             return False
         return True
 
-    eventually(has_failed)
-    return asked
-
-
-def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped(far):
-    far.mirror.begin()
-    asked = cut_off(far)
+    far.clock = Clock(1e6)
+    far.restart()
+    for is_deleted in (True, False):
+        fetched, far.store.fault = [], cut
+        far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+        far.mirror.look()
+        eventually(has_failed)
+        assert list(far.here.rglob("law/1-*/*"))
+        if is_deleted:
+            far.manager.delete_domain("law")
+            far.mirror.look()
+            far.mirror.raise_failure()  # nothing is to come
+            for _ in range(6):
+                far.mirror.look()
+                far.clock.seconds += 31
+            assert not list(far.here.rglob("law/1-*"))
     far.restart()
     far.catch_up()
     far.assert_same()
-    assert len(asked) == len(set(asked)) + 1  # one was asked for twice
+    assert len(fetched) == len(set(fetched)) + 1  # one was asked for twice
 
 
-def test_a_table_that_is_deleted_on_its_way_is_asked_for_no_more_and_leaves_the_disk(far):
-    far.clock = Clock(1e6)
-    far.restart()
-    cut_off(far)
-    assert list(far.here.rglob("law/1-*/*"))
-    far.manager.delete_domain("law")
-    far.mirror.look()
-    far.mirror.raise_failure()  # nothing is to come
-    for _ in range(6):
-        far.mirror.look()
-        far.clock.seconds += 31
-    assert not list(far.here.rglob("law/1-*"))
-
-
-@pytest.fixture
-def boot(monkeypatch):
-    """The time since the machine was started, which only a test moves."""
-    clock = Clock(lease.boot_time())
-    monkeypatch.setattr(lease, "boot_time", clock.monotonic)
-    return clock
-
-
-def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_when_it_ends(far, boot):
+def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_when_it_ends(far):
     far.manager.add("two", far.export.knowledge[0])
     far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
-    far.mirror.begin()
+    boot = far.clock = Clock(1e6)
+    far.restart()
     far.assert_same()
     far.manager.limit("two", rate=1.0)
     boot.seconds += 1
     pauses, patient = Hold(), Clock()
-    patient.sleep = lambda seconds: pauses.pass_through()
+    patient.sleep, patient.clock_gettime = lambda seconds: pauses.pass_through(), boot.clock_gettime
     other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"), patient)
     with ThreadPoolExecutor(1) as pool, pauses:
         beginning = pool.submit(other.begin)
@@ -280,64 +262,56 @@ def asked(backbone, tenant, secret=""):
     return admit(backbone.view.snapshot, parameters, 0.0, backbone.is_stale).id
 
 
-def test_after_the_lease_keyed_tenants_are_refused_and_others_served(export, tmp_path, monkeypatch, boot):
+@contextmanager
+def without_current(server):
+    """Here a registry in a folder has lost its `CURRENT`."""
+    current = Path("here/toy/CURRENT").rename("away")
+    yield
+    current.rename("here/toy/CURRENT")
+
+
+@pytest.mark.parametrize(
+    ("where", "cut_off", "error"), [("s3://bucket/far", S3.stopped, Away), ("here", without_current, InvalidInput)]
+)
+def test_a_server_that_is_cut_off_refuses_keyed_tenants_from_when_revoke_says(
+    export, tmp_path, monkeypatch, where, cut_off, error
+):
+    """It serves the others. A look that fails renews no lease."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPLM_MIRROR", str(tmp_path / "mirror"))
     with bucket() as server:
-        place = place_of("s3://bucket/far")
+        place, boot = place_of(where), Clock(1e6)
         begin(opened(place / "toy"), lease_s=40.0)
         manager = Manager.open(export.repository, place)
-        secret, _ = manager.add_key("zero")
-        manager.add_key("zero")
-        backbone = export.read(place)
+        (secret, key), (other, _) = manager.add_key("zero"), manager.add_key("zero")
+        backbone, began = export.read(place, clock=boot), time.time()
+        dead = manager.revoke_key("zero", key.id)
+        assert began + 40 <= dead <= time.time() + 40
 
         def look():
-            backbone.mirror.look()
+            if backbone.mirror is not None:
+                backbone.mirror.look()
             backbone.refresh()
 
-        look()
-        assert asked(backbone, "zero", secret) == "zero" and asked(backbone, "one") == "one"
-        assert Directory(export.repository, place).snapshots()[0].find("zero").keys
-        server.stop()
-        for passed, refused in ((39.0, False), (2.0, True)):
-            boot.seconds += passed
-            with pytest.raises(Away):
+        with cut_off(server):
+            boot.seconds += 39.999
+            with pytest.raises(error):
                 look()
-            assert backbone.age > 38 and asked(backbone, "one") == "one"
-            if refused:
+            assert asked(backbone, "zero", secret) == "zero" and backbone.age > 38
+            boot.seconds += dead - began - 39.998
+            for given in (secret, other):
                 with refusing(Draining, "registry"):
-                    asked(backbone, "zero", secret)
-                with pytest.raises(NoTenant):  # an unknown key learns nothing
-                    asked(backbone, "zero", "wrong")
-            else:
-                assert asked(backbone, "zero", secret) == "zero"
-        server.go_on()
+                    asked(backbone, "zero", given)
+            with pytest.raises(NoTenant):  # an unknown key learns nothing
+                asked(backbone, "zero", "wrong")
+            assert asked(backbone, "one") == "one"
         look()
-        assert asked(backbone, "zero", secret) == "zero"
-        backbone.mirror.close()
-
-
-def test_a_key_is_dead_everywhere_when_revoke_says(export, tmp_path, boot):
-    """At a server that is cut off just after it has looked, too. A lost CURRENT renews no lease."""
-    begin(Folder(tmp_path / "toy"), lease_s=40.0)
-    manager = Manager.open(export.repository, tmp_path)
-    secret, key = manager.add_key("zero")
-    manager.add_key("zero")
-    backbone, began = export.read(tmp_path), time.time()
-    dead = manager.revoke_key("zero", key.id)
-    assert began + 40 <= dead <= time.time() + 40
-    boot.seconds += 39.999
-    assert asked(backbone, "zero", secret) == "zero"
-    current = tmp_path / "toy/CURRENT"
-    current.rename(tmp_path / "away")
-    with pytest.raises(InvalidInput):
-        backbone.refresh()
-    boot.seconds += dead - began - 39.998
-    with pytest.raises(Draining):
-        asked(backbone, "zero", secret)
-    (tmp_path / "away").rename(current)
-    backbone.refresh()
-    with pytest.raises(NoTenant):
-        asked(backbone, "zero", secret)
+        with pytest.raises(NoTenant):
+            asked(backbone, "zero", secret)
+        assert asked(backbone, "zero", other) == "zero"
+        assert Directory(export.repository, place).snapshots()[0].find("zero").keys
+        if backbone.mirror is not None:
+            backbone.mirror.close()
 
 
 def test_the_lease_ends_with_the_machine(tmp_path):

@@ -1,4 +1,4 @@
-"""The model for management: commands run, wait and fail. They are played here, and so is Triton."""
+"""The model for management: commands run, wait and fail. Triton is played here."""
 
 import threading
 
@@ -6,15 +6,20 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from hplm.errors import HplmError, InvalidInput
-from hplm.tenants.commands import Commands
+from hplm.errors import HplmError
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from tests.support.fake_triton import Request, model_of
+from tests.support.faulty_store import FaultyStore
 from tests.support.message import mentioning
 from tests.support.servers import ADMIN_KEY
 from tests.support.wait import PATIENCE, Hold, eventually
 
+CHANGE, COMPACT = '{"command": "tenant.limit", "id": "acme", "rate": 5}', '{"command": "tenant.compact"}'
+DONE = '{"bytes": 0}'
 
-def request(command="", key=ADMIN_KEY):
+
+def request(command=COMPACT, key=ADMIN_KEY):
     return Request({"COMMAND": [command]}, {"authorization": f"Bearer {key}"})
 
 
@@ -45,57 +50,51 @@ def hold():
 
 
 @pytest.fixture
-def model(opened, hold, monkeypatch):
-    def run(self, command):
-        """A command that runs until a test lets it go."""
-        hold.pass_through()
-        if command == "wrong":
-            raise InvalidInput("a wrong command")
-        return f"done {command}"
-
-    monkeypatch.setattr(Commands, "run", run)
-    with opened as model, hold:
+def model(opened, hold, tmp_path):
+    """Its first change runs until a test lets it go, and then finds that the disk is full."""
+    begin(Folder(tmp_path / "toy"))
+    state = FaultyStore(tmp_path / "toy", decides="CURRENT")
+    with opened as model, state.at(1, lambda store, *given: hold.pass_through() or store.fail(*given)), hold:
         yield model
 
 
-def run_first(model, hold, *commands):
-    """Gives the model these commands, of which the first one runs."""
-    asked = [request(command) for command in commands]
+def run_first(model, hold, *others):
+    """Gives the model a change, which runs, and other commands."""
+    asked = [request(CHANGE), *others]
     model.execute(asked)
     hold.until_reached()
     return asked
 
 
-def test_commands_are_answered_in_turn_whatever_becomes_of_those_before_them(model, hold):
-    hold.open()
-    asked = [request("wrong"), request("first"), request("second", key="another"), request("third")]
+def test_commands_are_answered_in_turn_whatever_becomes_of_those_before_them(model):
+    asked = [request("wrong"), request(), request(key="another"), request('{"command": "log"}'), request(key="")]
     model.execute(asked)
     words = [answer(one).partition("]")[0] for one in asked]
-    assert words == ["[invalid_input", "done first", "[no_tenant", "done third"]
+    assert words == ["[invalid_input", DONE, "[no_tenant", '{"changes": [', "[no_tenant"]
 
 
 def test_only_so_many_commands_wait_and_probes_do_not(model, hold):
-    run_first(model, hold, "running")
+    run_first(model, hold)
     model.execute([probe := Request({}, {"hplm_probe": True})])
     assert answer(probe) == "{}"
-    asked = [request(str(number)) for number in range(200)]
+    asked = [request() for _ in range(200)]
     model.execute(asked)
     eventually(lambda: any(one.is_answered for one in asked))
     hold.open()
     answers = [answer(one) for one in asked]
-    done = [said for said in answers if not said.startswith("[queue_full]")]
-    assert 0 < len(done) < len(asked) and done == [f"done {number}" for number, said in enumerate(answers) if said in done]
+    done = answers.count(DONE)
+    assert 0 < done < len(asked) and all(said.startswith("[queue_full]") for said in answers[done:])
 
 
 def test_a_model_that_is_unloaded_ends_its_command_and_answers_those_that_wait(model, hold):
-    asked = run_first(model, hold, "0", "1", "2")
+    asked = run_first(model, hold, request(), request())
     ending = threading.Thread(target=model.finalize)
     ending.start()
     eventually(lambda: model._closing.is_set())
     hold.open()
     ending.join(PATIENCE)
     assert not ending.is_alive()
-    assert [answer(one).partition("]")[0] for one in asked] == ["done 0", "[draining", "[draining"]
+    assert [answer(one).partition("]")[0] for one in asked] == ["[capacity", "[draining", "[draining"]
 
 
 @pytest.mark.parametrize(("variable", "value"), [("HPLM_ADMIN_KEY", ""), ("HPLM_ADMIN_KEY", " \n"), ("HPLM_STATE", "")])

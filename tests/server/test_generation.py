@@ -97,19 +97,13 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
     assert "".join(event["text_output"] for event in events) == expected
 
 
-def test_a_key_stands_in_a_header_or_in_the_body_and_opens_its_tenant(server):
-    bearer, known = f"Bearer {SECRET}", ["lora", "plain", "single", "wide"]
-    assert len(Asked(server, "a", "keyed", headers={"authorization": bearer}).pieces()) == 1
+def test_a_key_may_stand_in_the_body(server):
+    """In a header: `clients/tests/test_client_served.py`. What it opens: `tests/deploy/test_openai_door.py`."""
+    bearer = f"Bearer {SECRET}"
     for way in ("generate", "generate_stream"):
         assert post(server, way, text_input="a", tenant="keyed", authorization=bearer, max_tokens=4)[0] == 200
         answer = post(server, way, text_input="a", tenant="keyed", authorization=f"{bearer}x", max_tokens=4)[1]
         assert "[no_tenant]" in json.dumps(answer)
-    for headers, more in (({}, []), ({"authorization": bearer}, ["keyed"])):
-        (answer,) = Asked(server, "", "nobody", {}, headers=headers, parameters={"hplm_tenants": True}).pieces()
-        assert json.loads(answer["text_output"][0]) == sorted([*known, *more])
-    assert len(Asked(server, "a", "plain", headers={"hplm-tenant": "plain"}).pieces()) == 1
-    with refused("invalid_input", "hplm-tenant"):
-        Asked(server, "a", "plain", headers={"hplm-tenant": "wide"}).pieces()
 
 
 def test_a_chosen_token_is_told_before_the_likeliest(server):
@@ -194,12 +188,9 @@ def test_counts_and_times_of_answers_are_published(server):
     for outcome, count in (("length", 3), ("no_tenant", 1)):
         assert scraped.of("hplm_generations_total", outcome=outcome) == count
     assert now.of("hplm_cache_room_tokens") == 32_768 and now.of("hplm_cache_share") == 0
-    known = [set(labels) for name, labels in scraped.series if name == "hplm_adapters_info"]
-    running = {("max_lora", "8"), ("running_lora_adapters", "lora"), ("waiting_lora_adapters", "")}
-    assert any(running <= labels for labels in known), known
-    for name, count in times.items():
-        buckets = [value for (found, _), value in scraped.series.items() if found == f"{name}_bucket"]
-        assert len(buckets) > 10 and max(buckets) == count and scraped.of(f"{name}_sum") > 0
+    assert all(
+        scraped.of(f"{name}_bucket", le="+Inf") == count and scraped.of(f"{name}_sum") > 0 for name, count in times.items()
+    )
     shown = {name for name, own in scraped.series if ("backbone", "chat") in own}
     others = {SERVER_RESTARTS.name, MODEL_RESTARTS.name}
     assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS | OF_ENGINES} | others

@@ -72,14 +72,6 @@ def test_a_process_that_ends_is_started_again_unless_it_was_asked_to_end(make):
     assert len(said) == 2, "it was started since"
 
 
-def with_a_child(make, command):
-    """Starts a shell with a child, whose id it prints. Returns the process and this id."""
-    process = make(["sh", "-c", command])
-    process.start()
-    eventually(lambda: process.said().strip())
-    return process, int(process.said())
-
-
 def test_a_process_that_ends_at_once_is_started_after_longer_and_longer_pauses(make):
     clock, said = Clock(), []
     process = make(["sh", "-c", "exit 1"], clock=clock)
@@ -94,47 +86,45 @@ def test_a_process_that_ends_at_once_is_started_after_longer_and_longer_pauses(m
         process.look(said.append)
 
 
-def test_a_process_that_cannot_be_started_again_is_tried_again_later(make, monkeypatch):
-    clock, said = Clock(), []
-    process = make(SLEEPING, clock=clock)
+def test_a_process_that_cannot_be_started_is_tried_again_later(make, tmp_path):
+    """After its end, and also after a stop, as a replica whose rolling update finds no room for a process."""
+    clock, said, room = Clock(), [], tmp_path / "room"
+    room.mkdir()
+    process = make(SLEEPING, clock=clock, folder=room)
     process.start()
     kill(process)
     clock.sleep(60)
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
-        process.look(said.append)
+    room.rmdir()
     process.look(said.append)
-    assert len(said) == 2 and mentions(said[-1], "does not start", "no more processes", "1 s") and process.pid is None
+    room.mkdir()
+    process.look(said.append)
+    assert len(said) == 2 and mentions(said[-1], "does not start", room, "1 s") and process.pid is None
     clock.sleep(1)
     process.look(said.append)
     assert len(said) == 2 and process.pid is not None
-
-
-def test_a_process_that_could_not_be_started_anew_is_started_by_the_next_look(make, monkeypatch):
-    """As a replica whose rolling update finds no room for a process."""
-    process = make(SLEEPING)
-    process.start()
     process.stop(0)
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
-        with pytest.raises(OSError, match="no more"):
-            process.start()
-    process.look(print)
+    room.rmdir()
+    with pytest.raises(FileNotFoundError):
+        process.start()
+    room.mkdir()
+    process.look(said.append)
     assert process.pid is not None
     process.stop(0)
-    process.look(print)
+    process.look(said.append)
     assert process.pid is None
 
 
-def test_a_process_is_asked_to_end_once(make, monkeypatch):
-    """A second signal would break off the drain of a server."""
-    process = make(SLEEPING)
+def test_a_process_is_asked_to_end_once(make):
+    """A second signal would break off the drain of a server. Here it would end the process."""
+    traps = "trap 'trap - TERM; echo asked' TERM; trap 'echo lives' WINCH"
+    process = make(["sh", "-c", f"{traps}; echo Ready; while :; do sleep 0.05; done"])
     process.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess.Popen, "send_signal", sent := Mock())
-        process.ask_to_end()
-        process.ask_to_end()
-    assert sent.call_count == 1
+    process.wait_until(process.said, PATIENCE)
+    process.ask_to_end()
+    eventually(lambda: "asked" in process.said())
+    process.ask_to_end()
+    os.kill(process.pid, signal.SIGWINCH)
+    eventually(lambda: "lives" in process.said())
 
 
 def test_nobody_waits_for_a_process_that_cannot_be_killed(make, monkeypatch):
@@ -152,17 +142,19 @@ def test_nobody_waits_for_a_process_that_cannot_be_killed(make, monkeypatch):
     process_group.kill(pid)
 
 
-def test_what_an_ended_process_has_left_is_killed(make):
-    process, left = with_a_child(make, "sleep 600 & echo $!; wait")
-    kill(process)
-    process.look(lambda _: None)
-    eventually(lambda: not process_group.lives(left))
-
-
-def test_stopping_ends_the_whole_group_although_it_does_not_listen(make):
-    process, child = with_a_child(make, "trap '' TERM; sleep 600 & echo $!; wait; wait")
-    process.stop(0.2)
-    assert process.pid is None and not process_group.lives(child)
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_the_whole_group_ends_with_a_process_although_it_does_not_listen(make, end):
+    process = make(["sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"])
+    process.start()
+    eventually(lambda: process.said().strip())
+    child = int(process.said())
+    if end == "killed":
+        kill(process)
+        process.look(lambda _: None)
+    else:
+        process.stop(0.2)
+        assert process.pid is None
+    eventually(lambda: not process_group.lives(child))
 
 
 def test_it_is_pinned_to_its_cores_with_as_many_threads(make):

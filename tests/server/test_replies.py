@@ -22,7 +22,7 @@ from hplm.metrics.outcomes import Outcomes
 from hplm.request.answers import End, Reply, strings
 from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
-from hplm.tenants.arrival import FORWARDED, Mark
+from hplm.tenants.arrival import ARRIVAL, FORWARDED, Mark
 from testing.toy import WORDS
 from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
 from tests.support.message import mentions
@@ -216,7 +216,7 @@ def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, mon
     taken, mark = [], Mark(os.getppid())
     monkeypatch.setattr(LookupService, "submit", lambda service, requests: taken.extend(requests))
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
-        for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged} for forged in ("", "0" * 64, True))):
+        for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged, ARRIVAL: 5} for forged in ("", "0" * 64, True))):
             model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
     assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]

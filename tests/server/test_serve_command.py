@@ -27,6 +27,7 @@ from hplm.registry.pointer import begin
 from hplm.server import process_group
 from hplm.tenants.manager import Manager
 from testing.toy import SERVED, make_chat
+from tests.cli.commands import process_without
 from tests.server.plain_models import ECHO, add_model
 from tests.server.stock import Stock
 from tests.support.message import mentions
@@ -193,6 +194,13 @@ def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monke
     assert not (tmp_path / "state").exists()
     if options:
         assert main(serve) == 1 and mentions(capsys.readouterr().err, "--state")
+
+
+def test_without_our_backends_the_way_to_install_them_is_said(tmp_path):
+    add_model(tmp_path, "echo", ECHO)
+    with process_without("backends") as run:
+        code, _, said = run(["serve", "--repository", str(tmp_path), *ANY_PORTS])
+    assert code == 1 and mentions(said, "backends", sys.executable, "pip install")
 
 
 def test_tenants_without_keys_are_found(toy, tmp_path):

@@ -15,12 +15,15 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.cli.main import main
-from hplm.errors import HplmError
+from hplm.errors import HplmError, error_in
+from hplm.plot.table import Table
 from hplm.server import Supervisor, TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.stubs import regions, size_of, stubs
+from testing.random_store import SPECIAL
 from testing.toy import WORDS
 from tests.backbones import NAMES
+from tests.server.asking import Asking
 from tests.server.stock import LIBRARIES, body_of, posted
 from tests.support.message import mentioning, mentions
 from tests.support.metrics import Scraped
@@ -138,6 +141,56 @@ def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(wa
     watched.until_as_before()
     assert watched.server.pid == server
     watched.until(lambda: all(size_of(region) < 25_000_000 for region in regions(watched.server.id)))
+
+
+@on_group
+def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_served(server):
+    """Its table is cut while it is mapped, so that reading a row ends the process with SIGBUS. Takes long: four engines."""
+    stock, release = server.stock(), ["tenant", "release", "acme", "--repository", str(server.repository)]
+    table = Table(server.model_folder() / "plot/bio/1")
+    grams = table.space.unpack(table.index.by_row())
+    text = " ".join(WORDS[token - 1 - len(SPECIAL)] for token in next(gram for gram in grams if (gram > len(SPECIAL)).all()))
+    values = table.folder / "values"
+    content = values.read_bytes()
+
+    def said_to(tenant):
+        """Returns the word of the error that a tenant gets, None for an answer."""
+        try:
+            stock.ask([text], tenant)
+        except InferenceServerException as error:
+            return error_in(error.message()).word
+
+    def end_engine_by_its_texts():
+        eventually(lambda: said_to("beta") is None)
+        os.truncate(values, 0)
+        try:
+            return said_to("acme")
+        finally:
+            values.open("r+b").write(content)
+
+    def counted(name):
+        return Scraped(server).of(f"hplm_{name}", backbone="toy")
+
+    restarts, lost = counted("engine_restarts_total"), counted("lost_requests_total")
+    try:
+        with Asking(server.stock, ["beta", "echo"], WORDS[:5]) as others:
+            assert [end_engine_by_its_texts() for _ in range(2)] == ["crashed", "crashed"]
+            eventually(lambda: said_to("acme") == "quarantined")
+            others.wait_for(lambda tenant, text, answer: not isinstance(answer, Exception), 50)
+        assert {error_in(str(error)).word for error in others.failures()} <= {"crashed", "draining"}
+        eventually(lambda: counted("quarantined_tenants") == 1)
+        assert counted("engine_restarts_total") == restarts + 2
+        assert counted("lost_requests_total") >= lost + 2
+        assert main(release) == 0
+        eventually(lambda: said_to("acme") is None)
+        killed = engine_of(server.server)
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: engine_of(server.server) not in (None, killed))
+        assert end_engine_by_its_texts() == "crashed"
+        eventually(lambda: said_to("acme") == "quarantined")  # at once: it was still suspected
+    finally:
+        main(release)
+    eventually(lambda: said_to("acme") is None)
 
 
 @on_group

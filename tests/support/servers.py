@@ -31,12 +31,11 @@ from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
 from hplm.server.inherited import environment
 from hplm.server.stubs import stubs
-from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import registries_of
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
-from testing.random_store import random_weights
+from testing.random_store import random_knowledge
 from testing.reference import Reference
 from tests.server.stock import Stock, post
 from tests.support.configurations import CONFIGS
@@ -119,9 +118,7 @@ class Lease:
         """Adds a small classifier while the server runs. It is deleted after the test."""
         config, manager = self.built.stores[backbone].config, self.manager(backbone)
         file = TenantFile(self.named("new", backbone), 1, "root", 1, "classify", ["x", "y"], 4)
-        adapter, head = random_weights(config, file, 0.3, seed=self._made)
-        own = (file.head_layout(config), head), (file.adapter_layout(config), adapter)
-        manager.add(file.id, Knowledge(file.domain, file.domain_version, file.task, tuple(file.labels), *own))
+        manager.add(file.id, random_knowledge(config, file, 0.3, seed=self._made))
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:
             manager.limit(file.id, **limits)

@@ -50,6 +50,9 @@ class Clock:
 
     time_ns = perf_counter_ns = __call__ = monotonic_ns
 
+    def clock_gettime(self, clock: int) -> float:
+        return self.seconds
+
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.tenants.arrival import ARRIVAL, FORWARDED, HEADER, LONGEST_NS, Arrivals, Mark
+from hplm.tenants.arrival import HEADER, LONGEST_NS, Arrivals, Mark
 from tests.support.message import refusing
 
 NOW_US = 1_800_000_000_000_000
@@ -57,12 +57,7 @@ def test_what_is_no_time_is_refused(arrivals, said):
 
 
 def test_forwarded_requests_keep_their_arrival_for_as_long_as_they_wait(mark, arrivals):
+    """Clients cannot say that a request was forwarded: `tests/server/test_replies.py`."""
     parameters = {HEADER: str(NOW_US), **mark.parameters(5)}
     assert mark.is_on(parameters)
     assert arrivals.arrival_ns(parameters, RECEIVED_NS) == 5
-
-
-@pytest.mark.parametrize("claim", [{}, {FORWARDED: "00" * 32}, {FORWARDED: 1}])
-def test_clients_cannot_say_that_a_request_was_forwarded(mark, arrivals, claim):
-    assert not mark.is_on(claim)
-    assert waited_ns(arrivals, {ARRIVAL: 5, **claim}) == 0

@@ -96,14 +96,15 @@ def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, remove
     assert reserve.exists(), "the next change has not made the reserve anew"
 
 
-def full_at_once(_):
-    return FaultyStore(Path("state"), decides="CURRENT").at(1, FaultyStore.fail)
-
-
 @pytest.mark.parametrize(
     ("where", "broken", "kind", "opens"),
     [
-        ("state", full_at_once, OutOfCapacity, "still opens"),
+        (
+            "state",
+            lambda _: FaultyStore(Path("state"), decides="CURRENT").at(1, FaultyStore.fail),
+            OutOfCapacity,
+            "still opens",
+        ),
         ("s3://bucket/hplm", lambda server: server.denying("PUT"), Denied, "still opens"),
         ("s3://bucket/hplm", S3.stopped, Away, "may still open"),
     ],

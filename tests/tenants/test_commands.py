@@ -2,37 +2,16 @@
 
 import base64
 import json
-from dataclasses import asdict
 
 import pytest
-from safetensors.torch import save
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
+from tests.places import command, sent
 from tests.support.message import refusing
 from tests.tenants.truth import expect_same, learned, seen
-
-
-def command(name, knowledge):
-    """Returns the command that adds a tenant, and its tensors."""
-    parts = {"head": [knowledge.head[1]], "adapter": knowledge.adapter[1], "exits": knowledge.exits.heads}
-    tensors = {
-        f"{part}.{number}.{key}".replace("head.0.", "head."): value.contiguous()
-        for part, layers in parts.items() for number, layer in enumerate(layers) for key, value in layer.items()
-    }  # fmt: skip
-    layout = knowledge.adapter[0]
-    return {
-        "command": "tenant.add", "id": name, "domain": knowledge.domain, "domain_version": knowledge.domain_version,
-        "task": knowledge.task, "labels": list(knowledge.labels), "calibration": asdict(knowledge.calibration),
-        "adapter": {"kind": layout.kind, "rank": layout.size, "places": list(layout.places)},
-        "exits": asdict(knowledge.exits.exits), "tensors": sent(tensors),
-    }, tensors  # fmt: skip
-
-
-def sent(tensors):
-    return base64.b64encode(save(tensors)).decode()
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,15 @@ import torch
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.views import LONGEST_PAUSE, Watch
+from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.views import KEPT_SECONDS, LONGEST_PAUSE, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
-from hplm.metrics import names
 from hplm.plot.rows import StoredRows
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_table, random_tenant
-from testing.reference import Reference
 from testing.toy import WORDS
-from tests.engine.asker import Asker
+from tests.engine.asker import Asker, texts_of
 from tests.places import knowledge, served
 from tests.support.faulty_store import FaultyStore
 from tests.support.message import mentions as names_in
@@ -154,39 +153,29 @@ def publish(live, pointer, generation):
     live.state.current_file.write_bytes(again.written())
 
 
-def test_memory_of_removed_layouts_is_freed(place, live, monkeypatch):
+def test_memory_of_removed_layouts_is_freed(place, live):
     """It is allocated again when a layout returns, and its counters continue."""
-    store, _, state = place
-    asker = Asker(live.folder, state)
-    service, readers = asker.service, (asker.backbone, asker.service.served[0].backbone)
-    stager, before = service.served[0].stager, service.served[0].stager.device_bytes
+    clock, lora = Clock(100.0), "lora-2x2-query+ffn_in"
+    backbone = served(place, clock=clock)
+    stager = Stager(backbone, StagingSettings(4, torch.device("cpu"), torch.float32))
 
-    def answered(tenant):
-        for backbone in readers:
-            backbone.refresh()
-        (rows,) = asker.wait(asker.ask(tenant, [WORDS[0]]))
-        assert torch.allclose(
-            torch.tensor(rows.logits), Reference.open(live.folder, state).forward(WORDS[0], tenant), atol=1e-3
-        )
+    def staged(tenant):
+        """Returns the bytes of the slots, and how often LoRA was missing in them."""
+        backbone.refresh()
+        batch = stager.stage(texts_of(backbone, tenant, [WORDS[0]]), pytest.fail)
+        stager.release(batch.held)
+        return stager.device_bytes, sum(slots.misses for layout, slots in stager.slots().items() if layout.name == lora)
 
-    live.add("new-c", knowledge(store, "new-c"))
-    answered("new-c")
-    assert stager.device_bytes > before and "lora-2x2-query+ffn_in" in {layout.name for layout in stager.slots()}
-    with monkeypatch.context() as later:
-        later.setattr("hplm.engine.views.KEPT_SECONDS", 0.0)
-        live.delete("new-c")
-        answered("tenant-0")
-        answered("tenant-0")  # when the batch before it has been released
-    assert stager.device_bytes == before
-    ((meter, look),) = service.meters()
-    look()
-    live.add("new-c", knowledge(store, "new-c"))
-    answered("new-c")
-    assert stager.device_bytes > before
-    look()
-    counts, _ = meter.take()
-    assert counts[names.SLOT_MISSES, ("lora-2x2-query+ffn_in",)] == 2
-    asker.close()
+    before, _ = staged("tenant-0")
+    live.add("new-c", knowledge(place[0], "new-c"))
+    bytes, missed = staged("new-c")
+    assert bytes > before and missed == 1
+    live.delete("new-c")
+    assert staged("tenant-0") == (bytes, 1), "a ticket may still name it"
+    clock.seconds += KEPT_SECONDS
+    assert staged("tenant-0") == (before, 1)
+    live.add("new-c", knowledge(place[0], "new-c"))
+    assert staged("new-c") == (bytes, 2)
 
 
 def add_lawyer(store, live):

@@ -1,19 +1,18 @@
 """Snapshots as they are saved and read, those of earlier formats as well."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
 
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
-from hplm.tenants import snapshot
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
-from hplm.tenants.snapshot import LIMITS, Snapshot, checked
+from hplm.tenants.snapshot import LIMITS, Snapshot
 from hplm.tenants.students import Team
 from testing.toy import SERVED
+from tests.support.calls import counted_calls
 from tests.support.message import refusing
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
@@ -73,29 +72,22 @@ def test_a_snapshot_with_a_part_that_cannot_be_served_is_broken(whole, tmp_path,
         Snapshot.load(path)
 
 
-def test_other_threads_go_on_while_the_tenants_of_a_snapshot_are_read(whole, monkeypatch):
-    """One call for all of them would keep the requests of the process waiting."""
-    stored, steps = json.loads(whole.written()), []
+def test_other_threads_go_on_while_the_tenants_of_a_snapshot_are_read(whole):
+    """One call of C for all of them would keep the requests of the process waiting."""
+    stored = json.loads(whole.written())
     *others, last = stored["tenants"]
     last["uid"] = None
-    with ThreadPoolExecutor(1) as another:
-
-        def read(tenant):
-            another.submit(steps.append, tenant.id).result()
-            return checked(tenant)
-
-        monkeypatch.setattr(snapshot, "checked", read)
-        with refusing(Broken, f"tenants[{len(others)}]"):
-            Snapshot.read(json.dumps(stored).encode(), "here")
-    assert steps == ["acme", *(tenant["id"] for tenant in others)], "the last one was read together with others"
+    with refusing(Broken, f"tenants[{len(others)}]"), counted_calls() as calls:
+        Snapshot.read(json.dumps(stored).encode(), "here")
+    assert calls["checked"] == 1 + len(others), "the last one was read together with others"
 
 
-def test_snapshots_that_cannot_be_read_are_named(toy, tmp_path):
+def test_a_missing_snapshot_and_one_of_another_format_are_told_from_a_broken_one(tmp_path):
+    """Other bad files: `tests/refusals/test_files.py`."""
     path = tmp_path / "tenants.json"
     with refusing(InvalidInput, path):
         Snapshot.load(path)
-    of_another_format = json.dumps({**json.loads((toy.folder / "tenants.json").read_text()), "format": 99})
-    for text, error, named in (("{", Broken, []), ("[]", Broken, []), (of_another_format, InvalidInput, [99])):
+    for text, error in (('{"format": 99}', InvalidInput), ("{", Broken)):
         path.write_text(text)
-        with refusing(error, path, *named):
+        with refusing(error, path):
             Snapshot.load(path)

@@ -31,7 +31,7 @@ from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Busy, needed_by
 from hplm.tenants.state import State
-from testing.random_store import random_exit_knowledge, random_store, random_table, random_tenant, random_weights
+from testing.random_store import random_exit_knowledge, random_knowledge, random_store, random_table, random_tenant
 from testing.toy import CONFIG
 from tests.support.faulty_store import Cut, FaultyStore
 from tests.support.wait import Clock
@@ -106,12 +106,9 @@ def learned(seed: int) -> Knowledge:
     """Returns a version without more, with exits, with a calibration, and with both."""
     kind, places = KINDS[seed % 2]
     file = TenantFile("any", 1, "root", 1, "classify", LABELS, 4, kind, places)
-    (adapter, head), layout = random_weights(CONFIG, file, 0.3, seed), file.adapter_layout(CONFIG)
-    assert layout is not None and adapter is not None
     calibration = Calibration(temperature=1.5) if seed > 1 else None
-    own = file.head_layout(CONFIG), head
     exits = random_exit_knowledge(CONFIG, file, seed=seed) if seed % 2 else None
-    return Knowledge("root", 1, "classify", tuple(LABELS), own, (layout, adapter), calibration=calibration, exits=exits)
+    return replace(random_knowledge(CONFIG, file, 0.3, seed), calibration=calibration, exits=exits)
 
 
 def weights_of(knowledge: Knowledge) -> bytes:
