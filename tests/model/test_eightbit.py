@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.model import eightbit
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
 from hplm.model.eightbit import MOST_ROWS, EightBit, weight_levels
@@ -52,12 +51,10 @@ def exact(linear, x):
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 129, MOST_ROWS, MOST_ROWS + 3, 2 * MOST_ROWS])
 @torch.inference_mode()
-def test_a_product_equals_that_of_whole_numbers(linear, in_eight_bits, monkeypatch, rows, compiled):
+def test_a_product_equals_that_of_whole_numbers(linear, rows, compiled):
     """Numbers are rounded by the kernel, by several threads of it, or by torch. Tokens may lie apart."""
-    if not compiled:
-        monkeypatch.setattr(eightbit, "kernel", lambda: None)
     x = torch.cat([tokens(rows)] * 2, dim=1)[:, INPUTS:]
-    off = (in_eight_bits(x) - exact(linear, x)).abs()
+    off = (EightBit(linear, compiled)(x) - exact(linear, x)).abs()
     assert (off <= 1e-5 * x.abs().amax(1, keepdim=True)).all()
 
 
