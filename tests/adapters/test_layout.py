@@ -18,11 +18,6 @@ from tests.support.message import mentioning
 SLOTS = [0, 1, 0, 3, 3, 3, 2, 3, 1, 0]
 
 
-def drawn(layout, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(4, *shape, generator=generator) for name, shape in layout.shapes.items()}
-
-
 class Late:
     """The mark of weights that are NaN until somebody waits for it."""
 
@@ -39,7 +34,8 @@ class Late:
 def test_weights_of_a_layer_are_used_when_they_have_arrived():
     adapter, head = Layout("lora", 2, 8, 2, ("query",), 12), head_layout(CONFIG, 5, "tanh")
     for layout, width in ((adapter, 8), (head, CONFIG.hidden)):
-        x, layers = torch.randn(len(SLOTS), width), [drawn(layout) for _ in range(layout.layers)]
+        x = torch.randn(len(SLOTS), width)
+        layers = [{name: torch.randn(4, *shape) for name, shape in layout.shapes.items()} for _ in range(layout.layers)]
         part = Part(layout, Tiles(np.array(SLOTS), torch.device("cpu")), layers, [Late(layer) for layer in layers], None)
         for layer in range(layout.layers):
             found = adapted([part], layer, QKV, x, torch.zeros(len(x), 24)) if layout is adapter else read(x, [part])
