@@ -6,7 +6,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
@@ -162,6 +162,7 @@ def taken(arrangement, x):
     return dict(zip(arrangement.texts.tolist(), texts, strict=True))
 
 
+@settings(max_examples=50)
 @given(packing=packings, texts=st.lists(st.tuples(whole(1, 40), whole(1, 40)), min_size=1, max_size=16))
 def test_in_every_packing_a_target_sees_its_own_source_only_and_nothing_that_comes_later(decoder, packing, texts):
     """A causal layer over the sources and one over the targets, attention between them, another layer over the targets."""
