@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from hplm.model.eightbit import weight_levels
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
+from hplm.model.windows import Window
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
 from hplm.tenants.snapshot import Tenant, TenantWeights
@@ -70,7 +71,6 @@ class PassageWindow:
 class Reference:
     backbone: Backbone
     eight_bits: bool = False  # multiplies the shared matrices in 8 bits
-    _known: dict[Table, dict[tuple[int, ...], int]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, state: Path | None = None, eight_bits: bool = False) -> Reference:
@@ -205,47 +205,58 @@ class Reference:
         return Reading(["" if i is None else label for i, label in zip(read, best, strict=True)], words_of(text))
 
     def _product(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        if not self.eight_bits:
-            return linear(x)
-        inputs, input_scales = _in_eight_bits(x, 127)
-        weight, weight_scales = _in_eight_bits(linear.weight, weight_levels())
-        return (inputs @ weight.T * input_scales * weight_scales.T).float() + linear.bias
+        return product_in_eight_bits(x, linear) if self.eight_bits else linear(x)
 
     def lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
+        links = self.backbone.view.forest.chain(tenant.domain, tenant.domain_version).links
+        return self._dictionaries.sums(tokens, [table for table, _ in links])
+
+    @cached_property
+    def _dictionaries(self) -> Dictionaries:
+        return Dictionaries(self.backbone.config.window)
+
+
+class Dictionaries:
+    """Looks up windows in dictionaries instead of the tables' own indexes. Tables are a domain's, its parent's, and so on."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._known: dict[Table, dict[tuple[int, ...], int]] = {}
+
+    def sums(self, tokens: list[int], tables: Sequence[Table]) -> Tensor:
         """Sums the stored vectors of each token, over all windows that cover it. A causal window stores only its last token."""
-        kind = self.backbone.config.window
-        n, centre = kind.n, kind.centre
-        sums = torch.zeros(len(tokens), self.backbone.config.hidden)
+        n, centre = self._window.n, self._window.centre
+        sums = torch.zeros(len(tokens), tables[0].meta.hidden)
         for middle in range(len(tokens)):
             places = range(middle - centre, middle - centre + n)
             window = [tokens[place] + 1 if 0 <= place < len(tokens) else 0 for place in places]
-            vectors = self._find(window, tenant)
-            for place, vector in zip(list(places)[kind.stored], vectors, strict=True):
+            _, link, row = self.find(window, tables)
+            for place, vector in zip(list(places)[self._window.stored], tables[link].rows.vectors(row), strict=True):
                 if 0 <= place < len(tokens):
                     sums[place] += vector
         return sums
 
-    def _find(self, window: list[int], tenant: Tenant) -> Tensor:
-        """Returns the first hit. Searches the whole window in the domain, in its parent and so on up to the root.
+    def find(self, window: Sequence[int], tables: Sequence[Table]) -> tuple[int, int, int]:
+        """Returns the first hit: how often the window was shortened, which table has it, and its row there.
 
-        Then searches the window without its farthest tokens likewise, and so on.
+        Searches the whole window in the domain, in its parent and so on up to the root. Then searches the window without its
+        farthest tokens likewise, and so on.
         """
-        chain = self.backbone.view.forest.chain(tenant.domain, tenant.domain_version)
-        own = self.backbone.config.window.centre
+        own = self._window.centre
         shrinking = [list(window)]
         for farthest in range(len(window), 0, -1):
             for drop in (own - farthest, own + farthest):
                 if 0 <= drop < len(window):
                     shrinking.append([0 if i == drop else token for i, token in enumerate(shrinking[-1])])
-        for gram in map(tuple, shrinking):
-            for table, _ in chain.links:
+        for level, gram in enumerate(map(tuple, shrinking)):
+            for link, table in enumerate(tables):
                 row = self._rows(table).get(gram)
                 if row is not None:
-                    return table.rows.vectors(row)
+                    return level, link, row
         raise LookupError(f"the root table lacks token {window[own] - 1}")
 
     def _rows(self, table: Table) -> dict[tuple[int, ...], int]:
-        """Returns the row of every n-gram of a table, in a dictionary instead of the table's own index."""
+        """Returns the row of every n-gram of a table."""
         if table not in self._known:
             grams = table.space.unpack(table.index.by_row()).tolist()
             self._known[table] = {tuple(gram): row for row, gram in enumerate(grams, start=1)}
@@ -300,6 +311,12 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in (query, key, value))
     weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
     return (weights @ value).transpose(0, 1).flatten(1)
+
+
+def product_in_eight_bits(x: Tensor, linear: nn.Linear) -> Tensor:
+    inputs, input_scales = _in_eight_bits(x, 127)
+    weight, weight_scales = _in_eight_bits(linear.weight, weight_levels())
+    return (inputs @ weight.T * input_scales * weight_scales.T).float() + linear.bias
 
 
 def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:

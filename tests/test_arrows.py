@@ -76,7 +76,7 @@ def files_of(room: str) -> list[Path]:
 
 def runs_later(node: ast.AST) -> bool:
     """Whether an import runs only in a function, or never."""
-    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return function or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
 
 
@@ -90,7 +90,7 @@ def imports_of(file: Path) -> list[Import]:
                 # `from hplm import errors` names a room as well.
                 names = [f".{alias.name}" for alias in child.names] if child.module == "hplm" else [""]
                 yield from (Import(file, child.lineno, f"{child.module}{name}", runs) for name in names)
-            else:
+            elif not isinstance(child, ast.expr):  # expressions have no imports
                 yield from walk(child, runs and not runs_later(child))
 
     return list(walk(ast.parse(file.read_text("utf-8")), True))

@@ -30,8 +30,10 @@ TRIED_ROWS = 16
 class EightBit(nn.Module):
     """A linear layer in 8 bits. It returns 32 bits."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, compiled: bool = True) -> None:
+        """`compiled`: let the compiled kernel round, where there is one."""
         super().__init__()
+        self._compiled = compiled
         weight = linear.weight.detach().float()
         self._scales = weight.abs().amax(1).clamp_(min=LEAST).div_(weight_levels())
         numbers = (weight / self._scales[:, None]).round_()
@@ -62,7 +64,7 @@ class EightBit(nn.Module):
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
-        compiled = kernel()
+        compiled = kernel() if self._compiled else None
         if compiled is not None:
             scales = x.new_empty(len(x), 1)
             compiled.round(x, numbers, scales)

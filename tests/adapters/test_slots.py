@@ -18,17 +18,11 @@ LAYOUT = Layout("bottleneck", 3, 8, 2, ("attention_out",))
 CPU = torch.device("cpu")
 
 
-class Kept:
-    """A folder with five records. All have different numbers."""
-
-    def __init__(self, folder):
-        self.folder, self.files = folder, Records(folder)
-        self.made = [write(folder, pack({"adapter": (LAYOUT, LAYOUT.unpack(_numbers(i)))}))["adapter"] for i in range(5)]
-
-
 @pytest.fixture
 def kept(tmp_path):
-    return Kept(tmp_path)
+    """A folder with five records. All have different numbers."""
+    made = [write(tmp_path, pack({"adapter": (LAYOUT, LAYOUT.unpack(_numbers(i)))}))["adapter"] for i in range(5)]
+    return SimpleNamespace(files=Records(tmp_path), made=made)
 
 
 def _numbers(i):

@@ -36,7 +36,8 @@ from tests.tasks import expected_confidence, expected_logits, question, same_lab
 
 pytestmark = pytest.mark.slow
 
-CROWD = [TenantFile(f"crowd-{i}", 1, "root", 1, "classify", ["a", "b", "c"], 8) for i in range(12)]  # for four slots
+EVERY = "bottleneck", ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
+CROWD = [TenantFile(f"crowd-{i}", 1, "root", 1, "classify", ["a", "b", "c"], 8, *EVERY) for i in range(12)]  # for four slots
 TENANTS = {tenant.id: tenant for tenant in [*TOY, *tasks.TENANTS, *CROWD, WITH_STUDENTS]}
 WORLDS = {  # the window of the tables, and their precision
     "3 fp16": (Window(3), "fp16"),

@@ -120,9 +120,9 @@ def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, re
     if removed == 1:
         assert back_up(manager, folder / "saved")["generation"] == 2
         return
-    with refusing(Absent) as refusals:
+    with refusing(Absent) as refused:
         back_up(manager, folder / "saved")
-    assert mentions(refusals[0], calls[0]) and not (folder / "saved").exists()
+    assert mentions(refused.value, calls[0]) and not (folder / "saved").exists()
 
 
 def test_a_small_disk_is_refused_before_anything_is_written(changed, capsys):

@@ -20,7 +20,7 @@ INSTRUCTIONS = range(1, 1 + max(1, compiled.instructions if compiled else 0))
 
 def test_gradients_in_16_bits_are_close_to_those_in_32():
     lengths, heads = [5, 2, 2, 1], 2
-    given = torch.randn(3, sum(lengths), 8, generator=torch.Generator().manual_seed(4))
+    given = torch.randn(3, sum(lengths), 8)
     gradients = []
     for dtype in (torch.float32, torch.bfloat16):
         three = given.clone().to(dtype).requires_grad_()
@@ -36,7 +36,7 @@ def test_gradients_in_16_bits_are_close_to_those_in_32():
 def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
     """Stands in for the CUDA kernel, and computes text by text."""
     lengths, heads = [5, 3, 1], 2
-    whole = torch.randn(3, 9, 8, generator=torch.Generator().manual_seed(4)).bfloat16()
+    whole = torch.randn(3, 9, 8).bfloat16()
 
     def varlen(query, key, value, ends, ends_of_keys, longest, longest_key):
         assert ends.dtype == torch.int32 and ends is ends_of_keys and longest == longest_key == 5
@@ -68,8 +68,8 @@ def _attended(attention, three, instructions):
 )
 def test_the_kernel_attends_as_torch_does(lengths, head, heads, causal, size, seed):
     heads, kv_heads = heads
-    generator = torch.Generator().manual_seed(seed)
-    whole = torch.randn(sum(lengths), (heads + 2 * kv_heads) * head, generator=generator)
+    torch.manual_seed(seed)
+    whole = torch.randn(sum(lengths), (heads + 2 * kv_heads) * head)
     whole[:, : heads * head] *= size
     three = whole.split_with_sizes([heads * head, kv_heads * head, kv_heads * head], dim=1)
     attention = PackedAttention(lengths, heads, causal=causal)
@@ -89,7 +89,7 @@ def test_the_kernel_attends_as_torch_does(lengths, head, heads, causal, size, se
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, causal):
     lengths = [300, 64, 33, 33, 16, 9, 1]
-    three = torch.randn(3, sum(lengths), 128, generator=torch.Generator().manual_seed(2))
+    three = torch.randn(3, sum(lengths), 128)
     together = _attended(PackedAttention(lengths, 4, causal=causal), three, instructions)
     parts = three.split(lengths, dim=1)
     alone = [_attended(PackedAttention([part.shape[1]], 4, causal=causal), part, instructions) for part in parts]
@@ -102,7 +102,7 @@ def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, causa
 @pytest.mark.parametrize("which", range(3))
 def test_what_is_no_number_spoils_what_it_spoils_in_torch_and_no_other_text(instructions, bad, which):
     lengths, heads = [20, 37], 2
-    three = torch.randn(3, sum(lengths), heads * 32, generator=torch.Generator().manual_seed(5))
+    three = torch.randn(3, sum(lengths), heads * 32)
     attention = PackedAttention(lengths, heads)
     before = _attended(attention, three, instructions)
     three[which, 25, 3] = bad

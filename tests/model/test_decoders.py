@@ -19,41 +19,21 @@ from testing.random_store import byte_tokenizer_json
 from tests.model.decoders import END, LAYERS, MADE, POSITIONS, START, VOCABULARY, drawn, gpt2, llama, opt, saved, tokens
 from tests.support.message import mentioning
 
-LOWER, N = 2, 3
+LOWER = 2
 
 
-@pytest.fixture(scope="module", params=MADE)
-def model(request):
-    return drawn(MADE[request.param]())
-
-
-@pytest.fixture
-def folder(model, tmp_path):
-    return saved(model, tmp_path / "Tiny")
-
-
-def upper_logits(upper, sums):
-    positions = torch.arange(len(sums))
-    attend = PackedAttention([len(sums)], upper.config.heads, causal=True)
-    return upper.logits(upper(sums, positions, None, attend))
-
-
-def windows_of(text, n):
-    """Returns the window of each token, id + 1."""
-    return torch.tensor([[0 if i < 0 else text[i] + 1 for i in range(at - n + 1, at + 1)] for at in range(len(text))])
-
-
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 @torch.no_grad()
-def test_a_window_is_computed_as_a_text_behind_the_start_id(model, folder):
+def test_a_window_is_computed_as_a_text_behind_the_start_id(tmp_path, make):
     """With what the upper stack adds at its position, it is the hidden state of the last token of that short text."""
-    lower, upper = split(load_checkpoint(folder, lower=LOWER, window=Window(N)))
-    texts = [tokens(length, seed) for seed, length in enumerate((3, 2, 1, 0, 3))]
-    windows = torch.tensor([[0] * (N - len(text[1:])) + [token + 1 for token in text[1:]] for text in texts if text[1:]])
-    with_start = torch.tensor([[0, 0, START + 1], [0, START + 1, 8], [START + 1, 5, 6]])
-    texts = [text for text in texts if text[1:]] + [[START], [START, 7], [START, 4, 5]]
-    vectors = lower(torch.cat([windows, with_start]))
-    assert vectors.shape == (len(texts), 1, upper.config.hidden)
-    for text, vector in zip(texts, vectors, strict=True):
+    model = drawn(make())
+    lower, upper = split(load_checkpoint(saved(model, tmp_path / "Tiny"), lower=LOWER, window=Window(3)))
+    windows = torch.tensor([[0, 0, 5], [0, 7, 8], [4, 5, 6], [0, 0, START + 1], [0, START + 1, 8], [START + 1, 5, 6]])
+    vectors = lower(windows)
+    assert vectors.shape == (len(windows), 1, upper.config.hidden)
+    for window, vector in zip(windows.tolist(), vectors, strict=True):
+        text = [token - 1 for token in window if token]
+        text = text if text[0] == START else [START, *text]
         expected = model(torch.tensor([text]), output_hidden_states=True).hidden_states[LOWER][0, -1]
         assert torch.allclose(upper.enter(vector, torch.tensor([len(text) - 1]))[0], expected, atol=1e-4)
 
@@ -154,7 +134,8 @@ def test_it_is_the_model_that_was_converted(tmp_path, make):
     assert (config.name, config.start_id, config.end_ids, config.positions) == ("tiny", START, (END,), POSITIONS)
     assert config.chat_template == "{{ messages }}"
     lower, upper = split(checkpoint)
-    found = upper_logits(upper, lower(windows_of(text, 1))[:, 0])
+    sums, attend = lower(torch.tensor(text)[:, None] + 1)[:, 0], PackedAttention([len(text)], config.heads, causal=True)
+    found = upper.logits(upper(sums, torch.arange(len(text)), None, attend))
     assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=1e-4)
 
 

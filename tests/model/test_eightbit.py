@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.model import eightbit
-from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import random_backbone
-from hplm.model.eightbit import MOST_ROWS, EightBit, weight_levels
+from hplm.model.eightbit import MOST_ROWS, EightBit
 from hplm.model.prepacked import Prepacked, can_prepack, prepacked
-from hplm.model.stacks import through
+from testing.reference import product_in_eight_bits
 from testing.toy import CONFIG
 
 INPUTS, OUTPUTS = 48, 80
@@ -38,26 +36,13 @@ def tokens(rows, seed=0):
     return x
 
 
-def whole_numbers(rows, levels):
-    scales = (rows.abs().amax(1, keepdim=True) / levels).double()
-    return (rows / scales).round(), scales
-
-
-def exact(linear, x):
-    numbers, scales = whole_numbers(x, 127)
-    weight, weight_scales = whole_numbers(linear.weight, weight_levels())
-    return (numbers @ weight.T * scales * weight_scales.T + linear.bias).float()
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 129, MOST_ROWS, MOST_ROWS + 3, 2 * MOST_ROWS])
 @torch.inference_mode()
-def test_a_product_equals_that_of_whole_numbers(linear, in_eight_bits, monkeypatch, rows, compiled):
+def test_a_product_equals_that_of_whole_numbers(linear, rows, compiled):
     """Numbers are rounded by the kernel, by several threads of it, or by torch. Tokens may lie apart."""
-    if not compiled:
-        monkeypatch.setattr(eightbit, "kernel", lambda: None)
     x = torch.cat([tokens(rows)] * 2, dim=1)[:, INPUTS:]
-    off = (in_eight_bits(x) - exact(linear, x)).abs()
+    off = (EightBit(linear, compiled)(x) - product_in_eight_bits(x, linear)).abs()
     assert (off <= 1e-5 * x.abs().amax(1, keepdim=True)).all()
 
 
@@ -134,7 +119,3 @@ def test_a_stack_is_prepacked_and_the_other_one_stays_as_it_is():
     products = [sum(isinstance(part, nn.Linear) for part in one.modules()) for one in (stack, packed)]
     assert products == [4 * CONFIG.upper_layers, 0]
     assert packed.norm.weight is stack.norm.weight
-    x, attend = torch.randn(33, CONFIG.hidden), PackedAttention([20, 13], CONFIG.heads)
-    with torch.inference_mode():
-        found, expected = (through(one.layers, x, attend) for one in (packed, stack))
-        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)

@@ -148,7 +148,7 @@ UNREAD = ("special tokens with spaces", "another normalizer", "tokens found in n
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @example(text="the " * 200, pair=None)
 @example(text="the " * 200, pair="there, " * 150)
 @example(text="日本語" * 100, pair="x")
@@ -223,7 +223,7 @@ EDGES = ["", "  ", "\x00", "the [MASK] a", "a\x1cthe a", " a  the ", f"a {LONG_T
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(texts=st.lists(texts_of(24) | st.just(""), min_size=1, max_size=5))
 @example(texts=EDGES)
 def test_texts_are_read_by_words_as_the_library_reads_them(kind, texts):

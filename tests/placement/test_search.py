@@ -44,13 +44,13 @@ def _exhaustive(problem, groups):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("stages, memory_mb", [(1, 40), (1, 80), (2, 20), (2, 40)])
 def test_a_wide_beam_is_an_exhaustive_search(stages, memory_mb, seed):
-    problem = problem_of(8.0, 6.0, 8.0, devices=2, memory_mb=memory_mb, rate=110.0, seed=seed, seconds=10.0)
+    problem = problem_of(8.0, 6.0, 8.0, devices=2, memory_mb=memory_mb, rate=110.0, seed=seed, seconds=5.0)
     groups = groups_of(problem, Parallel(stages, 1))
     assert beam(problem, groups, 1000).share == _exhaustive(problem, groups)
 
 
 def test_the_heuristic_is_nearly_as_good_as_the_beam_and_screens_less():
-    problem = problem_of(8.0, 6.0, 9.0, 7.0, devices=4, memory_mb=80, rate=220.0)
+    problem = problem_of(8.0, 6.0, 9.0, 7.0, devices=4, memory_mb=80, rate=220.0, seconds=5.0)
     groups = groups_of(problem, Parallel(1, 1))
     wide, quick = beam(problem, groups), fast(problem, groups)
     assert quick.share >= 0.95 * wide.share and quick.screened < wide.screened / 3
@@ -130,7 +130,7 @@ def test_a_search_multiplexes_bursts_where_memory_has_room_for_few_replicas():
 @pytest.mark.parametrize("seed", range(4))
 def test_buckets_that_cannot_be_among_the_best_are_left_out_and_nothing_else_changes(seed, rate):
     ms = (3.0 * np.cumprod(np.random.default_rng(seed).uniform(1.15, 1.5, 6))).tolist()
-    problem = problem_of(*ms, devices=4, memory_mb=120, rate=rate, seconds=5.0, seed=seed)
+    problem = problem_of(*ms, devices=4, memory_mb=120, rate=rate, seconds=3.0, seed=seed)
     pruned, whole = search(problem), search(problem, kept=MANY)
     assert [own.groups for own in pruned] == [own.groups for own in whole[:KEPT]]
     assert [own.attained.share for own in pruned] == [own.attained.share for own in whole[:KEPT]]

@@ -55,7 +55,7 @@ def test_no_text_is_answered_late_or_before_it_could_be(most):
 def test_one_device_is_the_queue_of_the_textbook(load):
     """M/D/1 (AlpaServe 3.4): the mean latency is D + load D / (2 (1 - load))."""
     one = profile(8.0)
-    trace = random_trace({"b0/law": load / 0.008}, 3000, seed=4)
+    trace = random_trace({"b0/law": load / 0.008}, 1000, seed=4)
     trace = trace.with_timeouts(np.full(len(trace), 10**12))
     mean_ms = Screen(one, trace).attained([group_of(one, "g", ("cpu:0",), "b0")]).mean_ms()
     assert mean_ms == pytest.approx(0.1 + 8 + load * 8 / (2 * (1 - load)), rel=0.05)

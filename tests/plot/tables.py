@@ -1,4 +1,4 @@
-"""Makes small tables of random values, and the same tables as plain dictionaries."""
+"""Makes small tables of random values."""
 
 from __future__ import annotations
 
@@ -50,8 +50,3 @@ def make_table(folder: Path, domain: str, parent: str | None, space: KeySpace, g
     windows = np.array(list(grams), dtype=np.int64).reshape(-1, space.window.n)
     spec = spec_of(domain, parent, space, dtype)
     return write_table(folder / domain / "1", spec, space.pack(windows), values_by(seed, space.window), batch=3, **more)
-
-
-def as_dictionary(table: Table) -> dict[tuple[int, ...], torch.Tensor]:
-    windows = table.space.unpack(table.index.by_row())
-    return {tuple(window): table.rows.vectors(row) for row, window in enumerate(windows.tolist(), start=1)}

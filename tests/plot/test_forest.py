@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot import kernel as kernels
-from hplm.plot import summing
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import StoredRows
-from tests.plot.tables import HIDDEN, as_dictionary, make_table
+from hplm.plot.summing import PIECE
+from testing.reference import Dictionaries
+from tests.plot.tables import make_table
 from tests.support.device import DEVICE
 from tests.support.message import mentioning
 from tests.support.needed import needs_kernel
@@ -28,28 +29,7 @@ SPACE = KeySpace(5, Window(3))
 UNIGRAMS = [(0, i, 0) for i in range(1, 6)]
 
 
-def _expected(tokens, dictionaries, window):
-    """Computes the sums slowly: searches whole, then shortened windows in the dictionaries, and adds the first hits."""
-    total = torch.zeros(len(tokens), HIDDEN)
-    places = []
-    for middle in range(len(tokens)):
-        before = middle - window.centre
-        gram = [tokens[i] + 1 if 0 <= i < len(tokens) else 0 for i in range(before, before + window.n)]
-        forms = [list(gram)]
-        for distance in range(window.n, 0, -1):
-            for drop in (window.centre - distance, window.centre + distance):
-                if 0 <= drop < window.n:
-                    forms.append([0 if i == drop else t for i, t in enumerate(forms[-1])])
-        hits = [(level, link) for level, form in enumerate(forms) for link, d in enumerate(dictionaries) if tuple(form) in d]
-        level, link = hits[0]
-        places.append((level, link))
-        for position, vector in zip(range(window.n)[window.stored], dictionaries[link][tuple(forms[level])], strict=True):
-            if 0 <= before + position < len(tokens):
-                total[before + position] += vector
-    return total, places
-
-
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     window=st.builds(Window, st.integers(1, 5), st.booleans()),
     vocabulary=st.sampled_from([2, 7, 255, 256, 250_000]),
@@ -74,11 +54,10 @@ def test_lookup_and_gathering_equal_dictionaries(tmp_path_factory, window, vocab
     forest = Forest([folder], assign_addresses([leaf, root, stem]))
     chain = forest.chain("leaf", 1)
     hits = chain.lookup(tokens, lengths)
-    sums, places = zip(
-        *[_expected(text.tolist(), [as_dictionary(t) for t in (leaf, stem, root)], window) for text in texts], strict=True
-    )
-    assert list(zip(hits.levels, hits.tries % 3, strict=True)) == [place for of_text in places for place in of_text]
-    expected = torch.cat(sums)
+    reference, tables = Dictionaries(window), (leaf, stem, root)
+    places = [reference.find(gram, tables)[:2] for gram in whole.tolist()]
+    assert list(zip(hits.levels, hits.tries % 3, strict=True)) == places
+    expected = torch.cat([reference.sums(text.tolist(), tables) for text in texts])
     by_arrays = chain.lookup_by_arrays(tokens, lengths)
     assert (by_arrays.addresses == hits.addresses).all() and (by_arrays.tries == hits.tries).all()
     for compiled, (numbers, close) in product(
@@ -169,9 +148,6 @@ def test_of_two_tables_with_one_name_the_first_is_used(tmp_path):
     assert [base for _, base in forest.tables_of(np.array([1, 1001]))] == [0, 1000]
 
 
-texts = st.lists(st.integers(1, 9), min_size=1, max_size=8)
-
-
 @pytest.fixture(scope="module")
 def domains(tmp_path_factory):
     """Three tables of all single tokens and some windows."""
@@ -183,12 +159,16 @@ def domains(tmp_path_factory):
 
 @needs_kernel(kernels)
 @settings(max_examples=30)
-@given(lengths=texts, more=texts, seed=st.integers(0, 99), threads=st.integers(1, 5))
-def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(domains, lengths, more, seed, threads):
-    generator, both = np.random.default_rng(seed), np.array(lengths + more)
-    asked = [(domains.chain(f"d{generator.integers(3)}", 1), generator.integers(0, 5, length)) for length in both]
+@given(lengths=st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=6), seed=st.integers(0, 99), threads=st.integers(1, 5))
+def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(domains, lengths, seed, threads):
+    generator = np.random.default_rng(seed)
+    asked = [(domains.chain(f"d{generator.integers(3)}", 1), generator.integers(0, 5, length)) for length in lengths]
     addresses = [chain.lookup(tokens, np.array([len(tokens)])).addresses for chain, tokens in asked]
     alone = [Gatherer(DEVICE, torch.bfloat16).sums(domains, mine, np.array([len(mine)])) for mine in addresses]
-    with patch.object(summing, "PIECE", 2), patch.object(torch, "get_num_threads", lambda: threads):
-        together = Gatherer(DEVICE, torch.bfloat16).sums(domains, np.concatenate(addresses), both)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = Gatherer(DEVICE, torch.bfloat16).sums(domains, np.concatenate(addresses), np.array(lengths))
+    finally:
+        torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))

@@ -106,10 +106,9 @@ def test_no_step_up_would_use_more_than_the_bound(slower, stays_at):
         assert rungs[-1] == rung, load
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("load", [0.6, 0.68, 0.72, 0.9, 0.98, 1.02, 1.2, 1.3, 1.8, 2.0, 3.9, 4.1])
-def test_a_steady_load_lets_the_rung_settle(load, noise):
-    engine = Engine(noise=noise)
+def test_a_steady_load_lets_the_rung_settle(load):
+    engine = Engine(noise=0.2)
     _, rungs = engine.serve({"one": Tenant(load)}, 60)
     assert _changes(rungs) <= 6
     assert _changes(rungs[len(rungs) // 2 :]) <= 2
@@ -130,7 +129,7 @@ def test_noisy_tenants_cost_a_quiet_one_no_rung(noisy, count):
     for every in (1, 20):
         engine = Engine(noise=0.1)
         tenants = {name: Tenant(4.0 / count, noisy) for name in range(count)}
-        got, _ = engine.serve(tenants | {"quiet": Tenant(0.5 / (count + 1), every=every)}, 20)
+        got, _ = engine.serve(tenants | {"quiet": Tenant(0.5 / (count + 1), every=every)}, 13)
         assert not any(got["quiet"]) and len(got["quiet"]) > 20
         assert all(rung == len(noisy) - 1 for name in range(count) for rung in got[name][100:])
 

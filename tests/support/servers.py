@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -59,7 +58,8 @@ class _Keyed(TritonServer):
     """Has the key for remote management at each start."""
 
     def start(self) -> TritonServer:
-        with mock.patch.dict(os.environ, {"HPLM_ADMIN_KEY": f"{ADMIN_KEY}\n"}):  # with a newline, as at the end of a file
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HPLM_ADMIN_KEY", f"{ADMIN_KEY}\n")  # with a newline, as at the end of a file
             return super().start()
 
 

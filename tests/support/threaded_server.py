@@ -89,7 +89,6 @@ class SmallServer(ThreadedServer):
         self.respond = respond
         self.peers: set[str] = set()
         self.bodies: list[bytes] = []
-        self.heads: list[bytes] = []
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.peers.add(writer.get_extra_info("peername")[0])
@@ -97,7 +96,6 @@ class SmallServer(ThreadedServer):
         while b"connection: close" not in reply.lower():
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            self.heads.append(head)
             self.bodies.append(await reader.readexactly(length))
             reply = self.respond(len(self.bodies) - 1, self.bodies[-1])
             if reply == RESET:

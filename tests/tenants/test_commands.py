@@ -71,7 +71,7 @@ def test_wrong_values_are_refused_by_their_name(place, wrong, named):
     manager, commands = place
     with refusing(InvalidInput, *named) as refused:
         commands.run(json.dumps({**GIVEN, **wrong}))
-    assert str(refused[0]).encode() and not manager.current().generation
+    assert str(refused.value).encode() and not manager.current().generation
 
 
 @pytest.mark.parametrize("deep", ["[" * 100_000, '{"command":' * 100_000], ids=["list", "object"])
