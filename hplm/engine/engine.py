@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV, Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.means import with_means
+from hplm.model.openmp import compute_with
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
@@ -106,15 +109,20 @@ class Engine:
         dtype: torch.dtype,
         eight_bits: bool = False,
         stages: Sequence[Stage] = (),
+        threads: int = 1,
         graphs: Callable[[torch.device], Graphs] = Graphs,
     ) -> None:
-        """`device`: where batches enter. It is the first stage's, if there are stages. `graphs` makes what records kernels."""
+        """`device`: where batches enter. It is the first stage's, if there are stages. `graphs` makes what records kernels.
+
+        `threads`: that compute the sheets of a batch side by side. Each has a core, and waits for no other before its end.
+        """
         check_layers(stages, len(upper.layers))
         self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
         self.device = device
         self.dtype = dtype
         config, is_whole = upper.config, len(self.stages) == 1
         self._graphs = graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
+        self._threads = ThreadPoolExecutor(threads, "sheet", partial(compute_with, 1)) if threads > 1 else None
         self.takes_few_sizes = can_prepack(device, dtype) or self._graphs is not None
         if device.type == "cpu":
             keep_freed_memory()
@@ -152,7 +160,7 @@ class Engine:
             self._wait_for_all()
             done()
 
-        self._after_layer, self._graphs = waited, None
+        self._after_layer, self._graphs, self._threads = waited, None, None
 
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
         """Computes a batch in the last stage or the only one. Yields texts that leave before, and at the end the others.
@@ -161,11 +169,14 @@ class Engine:
         """
         batch.ready.wait()
         try:
-            for sheet in batch.sheets:
-                if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
-                    sheet.hidden = self._graphs.run(sheet, self._hidden)
-                else:
-                    yield from self._compute(sheet, len(self.stages) - 1)
+            if self._threads is not None and len(batch.sheets) > 1:
+                yield from self._side_by_side(batch.sheets, self._threads)
+            else:
+                for sheet in batch.sheets:
+                    if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
+                        sheet.hidden = self._graphs.run(sheet, self._hidden)
+                    else:
+                        yield from self._compute(sheet, len(self.stages) - 1)
             # All heads are started before one is waited for.
             started = [(sheet, _read(sheet, sheet.taken())) for sheet in batch.sheets if sheet.texts]
             if started:
@@ -174,6 +185,27 @@ class Engine:
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
+
+    def _side_by_side(self, sheets: list[Sheet], threads: ThreadPoolExecutor) -> Iterator[Computed]:
+        """Computes sheets as `_compute` does, each in a thread. At its end none computes any more."""
+        found: SimpleQueue[Computed | None] = SimpleQueue()
+
+        @torch.inference_mode()
+        def compute(sheet: Sheet) -> None:
+            try:
+                for computed in self._compute(sheet, 0):
+                    found.put(computed)
+            finally:
+                found.put(None)
+
+        running = [threads.submit(compute, sheet) for sheet in sheets]
+        try:
+            for _ in running:
+                yield from iter(found.get, None)
+        finally:
+            wait(running)
+        for one in running:
+            one.result()  # raises what it has raised
 
     def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
         """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.

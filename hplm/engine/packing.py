@@ -18,6 +18,8 @@ from hplm.registered import PACKINGS, made
 from hplm.scheduling.selection import Places
 
 PACKED = "packed"
+WORTH = 256  # tokens that are worth a thread
+UNEVEN = 1.25  # times a thread's part of the tokens that the largest one may be
 
 
 @dataclass
@@ -83,6 +85,22 @@ def end_to_end(lengths: Array, owners: Array | None = None, few_shapes: bool = F
     order = np.lexsort((-lengths,) if owners is None else (-lengths, owners))
     lengths = lengths[order]
     return Arrangement(order, lengths, lengths, few_shapes=few_shapes)
+
+
+def divided(whole: Arrangement, threads: int) -> list[Arrangement]:
+    """Returns texts without padding in a tensor for each thread, with about as many tokens. Few tokens stay in one."""
+    lengths, tokens = whole.lengths, whole.rows
+    if threads == 1 or tokens < threads * WORTH:
+        return [whole]
+    of_texts = ((lengths.cumsum() - lengths / 2) * threads / tokens).astype(
+        np.int64
+    )  # the thread in whose part their middles are
+    loads = np.bincount(of_texts, lengths, threads)
+    if not loads.min() or loads.max() > UNEVEN * tokens / threads:
+        return [whole]
+    cuts = np.searchsorted(of_texts, np.arange(1, threads))
+    own = zip(np.split(whole.texts, cuts), np.split(lengths, cuts), strict=True)
+    return [Arrangement(texts, lengths, lengths, few_shapes=whole.few_shapes) for texts, lengths in own]
 
 
 def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing | None:

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
+
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.journal import Journal
-from hplm.engine.packing import read_packing
+from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.views import Watch
@@ -37,10 +39,14 @@ def check_encoders(folders: Iterable[Path]) -> None:
 
 
 def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]:
-    """Returns what computes batches, and what makes them ready. It brings no rows into memory."""
+    """Returns what computes batches, and what makes them ready. It brings no rows into memory.
+
+    They compute with as many threads of the CPU as the calling thread.
+    """
     precision = settings.precision
-    stages = settings.stages
-    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, stages)
+    stages, is_whole = settings.stages, settings.packing == PACKED and not settings.on_accelerator
+    threads = torch.get_num_threads() if is_whole else 1
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, stages, threads)
     staging = StagingSettings(
         settings.slots,
         settings.device,
@@ -49,6 +55,7 @@ def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]
         packing=read_packing(settings.packing, engine.seconds),
         few_sizes=engine.takes_few_sizes,
         stages=stages,
+        threads=threads,
     )
     return engine, Stager(backbone, staging)
 

@@ -43,6 +43,7 @@ class StagingSettings:
     packing: Packing | None = None  # None: texts end to end
     few_sizes: bool = False  # round the number of rows up, because the device prepares products for each size
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
+    threads: int = 1  # that compute sheets of a batch side by side
 
     @property
     def recorded(self) -> bool:

@@ -20,7 +20,7 @@ from hplm.adapters.parts import Placed
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.packing import Arrangement, end_to_end
+from hplm.engine.packing import Arrangement, divided, end_to_end
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
 from hplm.errors import HplmError, OutOfCapacity, for_client
@@ -132,11 +132,12 @@ class Stager:
         return StagedBatch(staged, forest, sheets, arrived, held)
 
     def _arranged(self, texts: Sequence[Text], tenants: Array, places: Places | None) -> list[Arrangement]:
-        lengths, packing = np.array([len(text.addresses) for text in texts]), self._settings.packing
-        arrangements = (
-            [end_to_end(lengths, tenants, self._settings.recorded)] if packing is None else packing.lay(lengths, places)
-        )
-        return [one.rounded_up() for one in arrangements] if self._settings.few_sizes else arrangements
+        lengths, settings = np.array([len(text.addresses) for text in texts]), self._settings
+        if settings.packing is None:
+            arrangements = divided(end_to_end(lengths, tenants, settings.recorded), settings.threads)
+        else:
+            arrangements = settings.packing.lay(lengths, places)
+        return [one.rounded_up() for one in arrangements] if settings.few_sizes else arrangements
 
     def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
         """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""

@@ -84,17 +84,19 @@ def served_by(small, asked, **changes):
 
 
 @pytest.mark.parametrize(
-    ("cut", "packing", "dtype"),
+    ("cut", "packing", "dtype", "tokens"),
     [
-        *(((2,), packing, "fp32") for packing in ("packed", "naive", "concat:rows=2,length=80", "slotted:rows=2,slot=40")),
-        *((cut, "packed", dtype) for cut in ((2,), (0, 2), (0, 1, 2)) for dtype in ("fp32", *DTYPES[2:])),
+        *(((2,), packing, "fp32", 256) for packing in ("packed", "naive", "concat:rows=2,length=80", "slotted:rows=2,slot=40")),
+        *((cut, "packed", dtype, 256) for cut in ((2,), (0, 2), (0, 1, 2)) for dtype in ("fp32", *DTYPES[2:])),
+        *(((2,), "packed", dtype, 1024) for dtype in ("fp32", *DTYPES[2:])),  # enough for threads side by side
     ],
     ids=str,
 )
-def test_texts_leave_with_the_reference_answers(small, given, expected, cut, packing, dtype):
+def test_texts_leave_with_the_reference_answers(small, given, expected, cut, packing, dtype, tokens):
     stages, comparison = stages_of(*cut) if len(cut) > 1 else (), Comparison()
     order, levels = random.Random(5).sample(given, len(given)), {tenant.id: set() for tenant in TENANTS}
-    for one, rows in zip(order, served_by(small, order, stages=stages, packing=packing, dtype=dtype), strict=True):
+    changes = {"stages": stages, "packing": packing, "dtype": dtype, "batch_tokens": str(tokens)}
+    for one, rows in zip(order, served_by(small, order, **changes), strict=True):
         comparison.add(one[0], rows.logits, expected(dtype, *one))
         levels[one[0]].add(rows.level)
     comparison.assert_equal(dtype)

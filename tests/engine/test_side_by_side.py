@@ -1,0 +1,76 @@
+"""Large batches on a CPU: each thread computes some of the texts, and none waits for another before its end."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.engine.engine import Engine, computed
+from hplm.engine.packing import UNEVEN, WORTH, divided, end_to_end
+from hplm.engine.staging import Stager, StagingSettings
+from testing.toy import random_text
+from tests.engine.asker import texts_of
+
+CPU = torch.device("cpu")
+TENANTS = "acme", "city", "beta"
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 4)), min_size=1, max_size=80), st.integers(1, 6))
+def test_each_thread_has_about_as_many_tokens_or_one_tensor_has_all(texts, threads):
+    lengths, owners = (np.array(one) for one in zip(*texts, strict=True))
+    whole = end_to_end(lengths, owners)
+    parts = divided(whole, threads)
+    share = whole.rows / threads
+    assert np.concatenate([part.texts for part in parts]).tolist() == whole.texts.tolist()
+    assert all((part.lengths == lengths[part.texts]).all() for part in parts)
+    if len(parts) > 1:
+        assert len(parts) == threads and share >= WORTH and max(part.rows for part in parts) <= UNEVEN * share
+    elif threads > 1 and share >= WORTH:
+        assert max(lengths) > (UNEVEN - 1) * share  # a long text leaves no even parts
+
+
+@pytest.fixture
+def staged(reference):
+    """Returns an engine with so many threads, and a batch for it."""
+
+    def make(threads):
+        rng, backbone = random.Random(1), reference.backbone
+        texts = [text for tenant in TENANTS for text in texts_of(backbone, tenant, [random_text(rng, 11) for _ in range(20)])]
+        stager = Stager(backbone, StagingSettings(8, CPU, torch.float32, threads=threads))
+        batch = stager.stage(texts, lambda text, error: pytest.fail(str(error)))
+        assert len(batch.sheets) == threads
+        return Engine(backbone.upper(), CPU, torch.float32, threads=threads), batch
+
+    return make
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_answers_are_those_of_one_thread(staged, threads):
+    engine, batch = staged(threads)
+    for text, found, expected in zip(batch.texts, computed(engine, batch), computed(*staged(1)), strict=True):
+        labels = len(text.request.tenant.labels)  # behind them is room for larger heads of the sheet
+        np.testing.assert_allclose(found[:, :labels], expected[:, :labels], rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_comes_when_no_thread_computes_any_more(staged):
+    """Staging takes the batch's memory then."""
+    engine, batch = staged(2)
+    slow, failing = batch.sheets
+    (attend,), failed = slow.attend, threading.Event()
+
+    def fail(*given):
+        failed.set()
+        raise ZeroDivisionError
+
+    def attend_later(*given):
+        assert failed.wait(60)
+        return attend(*given)
+
+    slow.attend, failing.attend = [attend_later], [fail]
+    with pytest.raises(ZeroDivisionError):
+        computed(engine, batch)
+    assert slow.hidden is not None  # behind its last layer
