@@ -39,7 +39,7 @@ def staged(reference):
 
     def make(threads):
         rng, backbone = random.Random(1), reference.backbone
-        texts = [text for tenant in TENANTS for text in texts_of(backbone, tenant, [random_text(rng, 11) for _ in range(20)])]
+        texts = [text for tenant in TENANTS for text in texts_of(backbone, tenant, [random_text(rng, 11) for _ in range(60)])]
         stager = Stager(backbone, StagingSettings(8, CPU, torch.float32, threads=threads))
         batch = stager.stage(texts, lambda text, error: pytest.fail(str(error)))
         assert len(batch.sheets) == threads

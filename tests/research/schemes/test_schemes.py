@@ -32,7 +32,7 @@ from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.checkpoints import save_bert
-from tests.builder.training.small_tenants import classified, paired, pretend, write
+from tests.builder.training.small_tenants import classified, pretend, write
 from tests.support.device import DEVICE
 from tests.support.fake_triton import Request, model_of
 from tests.support.learning import by_one_step
@@ -51,6 +51,7 @@ TENANTS = [
 ]
 CLASSIFY = training_task("classify")
 OWN = TrainingOptions(epochs=1, rank=4)
+SIDES = ["left", "right"]
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +159,12 @@ def read_of(store, path, maker, count, labels):
 
 @pytest.fixture(scope="module")
 def data(bert, tmp_path_factory):
-    return read_of(bert[1], tmp_path_factory.mktemp("data") / "data.jsonl", classified, 40, ["left", "right"])
+    return read_of(bert[1], tmp_path_factory.mktemp("data") / "data.jsonl", classified, 40, SIDES)
 
 
 def test_whole_bodies_equal_the_original_and_students_start_from_its_layers(bert, tmp_path):
     stock, store = bert
-    data = read_of(store, tmp_path / "pairs.jsonl", paired, 4, ["no", "yes"])
+    data = read_of(store, tmp_path / "pairs.jsonl", lambda rng: {**classified(rng), "text_pair": random_text(rng, 9)}, 4, SIDES)
     pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE, with_sums=False)
     pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), WholeBody.of(store).eval()
     with torch.no_grad():
