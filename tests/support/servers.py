@@ -43,6 +43,7 @@ from tests.support.configurations import SECRET as SECRET
 from tests.support.wait import PATIENCE, eventually
 
 ADMIN_KEY = "a secret of the operator"
+START_SECONDS = 150.0  # of each of two tries
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Lease:
             for registry in registries_of(self.repository, self.state).values():
                 registry.begin()
             log = self.folder / "triton.log"
-            self.server = _Keyed(self.repository, state=self.state, extra_args=self.built.options, log_file=log)
+            given = {"state": self.state, "extra_args": self.built.options, "log_file": log}
+            self.server = _Keyed(self.repository, start_timeout=START_SECONDS, **given)
             stack.enter_context(self.server)
             stack.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
             self._open = stack.pop_all()
