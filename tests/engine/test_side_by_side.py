@@ -35,11 +35,13 @@ def test_each_thread_has_about_as_many_tokens_or_one_tensor_has_all(texts, threa
 
 @pytest.fixture
 def staged(reference):
-    """Returns an engine with so many threads, and a batch for it."""
+    """Returns an engine with so many threads, and a batch for it. Its texts pass all layers, or `depth`."""
 
-    def make(threads):
+    def make(threads, depth=0):
         rng, backbone = random.Random(1), reference.backbone
         texts = [text for tenant in TENANTS for text in texts_of(backbone, tenant, [random_text(rng, 11) for _ in range(60)])]
+        for text in texts:
+            text.depth = depth
         stager = Stager(backbone, StagingSettings(8, CPU, torch.float32, threads=threads))
         batch = stager.stage(texts, lambda text, error: pytest.fail(str(error)))
         assert len(batch.sheets) == threads
@@ -56,21 +58,42 @@ def test_answers_are_those_of_one_thread(staged, threads):
         np.testing.assert_allclose(found[:, :labels], expected[:, :labels], rtol=1e-4, atol=1e-5)
 
 
-def test_an_error_comes_when_no_thread_computes_any_more(staged):
-    """Staging takes the batch's memory then."""
-    engine, batch = staged(2)
-    slow, failing = batch.sheets
-    (attend,), failed = slow.attend, threading.Event()
-
-    def fail(*given):
-        failed.set()
-        raise ZeroDivisionError
+@pytest.fixture
+def halves(staged, request):
+    """Returns an engine, a batch in two halves, and what lets the first one begin. The parameter: `depth`."""
+    engine, batch = staged(2, request.param)
+    (attend,), begins = batch.sheets[0].attend, threading.Event()
 
     def attend_later(*given):
-        assert failed.wait(60)
+        assert begins.wait(60)
         return attend(*given)
 
-    slow.attend, failing.attend = [attend_later], [fail]
+    batch.sheets[0].attend = [attend_later]
+    return engine, batch, begins
+
+
+@pytest.mark.parametrize("halves", [0], indirect=True)
+def test_an_error_comes_when_no_thread_computes_any_more(halves):
+    """Staging takes the batch's memory then."""
+    engine, batch, begins = halves
+
+    def fail(*given):
+        begins.set()
+        raise ZeroDivisionError
+
+    batch.sheets[1].attend = [fail]
     with pytest.raises(ZeroDivisionError):
         computed(engine, batch)
-    assert slow.hidden is not None  # behind its last layer
+    assert batch.sheets[0].hidden is not None  # behind its last layer
+
+
+@pytest.mark.parametrize("halves", [1], indirect=True)
+def test_whoever_gives_up_gets_on_when_no_thread_computes_any_more(halves):
+    engine, batch, begins = halves
+    later, sooner = batch.sheets
+    passing, leaving = engine.run(batch), sooner.indexes
+    with torch.inference_mode():
+        assert next(passing).indexes == leaving
+    begins.set()
+    passing.close()
+    assert later.hidden is not None

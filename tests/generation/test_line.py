@@ -89,3 +89,13 @@ def test_policies_and_priorities_choose_who_starts(order, priority, late_first):
     early, late = (world.ask([3] * size, greedy(3), priority=own) for size, own in ((30, 0), (5, priority)))
     world.run()
     assert (late.request.first_token_ns < early.request.first_token_ns) == late_first
+
+
+def test_a_claimed_arrival_takes_no_room_from_those_before():
+    """Both start, as if answers were short. The world sees whether the oldest is put back."""
+    world = World(Fake(), tokens=64, seats=2, share=0.1)
+    early, late = (world.ask([3] * 8, greedy(40), waited_ns=waited) for waited in (0, 10**12))
+    while not early.ended:
+        world.step()
+    assert not late.ended
+    world.run()

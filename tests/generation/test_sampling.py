@@ -103,7 +103,7 @@ SAMPLINGS = st.builds(
 )
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(
     st.integers(0, 10**6),
     SAMPLINGS,
