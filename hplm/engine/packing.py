@@ -92,9 +92,8 @@ def divided(whole: Arrangement, threads: int) -> list[Arrangement]:
     lengths, tokens = whole.lengths, whole.rows
     if threads == 1 or tokens < threads * WORTH:
         return [whole]
-    of_texts = ((lengths.cumsum() - lengths / 2) * threads / tokens).astype(
-        np.int64
-    )  # the thread in whose part their middles are
+    middles = lengths.cumsum() - lengths / 2
+    of_texts = (middles * threads / tokens).astype(np.int64)  # the threads
     loads = np.bincount(of_texts, lengths, threads)
     if not loads.min() or loads.max() > UNEVEN * tokens / threads:
         return [whole]
