@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
 from queue import SimpleQueue
+from threading import Barrier
 
 import torch
 from torch import Tensor
@@ -114,7 +115,8 @@ class Engine:
     ) -> None:
         """`device`: where batches enter. It is the first stage's, if there are stages. `graphs` makes what records kernels.
 
-        `threads`: that compute the sheets of a batch side by side. Each has a core, and waits for no other before its end.
+        `threads`: that compute the sheets of a batch side by side: no more than there are cores. None waits for another before
+        the end of the batch.
         """
         check_layers(stages, len(upper.layers))
         self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
@@ -122,7 +124,7 @@ class Engine:
         self.dtype = dtype
         config, is_whole = upper.config, len(self.stages) == 1
         self._graphs = graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
-        self._threads = ThreadPoolExecutor(threads, "sheet", partial(compute_with, 1)) if threads > 1 else None
+        self._threads = started(threads) if threads > 1 else None
         self.takes_few_sizes = can_prepack(device, dtype) or self._graphs is not None
         if device.type == "cpu":
             keep_freed_memory()
@@ -193,7 +195,7 @@ class Engine:
         @torch.inference_mode()
         def compute(sheet: Sheet) -> None:
             try:
-                for computed in self._compute(sheet, 0):
+                for computed in self._compute(sheet, len(self.stages) - 1):
                     found.put(computed)
             finally:
                 found.put(None)
@@ -204,8 +206,10 @@ class Engine:
                 yield from iter(found.get, None)
         finally:
             wait(running)
-        for one in running:
-            one.result()  # raises what it has raised
+        errors = [error for one in running if (error := one.exception()) is not None]
+        running.clear()  # an error that holds its own future would keep the batch's memory until Python looks for cycles
+        if errors:
+            raise errors.pop(0)
 
     def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
         """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
@@ -311,6 +315,13 @@ class Engine:
     def _wait_for_all(self) -> None:
         for stage in range(len(self.stages)):
             self._wait(stage)
+
+
+def started(threads: int) -> ThreadPoolExecutor:
+    """Returns threads that divide no product. All have started, so that none is missing when a batch is under way."""
+    pool, all_started = ThreadPoolExecutor(threads, "sheet", partial(compute_with, 1)), Barrier(threads)
+    wait([pool.submit(all_started.wait) for _ in range(threads)])
+    return pool
 
 
 def _transposed(weight: Tensor) -> Tensor:

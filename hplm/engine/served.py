@@ -38,14 +38,15 @@ def check_encoders(folders: Iterable[Path]) -> None:
             )
 
 
-def open_engine(backbone: Backbone, settings: Settings) -> tuple[Engine, Stager]:
+def open_engine(backbone: Backbone, settings: Settings, side_by_side: bool = True) -> tuple[Engine, Stager]:
     """Returns what computes batches, and what makes them ready. It brings no rows into memory.
 
-    They compute with as many threads of the CPU as the calling thread.
+    They compute with as many threads of the CPU as the calling thread, large batches `side_by_side`.
     """
     precision = settings.precision
-    stages, is_whole = settings.stages, settings.packing == PACKED and not settings.on_accelerator
-    threads = torch.get_num_threads() if is_whole else 1
+    stages, is_packed = settings.stages, settings.packing == PACKED
+    divides = side_by_side and is_packed and not stages and not settings.on_accelerator
+    threads = torch.get_num_threads() if divides else 1
     engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, stages, threads)
     staging = StagingSettings(
         settings.slots,

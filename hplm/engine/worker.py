@@ -29,8 +29,9 @@ CLOSE_SECONDS = 9.0  # a little more than the engine takes to drain
 STUCK_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0  # an outage that lasts longer does not end by itself
 STEADY_SECONDS = 60.0  # an engine that has worked for so long has ended the outage
-# oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens.
-CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+# oneDNN keeps 1,024 compiled products by default. These are enough for all sizes of the shared products up to 4,096 tokens,
+# computed by one thread and by all.
+CACHED_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 
 RESTARTING = "the engine is being started again: send the request again"
 GIVEN_UP = "the engine is started again and again, and does not keep working: restart the server; its log says why"

@@ -2,8 +2,8 @@
 
 Each thread that computes gets threads of its own for that, until it ends. GNU's OpenMP lets them wait actively for the next
 product only while all of them together are no more than the processors. Otherwise they sleep and are woken up for each product,
-and a small batch takes half as long again. So one thread of a process should compute, and beside it only those that divide
-nothing.
+and a small batch takes half as long again. So one thread of a process should compute, and beside it only threads that
+divide no product.
 """
 
 from __future__ import annotations

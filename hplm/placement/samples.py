@@ -64,7 +64,7 @@ class Sampler:
         failures = self._backbone.view.forest.failures()
         if failures:
             raise failures[0]
-        self._engine, self._stager = open_engine(self._backbone, settings)
+        self._engine, self._stager = open_engine(self._backbone, settings, side_by_side=False)  # layers end one after the other
         self._layers = self._backbone.config.upper_layers
         self._lookup = Lookup(self._backbone)
         self._settings = settings

@@ -45,7 +45,7 @@ def test_counts_equal_the_sent_requests(server):
         assert scraped.of("hplm_tenant_requests_total", tenant=tenant) == count
     assert 0 < scraped.of("hplm_batches_total") <= 12
     assert scraped.of("hplm_wait_seconds_bucket", le="+Inf") == texts
-    assert 300 < scraped.of("hplm_deadline_seconds_sum") <= 360
+    assert 300 < scraped.of("hplm_deadline_seconds_sum") < 360.001
     assert scraped.of("hplm_slot_misses_total") > 0 < Scraped(server).of("hplm_slots_used")
     assert scraped.of("hplm_slot_hits_total") + scraped.of("hplm_slot_misses_total") >= 2 * 12
     terms = ("batch", "token", "text", "adapter")  # a fitted term may be 0, their sum may not
