@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
-from queue import SimpleQueue
-from threading import Barrier
 
 import torch
 from torch import Tensor
@@ -26,7 +23,7 @@ from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV, Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.means import with_means
-from hplm.model.openmp import compute_with
+from hplm.model.openmp import SideBySide
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
@@ -124,7 +121,7 @@ class Engine:
         self.dtype = dtype
         config, is_whole = upper.config, len(self.stages) == 1
         self._graphs = graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
-        self._threads = started(threads) if threads > 1 else None
+        self._side_by_side = SideBySide(threads) if threads > 1 else None
         self.takes_few_sizes = can_prepack(device, dtype) or self._graphs is not None
         if device.type == "cpu":
             keep_freed_memory()
@@ -162,7 +159,7 @@ class Engine:
             self._wait_for_all()
             done()
 
-        self._after_layer, self._graphs, self._threads = waited, None, None
+        self._after_layer, self._graphs, self._side_by_side = waited, None, None
 
     def run(self, batch: StagedBatch) -> Iterator[Computed]:
         """Computes a batch in the last stage or the only one. Yields texts that leave before, and at the end the others.
@@ -171,8 +168,8 @@ class Engine:
         """
         batch.ready.wait()
         try:
-            if self._threads is not None and len(batch.sheets) > 1:
-                yield from self._side_by_side(batch.sheets, self._threads)
+            if self._side_by_side is not None and len(batch.sheets) > 1:
+                yield from self._side_by_side.each(partial(self._compute, number=len(self.stages) - 1), batch.sheets)
             else:
                 for sheet in batch.sheets:
                     if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
@@ -187,29 +184,6 @@ class Engine:
         except BaseException:
             self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
-
-    def _side_by_side(self, sheets: list[Sheet], threads: ThreadPoolExecutor) -> Iterator[Computed]:
-        """Computes sheets as `_compute` does, each in a thread. At its end none computes any more."""
-        found: SimpleQueue[Computed | None] = SimpleQueue()
-
-        @torch.inference_mode()
-        def compute(sheet: Sheet) -> None:
-            try:
-                for computed in self._compute(sheet, len(self.stages) - 1):
-                    found.put(computed)
-            finally:
-                found.put(None)
-
-        running = [threads.submit(compute, sheet) for sheet in sheets]
-        try:
-            for _ in running:
-                yield from iter(found.get, None)
-        finally:
-            wait(running)
-        errors = [error for one in running if (error := one.exception()) is not None]
-        running.clear()  # an error that holds its own future would keep the batch's memory until Python looks for cycles
-        if errors:
-            raise errors.pop(0)
 
     def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
         """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
@@ -315,13 +289,6 @@ class Engine:
     def _wait_for_all(self) -> None:
         for stage in range(len(self.stages)):
             self._wait(stage)
-
-
-def started(threads: int) -> ThreadPoolExecutor:
-    """Returns threads that divide no product. All have started, so that none is missing when a batch is under way."""
-    pool, all_started = ThreadPoolExecutor(threads, "sheet", partial(compute_with, 1)), Barrier(threads)
-    wait([pool.submit(all_started.wait) for _ in range(threads)])
-    return pool
 
 
 def _transposed(weight: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from hplm.registered import PACKINGS, made
 from hplm.scheduling.selection import Places
 
 PACKED = "packed"
-WORTH = 256  # tokens for each thread: MiniLM computes fewer faster if products are divided
+WORTH = 256  # tokens for each thread; with fewer, divided products are faster (MiniLM)
 UNEVEN = 1.25  # times a thread's part of the tokens that the largest one may be
 
 

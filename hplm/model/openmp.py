@@ -8,15 +8,18 @@ divide no product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from queue import SimpleQueue
+from threading import Barrier
 from typing import TypeVar
 
 import torch
 
 from hplm.model.malloc import share_one_arena
 
-T = TypeVar("T")
+S, T = TypeVar("S"), TypeVar("T")
 
 
 def apart(make: Callable[[], T]) -> T:
@@ -30,3 +33,36 @@ def compute_with(threads: int) -> None:
     """Divides what the calling thread computes among so many threads."""
     torch.get_num_threads()  # with its first use a thread takes over the number that another one has set: here, and not later
     torch.set_num_threads(threads)
+
+
+class SideBySide:
+    """Threads that divide no product. Each computes something else, and none waits for another before the end of all."""
+
+    def __init__(self, threads: int) -> None:
+        """All threads start now, so that none is missing later."""
+        self._pool = ThreadPoolExecutor(threads, "side by side", partial(compute_with, 1))
+        all_started = Barrier(threads)
+        wait([self._pool.submit(all_started.wait) for _ in range(threads)])
+
+    def each(self, compute: Callable[[S], Iterator[T]], given: Sequence[S]) -> Iterator[T]:
+        """Yields what `compute` yields of each, as it comes. At its end, and after an error, nothing computes any more."""
+        found: SimpleQueue[T | None] = SimpleQueue()
+
+        @torch.inference_mode()
+        def run(one: S) -> None:
+            try:
+                for part in compute(one):
+                    found.put(part)
+            finally:
+                found.put(None)
+
+        running = [self._pool.submit(run, one) for one in given]
+        try:
+            for _ in running:
+                yield from iter(found.get, None)
+        finally:
+            wait(running)
+        errors = [error for one in running if (error := one.exception()) is not None]
+        running.clear()  # an error that holds its own future would keep memory until Python looks for cycles
+        if errors:
+            raise errors.pop(0)

@@ -1,4 +1,4 @@
-"""What a tenant of the demo learns from a docstring: texts that do not say their label, and tagged words."""
+"""Texts that the demo takes from docstrings do not say their label, and their words are tagged."""
 
 from __future__ import annotations
 
