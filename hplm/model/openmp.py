@@ -19,7 +19,8 @@ import torch
 
 from hplm.model.malloc import share_one_arena
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def apart(make: Callable[[], T]) -> T:
