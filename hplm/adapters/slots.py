@@ -24,7 +24,19 @@ class SlotsTaken(OutOfCapacity):
     """Every slot is pinned by a batch in flight: the batches have more different records than there are slots."""
 
 
-Arrival = tuple[Tensor, list[dict[str, Tensor]]]  # host memory for one record, whole and by layer
+class Arrival:
+    """Host memory for one record."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.record = layout.empty(pin=device.type == "cuda")
+        # A CPU turns one kind of 16 bits into the other number by number, but from and to 32 bits many at once.
+        self._read = self.record if device.type != "cpu" else self.record.float()
+        self.layers = [list(tensors.values()) for tensors in layout.unpack(self._read)]
+
+    def read(self, record: Record, records: Records) -> None:
+        records.read(record, self.record)
+        if self._read is not self.record:
+            self._read.copy_(self.record)
 
 
 class Slots:
@@ -43,6 +55,10 @@ class Slots:
         self.layout, self.count = layout, count
         self._devices = list(devices) or [device] * layout.layers
         self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype, devices)
+        self._filled = [  # what a record fills of each tensor. The rest stays zero
+            [tensors[name][(slice(None), *map(slice, shape))] for name, shape in layout.shapes.items()]
+            for tensors in self.layers
+        ]
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
         self._pins = [0] * count
         self._empty = list(reversed(range(count)))  # low slots first: weights of consecutive slots need no copy
@@ -83,7 +99,7 @@ class Slots:
         slot = self._slot_of.get(record)
         if slot is None:
             arrival = self._arrival()
-            records.read(record, arrival[0])
+            arrival.read(record, records)
             slot = self._free_slot()
             self._promised.append((slot, arrival))
             self._slot_of[record] = slot
@@ -102,11 +118,10 @@ class Slots:
         for device, numbers in groupby(range(len(self.layers)), self._devices.__getitem__):
             with self._copies[device].under_way():
                 for number in numbers:
-                    for slot, (_, layers) in self._promised:
-                        for name, tensor in layers[number].items():
-                            own = self.layers[number][name][slot][tuple(map(slice, tensor.shape))]  # the rest stays zero
+                    for slot, arrival in self._promised:
+                        for tensor, own in zip(self._filled[number], arrival.layers[number], strict=True):
                             # Copied first and converted on the device. Otherwise the host would convert, and wait.
-                            own.copy_(tensor.to(device, non_blocking=True))
+                            tensor.select(0, slot).copy_(own.to(device, non_blocking=True))
                     marks.append(self._copies[device].mark())
         self._promised.clear()
         self._marks = marks
@@ -121,8 +136,7 @@ class Slots:
             mark.synchronize()
         self._marks = [REACHED] * len(self.layers)
         if len(self._promised) == len(self._arrivals):
-            flat = self.layout.empty(pin=self._devices[0].type == "cuda")
-            self._arrivals.append((flat, self.layout.unpack(flat)))
+            self._arrivals.append(Arrival(self.layout, self._devices[0]))
         return self._arrivals[len(self._promised)]
 
     def _free_slot(self) -> int:

@@ -38,15 +38,16 @@ def test_a_record_that_is_not_what_the_snapshot_says_is_never_used(kept, harm):
 def _holds(slots, slot, i, kept):
     own = kept.files.weights(kept.made[i])
     return all(
-        torch.equal(layer[name][slot][tuple(map(slice, tensor.shape))], tensor.float())
+        torch.equal(part := layer[name][slot][tuple(map(slice, tensor.shape))], tensor.to(part.dtype))
         and layer[name][slot].count_nonzero() == tensor.count_nonzero()
         for layer, stored in zip(slots.layers, own, strict=True)
         for name, tensor in stored.items()
     )
 
 
-def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(kept):
-    slots = Slots(LAYOUT, 2, CPU, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_slots_evict_the_least_recently_used_and_never_a_pinned_one(kept, dtype):
+    slots = Slots(LAYOUT, 2, CPU, dtype)
 
     def hold(i):
         slot = slots.hold(kept.made[i], kept.files)
