@@ -67,7 +67,7 @@ def engine_in_a_thread(monkeypatch):
 
         def run():
             channel = Channel(descriptor)
-            Host(channel, shown, open_service).run()
+            Host(channel, shown, open_service, exit=lambda code: None).run()  # it is this process, which goes on
             channel.shut()
 
         thread = threading.Thread(target=run, name="engine", daemon=True)

@@ -154,11 +154,13 @@ BEAT_S = 0.01
 class Modelled:
     """An engine in a thread of this process, and what its model process does with it."""
 
-    def __init__(self, folder, kind, **more):
-        """`kind`: the class of its service. `more`: of its host."""
+    def __init__(self, folder, kind):
+        """`kind`: the class of its service."""
         ours, its = socket.socketpair()
         self.channel, self._shown = Channel(ours.detach()), os.memfd_create("batches")
-        engine = host.Host(Channel(its.detach()), self._shown, partial(open_service, service=kind), BEAT_S, **more)
+        self.codes = []  # with which it would have ended its process
+        opened = partial(open_service, service=kind)
+        engine = host.Host(Channel(its.detach()), self._shown, opened, BEAT_S, self.codes.append)
         self._engine = threading.Thread(target=engine.run)
         self._engine.start()
         self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
@@ -193,6 +195,7 @@ class Modelled:
         self.channel.send(End())
         self._engine.join(PATIENCE)
         assert not self._engine.is_alive(), "it goes on"
+        assert {*self.codes} <= {DEVICE_FAILED}, "it has seen its model process go"
         os.close(self._shown)
 
 
@@ -213,8 +216,8 @@ def modelled_by(toy):
     """Makes engines, each with a service of a class."""
     made = []
 
-    def make(kind, **more):
-        made.append(Modelled(toy.folder, kind, **more))
+    def make(kind):
+        made.append(Modelled(toy.folder, kind))
         return made[-1]
 
     yield make
@@ -280,10 +283,10 @@ def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by):
     def fail():
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    codes = []
-    modelled_by(Failing, exit=codes.append).ask(1)
-    eventually(lambda: codes)
-    assert {*codes} == {DEVICE_FAILED}
+    modelled = modelled_by(Failing)
+    modelled.ask(1)
+    eventually(lambda: modelled.codes)
+    assert {*modelled.codes} == {DEVICE_FAILED}
 
 
 def test_an_engine_that_is_not_ready_in_time_is_ended(toy, monkeypatch, tmp_path):
