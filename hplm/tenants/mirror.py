@@ -191,10 +191,10 @@ class Mirror:
     def _publish(self, pointer: Pointer, wanted: Snapshot) -> None:
         """Publishes what is here of the registry's snapshot, if that is more or less than the newest generation has."""
         local, newest, missing = self._state.pointer(), self._local(), self._missing(wanted)
-        branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
-        is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
         if local is None and not (missing <= self._broken and all(map(self._is_here, wanted.branches))):
             return  # nothing is served before all is here that can come
+        branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
+        is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
         copied = Source(str(self._store), pointer.generation, pointer.snapshot)
         base = local or Pointer(0, pointer.lineage)
         after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied)

@@ -2,9 +2,11 @@
 
 import random
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,32 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped_and_leaves_
     far.catch_up()
     far.assert_same()
     assert len(fetched) == len(set(fetched)) + 1  # one was asked for twice
+
+
+def test_a_first_copy_is_whole_although_a_table_comes_while_it_is_made(far):
+    asked, goes_on = threading.Event(), threading.Event()
+
+    class Late(Mirror):
+        def _is_here(self, branch):
+            """The table comes just after it was said that it is not here."""
+            is_here = super()._is_here(branch)
+            if asked.is_set():
+                goes_on.set()
+                eventually(partial(super()._is_here, branch))
+            return is_here
+
+    def fault(name):
+        if name.startswith("plot"):
+            asked.set()
+            assert goes_on.wait(PATIENCE)
+
+    far.store.fault = fault
+    far.manager.add("two", far.export.knowledge[0])
+    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    far.mirror = Late(far.export.repository / "toy/1", far.store, far.state)
+    far.mirror.begin()
+    far.assert_same()
+    assert far.state.current() == 1, "something was served before all was here"
 
 
 def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_when_it_ends(far):
