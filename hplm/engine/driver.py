@@ -218,7 +218,8 @@ class Driver:
             return
         try:
             for message in self._channel.arrived():
-                self._take_in(message)
+                if message is not None or not self.ended.is_set():  # behind the end, whoever closes the channel is right
+                    self._take_in(message)
         except Exception:  # requests in it would never be answered
             log.critical("a message cannot be read", exc_info=True)
             self._take_in(None)
