@@ -216,4 +216,6 @@ def _prompt(inputs: list[pb_utils.Tensor], parameters: dict[str, Any]) -> tuple[
 def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
     """Returns the answer of a decoupled model. Triton may end it with an empty response."""
     responses = [one for one in call.exec(decoupled=True) if one.has_error() or one.output_tensors()]
+    if not responses:
+        raise InvalidInput("the answer has none of the requested outputs: request text_output")
     return responses[0]
