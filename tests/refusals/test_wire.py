@@ -116,7 +116,10 @@ TEXT = struct.pack("<I", len(WORDS[0])) + WORDS[0].encode()
     + [{"typed": typed} for typed in ([], [b"a", b"b"], [b"\xff"])]
     + [{"shape": shape} for shape in ([], [1], [-1, 1], [1, -1], [3, 1], [1, 1 << 20])]
     + [{"datatype": datatype} for datatype in ("UINT8", "", LONG)]
-    + [{"parameters": given} for given in ({"top_k": float("nan")}, {"truncate": LONG}, {"hplm_priority": 2**63 - 1})],
+    + [
+        {"parameters": given}
+        for given in ({"top_k": float("nan")}, {"truncate": LONG}, {"hplm_priority": 2**63 - 1}, {"timeout": -1})
+    ],
     ids=lambda wrong: repr(wrong)[:30],
 )
 def test_a_bad_request_over_grpc_is_refused(server, wrong):
