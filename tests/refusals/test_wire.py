@@ -44,6 +44,7 @@ def refused(stock, code, words, ask):
         (400, ["[invalid_input]", "100,000"], ["wa " * 100_000], "city", {"truncate": True}),
         (400, ["[invalid_input]", "TEXT", 2, "UTF-8", 3], [b"fine", b"bad\xff\xfe"], "city", {}),
         *[(404, ["[no_tenant]"], [WORDS[0]], tenant, {}) for tenant in (None, "nobody", "../city", "toy/city")],
+        (400, ["[invalid_input]", "tenant", 5], [WORDS[0]], 5, {}),
         (400, ["1024"], [WORDS[0]] * 1025, "city", {}),
         (400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", {"top_k": 2}),
         (400, [], [WORDS[0]] * 2, "city", {"pairs": [WORDS[1]]}),
