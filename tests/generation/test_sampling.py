@@ -202,6 +202,7 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
     [
         ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
         ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
+        ('{"stop": 5}', ["stop", 5, "str", "array"]),
         *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
     ],
 )
