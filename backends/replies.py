@@ -19,7 +19,6 @@ from hplm.arrays import Array
 from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
-from hplm.parameters import asked_number
 from hplm.registry.store import Place, place_of
 from hplm.request.answers import Outputs, deserialized, outputs_of, serialized, size_of
 from hplm.server.held import Held
@@ -184,11 +183,6 @@ def given_state() -> Place | None:
     """Returns the live state that the server was started with, or None."""
     found = os.environ.get("HPLM_STATE")
     return place_of(found) if found else None
-
-
-def timeout_us(request: pb_utils.InferenceRequest, parameters: Mapping[str, Any]) -> int:
-    """Returns the timeout of a request; 0: none. Triton reads that of `infer`, and leaves that of `generate` a parameter."""
-    return request.timeout() or asked_number(parameters, "timeout", 0, 2**63 - 1)
 
 
 def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:

@@ -68,6 +68,11 @@ def asked_flag(asked: Mapping[str, Any], name: str) -> bool:
     return value
 
 
+def asked_timeout_us(asked: Mapping[str, Any], read: int) -> int:
+    """Returns the timeout of a request; 0: none. `read`: what Triton has read of it; it leaves that of `generate` here."""
+    return asked_number({"timeout": read or asked.get("timeout", 0)}, "timeout", 0, 2**63 - 1)
+
+
 def asked_number(asked: Mapping[str, Any], name: str, low: int, high: int) -> int:
     """Reads a parameter of a request; 0 if it is missing."""
     value = asked.get(name, 0)

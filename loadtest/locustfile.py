@@ -33,6 +33,7 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 from locust.web import WebUI
 
 from hplm.errors import HplmError, InvalidInput
+from hplm.parameters import LONGEST_MS
 from hplm.tenants.manager import exported_folder
 from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClientError
@@ -233,9 +234,13 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
     try:
-        options.deadline_ms = (float(low), float(high or low))
+        options.deadline_ms = least, most = float(low), float(high or low)
+        if not 0 <= least <= most <= LONGEST_MS:
+            raise ValueError
     except ValueError:
-        raise InvalidInput(f"--deadline {given.deadline!r}: give milliseconds, or LOW-HIGH") from None
+        raise InvalidInput(
+            f"--deadline {given.deadline!r}: give milliseconds, or LOW-HIGH with the smaller one first, {LONGEST_MS:,} at most"
+        ) from None
     for name in ("rate", "duration", "cv", "period", "patience", "max_tokens"):
         if not 0 < getattr(given, name) < math.inf:
             raise InvalidInput(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number above 0")

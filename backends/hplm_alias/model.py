@@ -28,6 +28,7 @@ from hplm.generation.sampling import SETTINGS
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
+from hplm.parameters import asked_timeout_us
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.server.held import Held
@@ -87,7 +88,7 @@ class TritonPythonModel:
         outputs = [name for name in request.requested_output_names() if name in kind.outputs]
         if not outputs:
             raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
-        timeout_us = replies.timeout_us(request, parameters)
+        timeout_us = asked_timeout_us(parameters, request.timeout())
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         for name in (PROMPT, CANCEL):
@@ -216,4 +217,6 @@ def _prompt(inputs: list[pb_utils.Tensor], parameters: dict[str, Any]) -> tuple[
 def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
     """Returns the answer of a decoupled model. Triton may end it with an empty response."""
     responses = [one for one in call.exec(decoupled=True) if one.has_error() or one.output_tensors()]
+    if not responses:
+        raise InvalidInput("the answer has none of the requested outputs: request text_output")
     return responses[0]

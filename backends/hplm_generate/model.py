@@ -135,6 +135,8 @@ class TritonPythonModel:
         strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))
         text, messages, sampling = (given[0] if given is not None else None for given in strings)
         stream = replies.flag(inputs, "stream")
+        wanted = request.requested_output_names()
+        named = wanted if len(wanted) <= len(RETURNED) else set[str]()  # Triton names all where the client names none
         asked = Asked(
             text,
             messages,
@@ -142,7 +144,7 @@ class TritonPythonModel:
             parameters,
             stream,
             replies.flag(inputs, "exclude_input_in_output", otherwise=stream or messages is not None),
-            tuple(name for name in RETURNED if replies.flag(inputs, name)),
+            tuple(name for name in RETURNED if replies.flag(inputs, name) or name.removeprefix("return_") in named),
             request.timeout(),
             self._arrivals.arrival_ns(parameters, received_ns),
         )

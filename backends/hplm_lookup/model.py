@@ -19,7 +19,7 @@ from hplm.errors import DeadlineMissed, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.parameters import asked_flag, asked_number, deadline_us
+from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
 from hplm.request.form import PROBE
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
@@ -92,7 +92,7 @@ class TritonPythonModel:
         tenant = admit(view.snapshot, parameters, time.time(), self._views.is_stale)
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         before.append((received_ns - arrival_ns) / 1e9)
-        timeout_us = replies.timeout_us(request, parameters) or tenant.deadline_us or self._deadline_us
+        timeout_us = asked_timeout_us(parameters, request.timeout()) or tenant.deadline_us or self._deadline_us
         timeout_us = min(timeout_us, LONGEST_TIMEOUT_US)
         deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
         if deadline_ns and deadline_ns <= received_ns:

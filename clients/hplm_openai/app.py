@@ -86,10 +86,13 @@ class Gateway:
         key = _key_of(request)
         answer = kind(_with_arrival(request, read(await read_body(request, self._limits.largest_body), key)))
         responses = self._decoders.ask(answer.asked)
-        if not answer.asked.stream:
-            return JSONResponse(answer.whole(await while_connected(request.receive, _only(responses))))
-        # The first response is awaited here, so that an error before it has a status of its own.
-        first = await while_connected(request.receive, anext(responses))
+        try:
+            if not answer.asked.stream:
+                return JSONResponse(answer.whole(await while_connected(request.receive, _only(responses))))
+            # The first response is awaited here, so that an error before it has a status of its own.
+            first = await while_connected(request.receive, anext(responses))
+        except HplmClientError as error:
+            raise refusal(error, key, answer.asked.fields) from error
         return Events(answer, first, responses)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hplm_client.errors import (
@@ -74,8 +76,10 @@ def wrong(message: str, param: str | None = None) -> Refused:
     return Refused(400, message, "invalid_input", param)
 
 
-def refusal(error: HplmClientError, key: str | None) -> Refused:
+def refusal(error: HplmClientError, key: str | None, fields: Mapping[str, str] = MappingProxyType({})) -> Refused:
     """Returns the error that the client gets for an error of the server. `key`: the key that the client sent, if any.
+
+    `fields`: names in the request that differ from those of the settings.
 
     An error without a word of ours is logged, because the client learns only its kind.
     """
@@ -89,8 +93,12 @@ def refusal(error: HplmClientError, key: str | None) -> Refused:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
     elif isinstance(error, DeadlineMissed | OutOfCapacity | Crashed | Quarantined):
         headers = {"x-should-retry": "false"}  # the same request would be late, take the same memory, or end the engine again
-    param = "model" if status == 404 else None
-    return Refused(status, _message(error), CODES.get(error.word or "", error.word), param, headers)
+    message, param = _message(error), "model" if status == 404 else None
+    for setting, field in fields.items():
+        message = message.replace(f"'{setting}'", f"'{field}'")
+    if named := re.match(r"(?:parameter )?'(\w+)' (?:is|names) ", message):
+        param = named[1]
+    return Refused(status, message, CODES.get(error.word or "", error.word), param, headers)
 
 
 def _message(error: HplmClientError) -> str:

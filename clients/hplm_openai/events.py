@@ -56,7 +56,7 @@ class Events(Response):
                 yield _events(answer.chunks(response))
             yield _events(answer.last_chunks()) + END
         except HplmClientError as error:
-            yield _events([refusal(error, answer.asked.key).body])
+            yield _events([refusal(error, answer.asked.key, answer.asked.fields).body])
 
 
 def _events(chunks: Iterable[dict[str, Any]]) -> bytes:

@@ -40,6 +40,7 @@ class Asked:
     include_usage: bool = False  # a stream ends with the counts of tokens
     timeout_us: int | None = None
     more: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])  # parameters
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])  # by setting: of the request, under another name
     key: str | None = field(default=None, repr=False)
 
     @property
@@ -97,17 +98,18 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> As
     given = _fields(body, CHAT)
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise wrong('the messages are no list: send one such as [{"role": "user", "content": "..."}]', "messages")
+        raise wrong('the messages are no list, or empty: send one such as [{"role": "user", "content": "..."}]', "messages")
     read = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
     if "max_tokens" in given and "max_completion_tokens" in given:
         raise wrong("'max_tokens' stands beside 'max_completion_tokens', its newer name: leave it out", "max_tokens")
-    sampling = _sampling(given, "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens")
+    most_tokens = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    sampling, fields = _sampling(given, most_tokens), {"max_tokens": most_tokens, "logprobs": "top_logprobs"}
     sampling.setdefault("max_tokens", usual_tokens)
     if _flag(given, "logprobs"):
         sampling["logprobs"] = given.get("top_logprobs", 0)
     elif "top_logprobs" in given:
         raise wrong("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-    return Asked(messages=json.dumps(read, ensure_ascii=False), **_common(given, key), sampling=sampling)
+    return Asked(messages=json.dumps(read, ensure_ascii=False), **_common(given, key), sampling=sampling, fields=fields)
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class Tenants(FakeTriton):
     """Tenants that each behave in one way.
 
     `open` and `keyed` say the prompt again, a character at a time. `slow` says one and then nothing. After one
-    character the connection of `cut` breaks, and the server of `stopped` refuses to go on. `odd` says what is no text. A
-    tenant named like a word of an error gets that error.
+    character the connection of `cut` breaks, and the server of `stopped` refuses to go on. `odd` says what is no text.
+    `strict` refuses with the prompt as the sentence. A tenant named like a word of an error gets that error.
     """
 
     models = frozenset({"chat"})
@@ -45,12 +45,14 @@ class Tenants(FakeTriton):
         if tenant == "odd":
             yield {"text_output": b"\xff"}
             return
-        if tenant not in ("open", "slow", "cut", "stopped") and not (tenant == "keyed" and is_keyed):
+        if tenant not in ("open", "slow", "cut", "stopped", "strict") and not (tenant == "keyed" and is_keyed):
             raise Refusal("[no_tenant] no such tenant")
         sampling = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0])
         n, logprobs = sampling.get("n", 1), sampling.get("logprobs")
         given = {name: request.inputs[name][0] for name in ("text_input", "messages") if name in request.inputs}
         text = given["text_input"] if "text_input" in given else json.loads(given["messages"])[-1]["content"]
+        if tenant == "strict":
+            raise Refusal(f"[invalid_input] {text}")
         if not request.inputs["stream"] and tenant != "slow":
             yield part(text, n, logprobs, "deadline" if text == "late" else "stop")
             return

@@ -207,6 +207,23 @@ def test_a_wrong_field_is_named(served, path, fields, param):
     assert "chat" in path or param[:100] in answer["error"]["message"] or param in ("model", "prompt")
 
 
+@pytest.mark.parametrize(
+    ("said", "fields", "param"),
+    [
+        *(("'max_tokens' is 0: Expected `int` >= 1", {name: 0}, name) for name in ("max_tokens", "max_completion_tokens")),
+        ("'logprobs' is 21: Expected `int` <= 20", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("'logit_bias' names token 9", {"logit_bias": {"9": 1}}, "logit_bias"),
+        ("parameter 'token_ms' is 1: allow 2", {"token_ms": 1}, "token_ms"),
+        ("the prompt has 9 characters", {}, None),
+    ],
+)
+def test_a_setting_that_the_server_refuses_is_named_as_in_the_request(served, said, fields, param):
+    for stream in (False, True):
+        status, answer = served.chat(said, model="strict", stream=stream, **fields)
+        error = error_in(answer)
+        assert status == 400 and error["param"] == param and (param or "prompt") in error["message"]
+
+
 BAD_BODIES = [
     b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 90_000, b'{"a":' * 15_000, b'{"prompt": NaN}', b'{"prompt": "\\ud800"}',
     b'{"seed": ' + b"9" * 9000 + b"}",

@@ -12,7 +12,7 @@ FINISH_REASON, PROMPT_TOKENS, GENERATED_TOKENS, LOGPROBS = RETURNED = (
     "return_num_input_tokens",
     "return_num_output_tokens",
     "return_logprobs",
-)  # inputs that ask for more outputs
+)  # inputs that ask for more outputs, with the outputs' names behind `return_`
 NAMES = End("", 0, 0, -1)  # of the answer to a request for the names of tenants
 
 

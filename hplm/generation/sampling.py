@@ -68,6 +68,7 @@ class Sampling:
 
 
 SETTINGS: dict[str, Any] = get_type_hints(Sampling, include_extras=True)
+SETTINGS["stop"] |= Stop  # clients may send one alone
 
 
 def read_sampling(given: str | Mapping[str, Any] | None) -> Sampling:
@@ -86,10 +87,10 @@ def read_sampling(given: str | Mapping[str, Any] | None) -> Sampling:
     for name, value in cast("Mapping[str, Any]", read).items():
         if name not in SETTINGS:
             raise InvalidInput(f"unknown sampling parameter {name!r}: choose of {', '.join(SETTINGS)}")
-        own = [value] if name == "stop" and isinstance(value, str) else value
         try:
             if value is not None:  # as in OpenAI's interface, null is the default
-                values[name] = msgspec.convert(own, SETTINGS[name], str_keys=True)
+                own = msgspec.convert(value, SETTINGS[name], str_keys=True)
+                values[name] = (own,) if name == "stop" and isinstance(own, str) else own
         except (msgspec.ValidationError, UnicodeError) as error:
             raise InvalidInput(f"{name!r} is {repr(value)[:MOST_SHOWN]}: {error}") from None
     sampling = Sampling(**values)

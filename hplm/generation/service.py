@@ -23,7 +23,7 @@ from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.outbox import Outbox
 from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
-from hplm.generation.asked import NAMES, Asked
+from hplm.generation.asked import LOGPROBS, NAMES, Asked
 from hplm.generation.cache import Cache
 from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
@@ -143,6 +143,8 @@ class Service:
         sampling = sampling_of(asked.parameters, asked.sampling)
         if not asked.excludes_input:
             sampling = replace(sampling, echo=True)
+        if LOGPROBS in asked.returned and sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)
         parts = Parts(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, asked)
         self.submit(view, tenant, asked, sampling, parts.say, number)
 

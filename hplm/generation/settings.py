@@ -12,7 +12,7 @@ import torch
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.options import CACHES
-from hplm.parameters import LONGEST_MS, Parameters, asked_number, milliseconds, whole_number, yes_or_no
+from hplm.parameters import LONGEST_MS, Parameters, asked_timeout_us, milliseconds, whole_number, yes_or_no
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT
 
@@ -91,7 +91,7 @@ def _nanoseconds(parameters: Mapping[str, str], name: str) -> int:
 
 def promise_of(parameters: Mapping[str, Any], timeout_us: int) -> Promise:
     """Returns by when the answer must come. `timeout_us`: what Triton has read of `timeout` itself; 0: nothing."""
-    timeout_us = min(timeout_us or asked_number(parameters, "timeout", 0, 2**63 - 1), 1000 * LONGEST_MS)
+    timeout_us = min(asked_timeout_us(parameters, timeout_us), 1000 * LONGEST_MS)
     return Promise(1000 * timeout_us, _asked_ns(parameters, "first_token_ms"), _asked_ns(parameters, "token_ms"))
 
 

@@ -128,6 +128,11 @@ class Tokenizer:
         if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
             return self._windows(encoding if read == whole else self._tokenizer.encode(text, pair), whole)
         if not truncate:
+            if in_windows and pair is not None and len(pair) > MOST_IN_WINDOWS:
+                return InvalidInput(
+                    f"the passage has {len(pair):,} characters, but one that is read in windows may have {MOST_IN_WINDOWS:,}: "
+                    "shorten it, or send the parameter truncate=true"
+                )
             count = length if read == (text if pair is None else whole) else f"more than {self.positions}"
             return InvalidInput(
                 f"the text has {count} tokens, but the model takes {self.positions}: "

@@ -21,11 +21,13 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_s
     for so long that the key may have been revoked.
     """
     name = parameters.get("tenant")
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput(f"parameter 'tenant' is {name!r}: send the name of a tenant")
     headers = [value for key, value in parameters.items() if key.lower() == HEADER]
     if any(value not in (name, UNSEEN) for value in headers):
         raise InvalidInput(f"the header {HEADER} is not the parameter 'tenant': send the same name in both, or no such header")
     try:
-        tenant = snapshot.find(name if isinstance(name, str) else None)
+        tenant = snapshot.find(name)
     except NoTenant:
         tenant = None
     is_open = tenant is not None and not tenant.keys

@@ -202,6 +202,7 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
     [
         ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
         ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
+        ('{"stop": 5}', ["stop", 5, "str", "array"]),
         *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
     ],
 )
@@ -215,6 +216,8 @@ def test_promises_come_from_the_request():
     assert promise_of({"timeout": 7}, 0) == promise_of({"timeout": 9}, 7) == Promise(whole_ns=7000)
     assert promise_of({"first_token_ms": 2.5, "token_ms": "0.5"}, 0) == Promise(0, 2_500_000, 500_000)
     assert promise_of({}, 2**63 - 1).whole_ns < 2**63
+    with pytest.raises(InvalidInput, match="'timeout'"):
+        promise_of({}, 2**63)
 
 
 def test_settings_are_read_and_refused_by_their_name():

@@ -117,6 +117,7 @@ def test_wrong_options_are_reported_at_once(server, tmp_path, options, named) ->
 
 WRONG = {  # what somebody has typed into the web page, and what the refusal names
     ("deadline", "luck"): ["--deadline", "'luck'"],
+    ("deadline", "5-1"): ["--deadline", "'5-1'"],
     ("tenant_ids", "nobody"): ["--tenant-ids", "'nobody'"],
     ("rate", "nan"): ["--rate", "nan"],
     ("scenario", "Chat"): ["Chat", "--backbone"],

@@ -44,6 +44,7 @@ def refused(stock, code, words, ask):
         (400, ["[invalid_input]", "100,000"], ["wa " * 100_000], "city", {"truncate": True}),
         (400, ["[invalid_input]", "TEXT", 2, "UTF-8", 3], [b"fine", b"bad\xff\xfe"], "city", {}),
         *[(404, ["[no_tenant]"], [WORDS[0]], tenant, {}) for tenant in (None, "nobody", "../city", "toy/city")],
+        (400, ["[invalid_input]", "tenant", 5], [WORDS[0]], 5, {}),
         (400, ["1024"], [WORDS[0]] * 1025, "city", {}),
         (400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", {"top_k": 2}),
         (400, [], [WORDS[0]] * 2, "city", {"pairs": [WORDS[1]]}),
@@ -116,7 +117,10 @@ TEXT = struct.pack("<I", len(WORDS[0])) + WORDS[0].encode()
     + [{"typed": typed} for typed in ([], [b"a", b"b"], [b"\xff"])]
     + [{"shape": shape} for shape in ([], [1], [-1, 1], [1, -1], [3, 1], [1, 1 << 20])]
     + [{"datatype": datatype} for datatype in ("UINT8", "", LONG)]
-    + [{"parameters": given} for given in ({"top_k": float("nan")}, {"truncate": LONG}, {"hplm_priority": 2**63 - 1})],
+    + [
+        {"parameters": given}
+        for given in ({"top_k": float("nan")}, {"truncate": LONG}, {"hplm_priority": 2**63 - 1}, {"timeout": -1})
+    ],
     ids=lambda wrong: repr(wrong)[:30],
 )
 def test_a_bad_request_over_grpc_is_refused(server, wrong):

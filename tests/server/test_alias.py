@@ -107,6 +107,23 @@ def test_only_outputs_of_the_tenants_backbone_are_returned(stock, given, tenant,
         stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})
 
 
+def test_an_output_that_is_named_needs_no_flag(server, stock):
+    for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"):
+        answer = stock.client.infer(
+            ALIAS, tensors(stock, {"text_input": "a"}), outputs=stock.wanted([name]), parameters={"tenant": "plain"}
+        )
+        assert names_in(answer) == [name]
+    (token,) = json.loads(answer.as_numpy("logprobs")[0, 0])[0].values()
+    assert token["logprob"] < 0
+    with refused("invalid_input", "text_output"):
+        stock.client.infer(
+            ALIAS,
+            tensors(stock, {"text_input": "a"}),
+            outputs=stock.wanted(["finish_reason"]),
+            parameters={"tenant": "plain", "hplm_tenants": True},
+        )
+
+
 def test_no_backbone_may_have_the_aliass_name(tmp_path):
     store = random_store(tmp_path / "store", replace(CONFIG, name=ALIAS), TENANTS, DOMAINS)
     with pytest.raises(InvalidInput, match="'hplm'"):
