@@ -64,15 +64,22 @@ def backup(*, to: Annotated[Path, about("new folder for the backup")], served: S
 
 
 def restore(
-    *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], served: Served, json: Json = False
-) -> dict:
+    *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], accept_old_keys: bool = False,
+    served: Served, json: Json = False,
+) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 
     A lost state is made anew, and servers with a copy of a lost bucket must be started without it.
+
+    :param accept_old_keys: restore also if tenants with keys become open to everybody, or if revoked keys work again
     """
     from hplm.tenants.backup import restore
 
     registry = served.manager(begun=False).registry
-    manifest = restore(source, registry)
+    manifest = restore(source, registry, accept_old_keys)
     print(f"generation {manifest['backed_up']} of the backup is generation {manifest['generation']} of {registry.store}")
+    for what, names in (("open to everybody again", "opened"), ("revoked keys that work again", "revived"),
+                        ("deleted tenants that are served again", "returned")):  # fmt: skip
+        if manifest[names]:
+            print(f"{what}: {', '.join(manifest[names])}")
     return manifest

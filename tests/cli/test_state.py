@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -103,6 +104,26 @@ def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(change
     assert live.current().generation == newest.generation + 1
     assert live.update("acme", own).after == newest.find("acme").version + 1
     assert live.add("newer", own) and live.current().find("newer").uid > newest.find("newer").uid
+
+
+def test_a_restore_names_what_it_undoes_and_needs_a_word_to_give_access(changed, capsys, monkeypatch):
+    (folder, places), tomorrow = changed, time.time() + 86400
+    live = Manager.open(folder / "repository", folder / "state")
+    revoked, kept, dead = (live.add_key("tenant-1", days)[1] for days in (0, 0, 0.5))
+    restore = ["restore", "--from", folder / "saved", *places]
+    run(capsys, "backup", "--to", folder / "saved", *places)
+    for key in (revoked, dead):
+        live.revoke_key("tenant-1", key.id)
+    live.add_key("tenant-0")
+    live.delete("acme")
+    monkeypatch.setattr("hplm.tenants.backup.time.time", lambda: tomorrow)  # when the dead one has expired
+    before = live.current()
+    said = refused(capsys, *restore)
+    assert mentions(said, "tenant-0", revoked.id, "--accept-old-keys") and kept.id not in said and dead.id not in said
+    assert live.current().generation == before.generation
+    said = printed(capsys, *restore, "--accept-old-keys")
+    assert mentions(said, "tenant-0", f"{revoked.id} of tenant-1", "acme") and "tenant-2" not in said
+    assert run(capsys, *restore).items() >= {"opened": [], "revived": [], "returned": []}.items()
 
 
 @pytest.mark.parametrize("removed", [1, 9])
