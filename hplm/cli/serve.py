@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-from hplm.cli.options import about, read
+from hplm.cli.options import Positive, about, read
 from hplm.errors import InvalidInput
 from hplm.registry.store import Place, place_of
 
@@ -27,7 +27,7 @@ def serve(
     *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
     state: Annotated[Place | None, read(place_of, help=STATE)] = None, state_must_exist: bool = False,
     address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
-    openai_port: int | None = None, log_file: Path | None = None, start_timeout: float = 300.0,
+    openai_port: int | None = None, log_file: Path | None = None, start_timeout: Positive = 300.0,
 ) -> None:  # fmt: skip
     """Serve a model repository with Triton until Ctrl-C or SIGTERM.
 
