@@ -1,5 +1,7 @@
 """What a folder and a bucket promise alike: CURRENT is overwritten by who has seen it, and other objects have one content."""
 
+from pathlib import Path
+
 import pytest
 
 from hplm.errors import Broken, InvalidInput
@@ -72,7 +74,8 @@ def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
     assert isinstance(remote, Remote) and str(remote / "toy") == "s3://bucket/hplm/toy"
     monkeypatch.setenv("HPLM_MIRROR", str(tmp_path))
     assert local(remote).parent == tmp_path and local(remote) != local(remote / "toy")
-    for wrong in ("ftp://host/x", "memory://x", "s3://"):
+    assert place_of("./s3:/x") == Path("s3:/x") and place_of("s3/x") == Path("s3/x")
+    for wrong in ("ftp://host/x", "memory://x", "s3://", "s3:/bucket/x", "s3//bucket/hplm", "GS:/x", "az:x"):
         with refusing(InvalidInput, wrong, "s3://bucket/folder"):
             place_of(wrong)
 
