@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,12 +67,12 @@ def serve(
         with ExitStack() as ending:
             gateway = None
             if openai_port is not None:
-                gateway = ending.enter_context(Gateway(address, openai_port, say))
+                gateway = ending.enter_context(Gateway(address, openai_port, say_when))
             ending.enter_context(server)
             if gateway is not None:
                 gateway.start(server.grpc_url, log_file)
                 ending.callback(gateway.drain)  # while the server drains
-            supervisor = Supervisor(server, say)  # first: what dies once it is said to be ready is started again
+            supervisor = Supervisor(server, say_when)  # first: what dies once it is said to be ready is started again
             announce(server, gateway, reading.result())
             while True:
                 supervisor.look()
@@ -121,6 +122,10 @@ def announce(server, gateway, without_keys: list[str]) -> None:
         say("Ready, for this machine only (loopback); --address 0.0.0.0 lets others in. Ctrl-C or SIGTERM stops it.")
     else:
         say(f"Ready, for everyone who reaches {server.address}. Ctrl-C or SIGTERM stops it.")
+
+
+def say_when(line: str) -> None:
+    say(f"{time.strftime('%F %T%z')} {line}")
 
 
 def say(line: str) -> None:
