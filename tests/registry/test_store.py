@@ -6,9 +6,9 @@ import pytest
 
 from hplm.errors import Broken, InvalidInput
 from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import Absent, Conflict, Remote, local, opened, place_of
+from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
 from testing.bucket import bucket
-from tests.support.message import refusing
+from tests.support.message import mentions, refusing
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -66,6 +66,16 @@ def test_a_registry_is_begun_once_and_not_where_one_is_lost(place):
 def test_a_bucket_that_does_not_exist_is_named():
     with bucket(), refusing(Absent, "s3://none/toy/CURRENT"):
         opened(place_of("s3://none/toy")).current()
+
+
+def test_a_bucket_without_credentials_says_which_to_set(monkeypatch):
+    with bucket() as server, server.stopped(), monkeypatch.context() as patch:
+        store = opened(place_of("s3://bucket/toy"))
+        for is_given in (True, False):
+            with refusing(Away, "s3://bucket/toy/CURRENT") as refused:
+                store.current()
+            assert mentions(refused.value, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") != is_given
+            patch.delenv("AWS_ACCESS_KEY_ID", raising=False)
 
 
 def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
