@@ -29,9 +29,17 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     if target.exists():
         raise InvalidInput(f"{target} exists already: name a new folder")
     writing = target.with_name(f"{target.name}.writing")
-    registry, copy = manager.registry, Folder(writing)
+    registry = manager.registry
     registry.pointer()  # it must be begun
-    manifest, named = None, {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
+    try:
+        return _backed_up(registry, target, writing)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)  # it failed
+
+
+def _backed_up(registry: Registry, target: Path, writing: Path) -> dict[str, Any]:
+    manifest, copy = None, Folder(writing)
+    named = {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
     for left in reversed(range(TRIES)):
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
