@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import os
 import queue
-import signal
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,6 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
+from hplm.engine.logs import begin_log
 from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
@@ -28,8 +27,7 @@ from hplm.tasks import TextAnswer
 
 # The stub looks them up there for each tensor of strings. Its own take more than twice as long.
 pb_utils.serialize_byte_tensor, pb_utils.deserialize_bytes_tensor = serialized, deserialized
-logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-faulthandler.register(signal.SIGUSR1)  # the process writes where its threads stand, when `hplm.server.stacks` asks
+begin_log()
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()

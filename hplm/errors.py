@@ -41,16 +41,21 @@ class InvalidInput(HplmError):
 
 
 class NoTenant(HplmError):
-    """Unknown tenant, wrong key or missing ticket. All share one message, so that a client cannot tell them apart."""
+    """Unknown tenant, wrong key or missing ticket. All share one message, so that a client cannot tell them apart.
+
+    Only the model for management, which has no tenants, says something else.
+    """
 
     word = "no_tenant"
     status = "NOT_FOUND"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "no such tenant, or not yours: check the parameter 'tenant', and the header 'authorization', which a proxy may not "
-            "forward"
-        )
+    _usual = (
+        "no such tenant, or not yours: check the parameter 'tenant', and the header 'authorization', which a proxy may not "
+        "forward"
+    )
+
+    def __init__(self, message: str = _usual) -> None:
+        super().__init__(message)
 
 
 class QueueFull(HplmError):

@@ -61,7 +61,10 @@ class TritonPythonModel:
             replies.send_outputs(sender, _outputs("{}"))
             return
         if not allows(self._keys, presented_key(parameters), time.time()):
-            raise NoTenant
+            raise NoTenant(
+                "the admin key is missing or wrong: send the header 'authorization: Bearer KEY', where KEY is the server's "
+                "HPLM_ADMIN_KEY; a proxy may not forward it"
+            )
         commands = replies.required(replies.inputs_of(request), "COMMAND").as_numpy().reshape(-1)
         if len(commands) != 1:
             raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")

@@ -27,7 +27,7 @@ def _tenant_parts(store: Store) -> list[Part]:
     """Only the newest version of a tenant needs its table: tables of older versions may be removed."""
     folders = versions(store.folder / "tenants")
     newest = set({folder.parent: folder for folder in folders}.values())
-    return [Part("tenant", folder, _check_tenant(store, folder in newest)) for folder in folders]
+    return [Part("record", folder, _check_tenant(store, folder in newest)) for folder in folders]
 
 
 def _check_tenant(store: Store, stands: bool) -> Callable[[Path, Progress], Iterator[str]]:

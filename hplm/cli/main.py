@@ -178,6 +178,7 @@ def _usage(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         return f"no place for {' '.join(error.unused_tokens or ())!r}."
     text = " ".join(str(error).split())
+    text = text if text.endswith((".", "?")) else f"{text}."
     return text.removeprefix(f'Command "{" ".join(error.command_chain or ())}" parameter ')
 
 

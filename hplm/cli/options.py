@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,8 +39,32 @@ def numbers(given: str) -> list[int]:
         raise ValueError(f"{given!r}: give whole numbers, such as 0,1") from None
 
 
+def whole(given: str) -> int:
+    """Returns a whole number. By itself, cyclopts rounds others."""
+    try:
+        number = float(given)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise ValueError(f"{given!r}: give a whole number")
+    return int(number)
+
+
+def _positive(_: object, given: float) -> None:
+    if not 0 < given < math.inf:
+        raise ValueError("Give a positive number.")
+
+
+def _not_negative(_: object, given: float) -> None:
+    if not 0 <= given < math.inf:
+        raise ValueError("Give 0 or a positive number.")
+
+
 CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .gz or .zst"
 
+Positive = Annotated[float, Parameter(validator=_positive)]
+NotNegative = Annotated[float, Parameter(validator=_not_negative)]
+Whole = Annotated[int | None, read(whole)]
 Json = Annotated[bool, about("end with one line of JSON")]
 StoreFolder = Annotated[Path, about("folder of the store")]
 Device = Annotated[str, about("auto, cpu, cuda or cuda:N")]

@@ -41,9 +41,12 @@ def route(
     )  # fmt: skip
     from hplm.cluster.watching import Served
 
+    if to.exists() and not to.is_dir():
+        raise InvalidInput(f"--to {to} is not a folder: name one for HAProxy's files")
     described = ClusterDescription.read(cluster)
+    changes = any(pool.state is not None for pool in described.pools)
     if watch:
-        if all(pool.state is None for pool in described.pools):
+        if not changes:
             raise InvalidInput(f"{cluster} names no 'state', so its tenants never change: name it, or leave out --watch")
         follow(Served(described), to)
         return
@@ -66,7 +69,8 @@ def route(
         return
     check_file(to)
     print(f"start:   {shlex.join(start_command(to))}")
-    print(f"follow:  hplm route --cluster {shlex.quote(str(cluster))} --to {shlex.quote(str(to))} --watch")
+    if changes:
+        print(f"follow:  hplm route --cluster {shlex.quote(str(cluster))} --to {shlex.quote(str(to))} --watch")
 
 
 def follow(served, folder: Path) -> None:

@@ -6,12 +6,13 @@ import os
 import resource
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-from hplm.cli.options import about, read
+from hplm.cli.options import Positive, about, read
 from hplm.errors import InvalidInput
 from hplm.registry.store import Place, place_of
 
@@ -27,7 +28,7 @@ def serve(
     *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
     state: Annotated[Place | None, read(place_of, help=STATE)] = None, state_must_exist: bool = False,
     address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
-    openai_port: int | None = None, log_file: Path | None = None, start_timeout: float = 300.0,
+    openai_port: int | None = None, log_file: Path | None = None, start_timeout: Positive = 300.0,
 ) -> None:  # fmt: skip
     """Serve a model repository with Triton until Ctrl-C or SIGTERM.
 
@@ -66,12 +67,12 @@ def serve(
         with ExitStack() as ending:
             gateway = None
             if openai_port is not None:
-                gateway = ending.enter_context(Gateway(address, openai_port, say))
+                gateway = ending.enter_context(Gateway(address, openai_port, say_when))
             ending.enter_context(server)
             if gateway is not None:
                 gateway.start(server.grpc_url, log_file)
                 ending.callback(gateway.drain)  # while the server drains
-            supervisor = Supervisor(server, say)  # first: what dies once it is said to be ready is started again
+            supervisor = Supervisor(server, say_when)  # first: what dies once it is said to be ready is started again
             announce(server, gateway, reading.result())
             while True:
                 supervisor.look()
@@ -121,6 +122,10 @@ def announce(server, gateway, without_keys: list[str]) -> None:
         say("Ready, for this machine only (loopback); --address 0.0.0.0 lets others in. Ctrl-C or SIGTERM stops it.")
     else:
         say(f"Ready, for everyone who reaches {server.address}. Ctrl-C or SIGTERM stops it.")
+
+
+def say_when(line: str) -> None:
+    say(f"{time.strftime('%F %T%z')} {line}")
 
 
 def say(line: str) -> None:

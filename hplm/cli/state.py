@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from hplm.cli.options import Json, about
+from hplm.cli.options import Json, Positive, about
 from hplm.cli.served import Served
 from hplm.errors import InvalidInput
 from hplm.options import LEASE_SECONDS
@@ -14,7 +14,7 @@ SOURCE = "a live state of the release before, or its backup: serve its tenants w
 
 
 def begin(
-    *, served: Served, lease: float = LEASE_SECONDS, source: Annotated[Path | None, about(SOURCE, name="--from")] = None,
+    *, served: Served, lease: Positive = LEASE_SECONDS, source: Annotated[Path | None, about(SOURCE, name="--from")] = None,
     from_repository: Path | None = None, json: Json = False,
 ) -> dict:  # fmt: skip
     """Make a live state in a folder or a bucket, in which nothing was changed since the export.
@@ -33,8 +33,6 @@ def begin(
     repository, state, backbone = served.repository, served.state, served.backbone
     if state is None:
         raise InvalidInput("give --state, the folder or bucket that `hplm serve --state` or HPLM_STATE will name")
-    if not lease > 0:
-        raise InvalidInput(f"--lease {lease:g}: give a positive number of seconds")
     if (source is None) != (from_repository is None):
         raise InvalidInput("give --from and --from-repository together: a live state, and the export that it was served with")
     named_folders(repository, backbone)  # a wrong one is an error
@@ -64,15 +62,22 @@ def backup(*, to: Annotated[Path, about("new folder for the backup")], served: S
 
 
 def restore(
-    *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], served: Served, json: Json = False
-) -> dict:
+    *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], accept_old_keys: bool = False,
+    served: Served, json: Json = False,
+) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 
     A lost state is made anew, and servers with a copy of a lost bucket must be started without it.
+
+    :param accept_old_keys: restore also if tenants with keys become open to everybody, or if revoked keys work again
     """
     from hplm.tenants.backup import restore
 
     registry = served.manager(begun=False).registry
-    manifest = restore(source, registry)
+    manifest = restore(source, registry, accept_old_keys)
     print(f"generation {manifest['backed_up']} of the backup is generation {manifest['generation']} of {registry.store}")
+    for what, names in (("open to everybody again", "opened"), ("revoked keys that work again", "revived"),
+                        ("deleted tenants that are served again", "returned")):  # fmt: skip
+        if manifest[names]:
+            print(f"{what}: {', '.join(manifest[names])}")
     return manifest

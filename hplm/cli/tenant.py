@@ -7,13 +7,14 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from hplm.cli.options import Json, StoreFolder, about, open_store
+from hplm.cli.options import Json, StoreFolder, Whole, about, open_store
 from hplm.cli.served import HERE, ServedHere, print_late
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.tenants.manager import Manager, TenantChange
 
+WHEN = "%F %T%z"
 Id = Annotated[str, about("name of the tenant")]
 
 
@@ -55,7 +56,10 @@ def add(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json 
 
 
 def update(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json = False) -> dict:
-    """Serve the store's newest version of a tenant; requests in flight use the old version."""
+    """Serve the store's newest version of a tenant; requests in flight use the old version.
+
+    It is served under the next number also if it was served before, which mends a damaged record.
+    """
     from builder.publish.live import update_tenant
 
     return _said(manager := served.manager(), update_tenant(manager, open_store(store), id))
@@ -96,7 +100,7 @@ def key_add(id: Id, /, *, days: float = 0.0, served: ServedHere = HERE, json: Js
     """
     manager = served.manager()
     secret, key = manager.add_key(id, days)
-    print(f"key {key.id} of tenant {id}; its secret, which is shown only now:\n{secret}", flush=True)
+    print(f"key {key.id} of tenant {id} {_ends(key.expires)}; its secret, which is shown only now:\n{secret}", flush=True)
     late = manager.settle()
     print_late(late)
     return {"tenant": id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
@@ -108,8 +112,7 @@ def key_list(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dic
 
     keys = key_rows(find_tenant(id, *served.checked())[1].keys)
     for key in keys:
-        ends = time.strftime("expires %F %T", time.localtime(key["expires"])) if key["expires"] else "does not expire"
-        print(f"{key['id']}  {ends}")
+        print(f"{key['id']}  {_ends(key['expires'])}")
     if not keys:
         print("no keys: open to everybody")
     return {"tenant": id, "keys": keys}
@@ -125,7 +128,7 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: ServedHere = 
     dead = manager.revoke_key(id, key)
     late = manager.settle()
     print(f"key {key} of tenant {id} is revoked; a server that is cut off may take it until", end=" ")
-    print(time.strftime("%F %T", time.localtime(math.ceil(dead))), flush=True)
+    print(time.strftime(WHEN, time.localtime(math.ceil(dead))), flush=True)
     print_late(late)
     if wait:
         time.sleep(max(0.0, dead - time.time()))
@@ -134,7 +137,7 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: ServedHere = 
 
 def limit(
     id: Id, /, *, rate: float | None = None, burst: float | None = None, texts_rate: float | None = None,
-    tokens_rate: float | None = None, in_flight: int | None = None, homes: int | None = None, deadline_ms: float | None = None,
+    tokens_rate: float | None = None, in_flight: Whole = None, homes: Whole = None, deadline_ms: float | None = None,
     first_token_ms: float | None = None, token_ms: float | None = None, served: ServedHere = HERE, json: Json = False,
 ) -> dict:  # fmt: skip
     """Set a tenant's quotas and the times that its answers may take.
@@ -168,6 +171,13 @@ def limit(
     print(f"tenant {id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
     print_late(late)
     return {"tenant": id, **limits, "late": late}
+
+
+def _ends(expires: int) -> str:
+    if not expires:
+        return "does not expire"
+    word = "expires" if time.time() < expires else "expired"
+    return time.strftime(f"{word} {WHEN}", time.localtime(expires))
 
 
 def _microseconds(milliseconds: float | None) -> float | None:

@@ -12,7 +12,7 @@ from hplm.errors import HplmError, InvalidInput
 def verify(*, store: Path | None = None, repository: Path | None = None, state: Path | None = None, json: Json = False) -> dict:
     """Check all stored files: tables, records and weights against their checksums, and that others can be read.
 
-    Exit with 1 if something is broken, after listing all of it.
+    Triton checks a config.pbtxt when it loads the model. Exit with 1 if something is broken, after listing all of it.
 
     :param store: folder that `hplm build` wrote
     :param repository: folder that `hplm export` wrote

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hplm.cli.options import NotNegative, Positive
 from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def watch(
-    *, url: str = "127.0.0.1:8000", models: tuple[str, ...] = (), once: bool = False, alive: bool = False, timeout: float = 15.0
+    *, url: str = "127.0.0.1:8000", models: tuple[str, ...] = (), once: bool = False, alive: bool = False,
+    timeout: Positive = 15.0,
 ) -> None:  # fmt: skip
     """Ask the models of a server that somebody else has started whether they work.
 
@@ -29,7 +31,8 @@ def watch(
     answer. `hplm serve` does all this itself, and restarts the server where requests were lost.
 
     :param url: HOST:PORT of its HTTP
-    :param models: the models to ask (default: all; that needs HPLM_ADMIN)
+    :param models: the models to ask, such as `--models toy-lookup toy-upper`; an ensemble is asked by its parts (default: all;
+        that needs HPLM_ADMIN)
     :param once: ask once, and fail unless every model answers: a readiness probe
     :param alive: ask once, and fail only if a restart may help: a liveness probe
     :param timeout: seconds for an answer
@@ -39,8 +42,8 @@ def watch(
 
     if once and alive:
         raise InvalidInput("give either --once or --alive")
-    host, _, port = url.rpartition(":")
-    if not host or not port.isdigit():
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
         raise HplmError(f"--url {url} is not an address: give HOST:PORT, such as 127.0.0.1:8000")
     secret = os.environ.get("HPLM_ADMIN")
     control = Control(host, int(port), admin={SECRET_HEADER: secret} if secret else {})
@@ -54,7 +57,7 @@ def ask(
     from hplm.server.probing import ALIVE, READY, State
 
     loaded = sorted(control.loaded()) if alive else []
-    probes = _probes(control, url, models or loaded)
+    probes = _probes(control, url, models or loaded, parts=bool(models))
     if once or alive:
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
@@ -84,17 +87,17 @@ def ask(
         clock.sleep(1)
 
 
-def _probes(control: Control, url: str, models: Sequence[str]) -> dict[str, Probe]:
-    """Returns the probes of these models; without any, of all."""
+def _probes(control: Control, url: str, models: Sequence[str], parts: bool = False) -> dict[str, Probe]:
+    """Returns the probes of these models, with `parts` also of those that an ensemble consists of; without any, of all."""
     from http.client import HTTPException
 
     try:
-        return control.probes(models or control.models())
+        return control.probes(models or control.models(), parts)
     except (OSError, HTTPException) as error:
         raise HplmError(f"no server answers at {url} ({type(error).__name__}): start it, or name another with --url") from None
 
 
-def drain(*, seconds: float = 25.0, at_least: float = 5.0) -> None:
+def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
     """Make the server of this container refuse new requests with [draining], and wait for those that it holds.
 
     It is made for Kubernetes' preStop. Server and command find each other by the variable HPLM_SERVER_ID, which must be the

@@ -133,6 +133,10 @@ def locked_memory(repository: Path, state: Place | None, limit: int, capabilitie
 
 
 def secret_files(files: Sequence[Path]) -> Finding:
+    unread = [str(file) for file in files if not _may_read(file)]
+    if unread:
+        way_out = "name files that exist, and run this as a user who may read them"
+        return Finding("secret files", PROBLEM, f"cannot read {_some(unread)}", way_out)
     seen = [f"{file} ({_mode(file):04o})" for file in files if _mode(file) & 0o077]
     if seen:
         return Finding(
@@ -186,7 +190,7 @@ def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
 def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding:
     """Looks at the keys of the environment, and at the lines `NAME=KEY` of files."""
     given = [(name, environment[name].strip()) for name in ADMIN_KEYS if environment.get(name)]
-    for file in files:
+    for file in filter(_may_read, files):
         given += re.findall(
             rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8"), re.MULTILINE
         )
@@ -259,6 +263,10 @@ def _hot_bytes(config: Path, tables: Path, state: Place | None) -> int:
     if state is not None:
         folders += versions(State(local(state) / tables.parents[1].name).tables)
     return sum(Table(folder).rows.first_bytes(rows) for folder in folders if (folder / "meta.json").exists())
+
+
+def _may_read(file: Path) -> bool:
+    return os.access(file, os.R_OK) and not file.is_dir()
 
 
 def _mode(path: Path) -> int:

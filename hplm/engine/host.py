@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ from typing import Protocol
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
 from hplm.engine.driver import Driver
+from hplm.engine.logs import begin_log
 from hplm.engine.outbox import Outbox
 from hplm.engine.threads import Beats
 from hplm.errors import HplmError
@@ -117,7 +117,6 @@ class Host:
 
 def run(open: Callable[[Begin, Host], Serving]) -> None:
     """Runs the process. Its arguments are the descriptors of a socket, and of memory that shows what is in batches."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    begin_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the model process says when to end
-    faulthandler.register(signal.SIGUSR1)  # it writes where its threads stand, when `hplm.server.stacks` asks
     Host(Channel(int(sys.argv[1])), int(sys.argv[2]), open).run()

@@ -104,7 +104,10 @@ class Bucket(Store):
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise Denied(f"{where} is refused ({_first_line(error)}): check the credentials, and their rights") from None
         except exceptions.BaseError as error:
-            raise Away(f"{where} does not answer ({_first_line(error)})") from None
+            said = f"{where} does not answer ({_first_line(error)})"
+            if self._place.url.startswith("s3://") and "AWS_ACCESS_KEY_ID" not in os.environ:
+                said += "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, unless this machine has rights of its own"
+            raise Away(said) from None
 
 
 def _first_line(error: Exception) -> str:

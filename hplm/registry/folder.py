@@ -16,7 +16,7 @@ from pathlib import Path
 from hplm.clock import Clock
 from hplm.errors import OutOfCapacity
 from hplm.plot.room import check_room
-from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Found
+from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Denied, Found
 
 WRITING = ".writing"  # ends the name of a file that is not complete
 LOCK, RESERVE = "LOCK", "RESERVE"
@@ -69,7 +69,6 @@ class Folder:
 
     def put(self, name: str, content: bytes | Path) -> None:
         path = self.path / name
-        self._make(path.parent)
         self._write(path, path.with_name(f"{path.name}.{secrets.token_hex(3)}{WRITING}"), content)  # two may write it at a time
         self._changed(path.parent)
 
@@ -143,6 +142,7 @@ class Folder:
 
     def _write(self, path: Path, fresh: Path, content: bytes | Path) -> None:
         try:
+            self._make(path.parent)
             _fill(fresh, content)
             fresh.replace(path)
         except OSError as error:
@@ -150,6 +150,10 @@ class Folder:
                 fresh.unlink()
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfCapacity(f"cannot write {path} ({error.strerror}), so nothing was changed: free space") from error
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise Denied(
+                    f"cannot write {path} ({error.strerror}), so nothing was changed: do it where and as who can write there"
+                ) from error
             raise
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hplm.errors import HplmError, InvalidInput, QueueFull
 CURRENT = "CURRENT"
 SNAPSHOTS, RECORDS, TABLES = "snapshots", "records", "plot"  # what the names of objects begin with
 SCHEMES = ("s3", "gs", "az")
+_MISTYPED = re.compile(rf"({'|'.join(SCHEMES)})(:|//)", re.IGNORECASE)  # such as s3:/bucket; a folder may be ./s3:
 
 
 class Away(HplmError):
@@ -109,10 +111,13 @@ def objects_of(store: Store, names: Iterable[str]) -> list[str]:
 def place_of(text: str) -> Place:
     """Reads the option --state: a folder, or the address of a bucket."""
     scheme, found, rest = text.partition("://")
-    if not found:
+    if not found and not _MISTYPED.match(text):
         return Path(text)
     if scheme not in SCHEMES or not rest:
-        raise InvalidInput(f"{text!r} is no place for a state: give a folder, or an address such as s3://bucket/folder")
+        raise InvalidInput(
+            f"{text!r} is no place for a state: give a folder, or an address such as s3://bucket/folder; "
+            "a folder of that name is ./NAME"
+        )
     return Remote(text)
 
 

@@ -47,13 +47,18 @@ class Control:
         except (OSError, http.client.HTTPException):
             return set()
 
-    def probes(self, models: Collection[str]) -> dict[str, Probe]:
-        """Returns the probe of each model, all of which are loaded. Ensembles have none: they are what their models are."""
+    def probes(self, models: Collection[str], parts: bool = False) -> dict[str, Probe]:
+        """Returns the probe of each model, all of which are loaded. Ensembles have none: they are what their models are.
+
+        `parts`: returns the probes of these models too.
+        """
         found: dict[str, Probe] = {}
         for model in models:
             config = self.config(model)
             if config.get("platform") != _ENSEMBLE:
                 found[model] = probing.probe_of(config)
+            elif parts:
+                found |= self.probes([step["model_name"] for step in config["ensemble_scheduling"]["step"]])
         return found
 
     def probe(self, model: str, probe: Probe, timeout: float) -> Health:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from hplm.errors import HplmError
@@ -32,6 +33,9 @@ class Ports:
 
     def claim(self, address: str) -> Ports:
         """Returns three free ports. They do not stay bound, so another process may take one before the server starts."""
+        for (flag, port), (other, same) in combinations(self.items(), 2):
+            if port and port == same:
+                raise HplmError(f"{flag} and {other} are both {port}: give different ports (0 takes a free one)")
         with ExitStack() as held:  # bound until all are chosen, so that they differ
             listeners = [held.enter_context(listen(address, port, flag)) for flag, port in self.items()]
             return Ports(*(listener.getsockname()[1] for listener in listeners))

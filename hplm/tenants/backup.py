@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, missing_folders, sync
-from hplm.registry.pointer import Pointer, begin
+from hplm.registry.pointer import Pointer, begin, is_begun
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry, needed_by
-from hplm.tenants.snapshot import Snapshot, files_of
+from hplm.tenants.snapshot import Snapshot, Tenant, files_of
 
 FORMAT = 2
 MANIFEST = "backup.json"
@@ -27,9 +29,17 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     if target.exists():
         raise InvalidInput(f"{target} exists already: name a new folder")
     writing = target.with_name(f"{target.name}.writing")
-    registry, copy = manager.registry, Folder(writing)
+    registry = manager.registry
     registry.pointer()  # it must be begun
-    manifest, named = None, {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
+    try:
+        return _backed_up(registry, target, writing)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)  # it failed
+
+
+def _backed_up(registry: Registry, target: Path, writing: Path) -> dict[str, Any]:
+    manifest, copy = None, Folder(writing)
+    named = {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
     for left in reversed(range(TRIES)):
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
@@ -66,8 +76,11 @@ def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
     return {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
 
 
-def restore(source: Path, registry: Registry) -> dict[str, Any]:
-    """Publishes a backup as the next generation, or as the first one where the registry is lost."""
+def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> dict[str, Any]:
+    """Publishes a backup as the next generation, or as the first one where the registry is lost.
+
+    Returns also what that undoes. `accept_old_keys`: also if it opens a tenant with keys, or if a revoked key works again.
+    """
     try:
         manifest: dict[str, Any] | list[Any] | None = json.loads((source / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
@@ -93,9 +106,38 @@ def restore(source: Path, registry: Registry) -> dict[str, Any]:
     for name in objects_of(kept.store, needed_by(snapshot)):
         if (source / name).exists():
             registry.store.put(name, source / name)
+    is_lost = not is_begun(registry.store, anew=True)  # nobody knows what was revoked or deleted
     begin(registry.store, pointer.lease_s, anew=True)
-    generation = registry.change("restore", lambda change: _restored(change, snapshot))
-    return {**manifest, "generation": generation, "backed_up": snapshot.generation}
+
+    def edit(change: Change) -> dict[str, Any]:
+        undone = _undone({} if is_lost else change.tenants, () if is_lost else snapshot.tenants)
+        if (undone["opened"] or undone["revived"]) and not accept_old_keys:
+            raise InvalidInput(
+                f"restoring {source} opens tenants with keys to everybody ({', '.join(undone['opened']) or 'none'}), and "
+                f"revoked keys work again ({', '.join(undone['revived']) or 'none'}): nothing was changed. Give "
+                "--accept-old-keys to restore it, and then add keys, or revoke them again"
+            )
+        return {**manifest, "generation": _restored(change, snapshot), "backed_up": snapshot.generation, **undone}
+
+    return registry.change("restore", edit)
+
+
+def _undone(now: Mapping[str, Tenant], backed_up: Iterable[Tenant]) -> dict[str, list[str]]:
+    """Returns which tenants a restore opens to everybody, which revoked keys work again, and which deleted tenants return."""
+    opened: list[str] = []
+    revived: list[str] = []
+    returned: list[str] = []
+    for tenant in backed_up:
+        served = now.get(tenant.id)
+        if served is None:
+            returned.append(tenant.id)
+        elif served.keys and not tenant.keys:
+            opened.append(tenant.id)
+        elif served.keys:
+            known = {key.digest for key in served.keys}
+            valid = [key for key in tenant.keys if not key.expires or time.time() < key.expires]
+            revived += [f"{key.id} of {tenant.id}" for key in valid if key.digest not in known]
+    return {"opened": opened, "revived": revived, "returned": returned}
 
 
 def _restored(change: Change, snapshot: Snapshot) -> int:

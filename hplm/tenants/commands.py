@@ -42,11 +42,11 @@ Form = TypeVar("Form")
 Stored = TypeVar("Stored", Calibration, Exits)
 
 
-class _Nothing(msgspec.Struct):
-    """The fields of a command that needs none. Each command ignores those that it does not know."""
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a command that needs none. Those of the other commands inherit that unknown ones are refused."""
 
 
-class _OfTenant(msgspec.Struct):
+class _OfTenant(_Nothing):
     id: Name
 
 
@@ -58,7 +58,7 @@ class _OfKey(_OfTenant):
     key: Word
 
 
-class _OfDomain(msgspec.Struct):
+class _OfDomain(_Nothing):
     name: Word
 
 
@@ -69,7 +69,7 @@ class _NewDomain(_OfDomain):
 _Limits = msgspec.defstruct("_Limits", [(name, Any, UNSET) for name in (*LIMITS, "homes")], bases=(_OfTenant,))
 
 
-class _Adapter(msgspec.Struct):
+class _Adapter(_Nothing):
     rank: Positive
     kind: Word | None = None
     places: Annotated[tuple[Word, ...], Meta(min_length=1)] | None = None
@@ -115,7 +115,7 @@ class Commands:
             given = _read("a command", dict[str, Any], json.loads(command))
         except (ValueError, RecursionError) as error:  # deep ones
             raise InvalidInput(f'the command is not JSON ({error}): send JSON such as {{"command": "tenant.list"}}') from None
-        name = given.get("command")
+        name = given.pop("command", None)
         if not isinstance(name, str) or name not in self._known:
             raise InvalidInput(f'unknown command: send one of {", ".join(self._known)}, such as {{"command": "tenant.list"}}')
         self._manager.registry.pointer()

@@ -65,7 +65,14 @@ class Registry:
 
     def begin(self, lease_s: float = LEASE_SECONDS) -> bool:
         """Makes a registry with no change since the export, unless there is one. Returns whether it was made now."""
-        return begin(self.store, lease_s)
+        if not begin(self.store, lease_s):
+            return False
+        self._size = len(self.exported.written())
+        try:
+            self._keep_reserve()
+        except (HplmError, OSError) as error:
+            log.warning("%s has no reserve for removals on a full disk: %s", self.store, error)
+        return True
 
     def begin_with(self, action: str, edit: Callable[[Change], object], lease_s: float) -> bool:
         """Makes a registry whose first generation has this change, unless there is one. Without all of it there is none."""
@@ -100,7 +107,8 @@ class Registry:
                     raise
                 return self._change(kept, action, edit)
         except (InvalidInput, Busy, OutOfCapacity):  # it was not made
-            kept.remove()
+            with suppress(OSError):  # on a read-only file system
+                kept.remove()
             raise
 
     def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
@@ -129,7 +137,7 @@ class Registry:
             self._remove(f"{SNAPSHOTS}/{name}" for name in _forgotten(pointer, after.generation))
             if after.ledger.swept == now:
                 self.collect()
-            self.store.keep_reserve(RESERVE_BYTES + 2 * self._size)
+            self._keep_reserve()
         except (HplmError, OSError) as error:  # the change is made
             log.warning("a later change finishes the clean-up of %s: %s", self.store, error)
         return result
@@ -228,6 +236,9 @@ class Registry:
         if snapshot.generation > self._told:
             self.store.put(f"{CHANGES}/{snapshot.generation}", msgspec.json.encode(snapshot.ledger.change))
             self._told = snapshot.generation
+
+    def _keep_reserve(self) -> None:
+        self.store.keep_reserve(RESERVE_BYTES + 2 * self._size)
 
     def _remove(self, names: Iterable[str]) -> None:
         self.store.delete(objects_of(self.store, names))

@@ -107,6 +107,11 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
         ("place renew now.json --to next.json", "place search --current"),
         ("domain inspect --store s --name n --top many", "--top"), ("tenant show x y", "'y'"),
         ("place profile --repository r --to t --devices cpu:0 cpu:1", "'cpu:1'"),
+        ("watch --timeout 0", "--timeout"), ("watch --timeout nan", "--timeout"),
+        ("serve --start-timeout -1", "--start-timeout"),
+        ("begin --repository r --state s --lease inf", "--lease"), ("drain --seconds nan", "--seconds"),
+        ("drain --at-least -1", "--at-least"), ("tenant limit x --in-flight 2.5", "'2.5'"),
+        ("tenant limit x --homes inf", "--homes"),
     ],
 )  # fmt: skip
 def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
@@ -122,6 +127,8 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
         ("infer --tenant a --pair -x -- -5x", {"text": "-5x", "pair": "-x"}),
         ("infer -5 --tenant=a --tenant b", {"text": "-5", "tenant": "b"}),
         ("tenant key add x --days -1", {"id": "x", "days": -1.0}),
+        ("tenant limit x --in-flight 1e3", {"in_flight": 1000}),
+        ("watch --models a b --models c", {"models": ("a", "b", "c")}),
         ("tenant exits x --store s --texts t --drop 1 2 --drop 3", {"drop": (1.0, 2.0, 3.0)}),
         ("domain update --name n --store s --corpus a b --corpus c", {"corpus": (Path("a"), Path("b"), Path("c"))}),
         ("serve --address 0.0.0.0 -- --trace-config=rate=1 -v", {"flags": ("--trace-config=rate=1", "-v")}),

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -72,6 +73,7 @@ WITHOUT_THE_BUILDER = [
     ("tenant rollback acme {places}", {"before": 2, "after": 1}),
     ("tenant key add tenant-0 --days 1 {places}", {"secret": lambda one: "hplm_" in one, "expires": lambda at: at > 0}),
     ("tenant key add tenant-0 {places}", {"expires": 0}),
+    ("tenant key list tenant-0 {places}", [["expires", time.strftime("%z")], ["does not expire"]]),
     ("tenant key list tenant-2 {places}", {"keys": lambda rows: len(rows) == 2 and all(row["expires"] == 0 for row in rows)}),
     ("tenant key revoke tenant-2 --key {key} {places}", {"revoked": "{key}"}),
     (f"tenant limit tenant-0 {LIMITS} {{places}}", {"rate": 5}),

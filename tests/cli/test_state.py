@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -105,6 +106,27 @@ def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(change
     assert live.add("newer", own) and live.current().find("newer").uid > newest.find("newer").uid
 
 
+def test_a_restore_names_what_it_undoes_and_needs_a_word_to_give_access(changed, capsys, monkeypatch):
+    (folder, places), tomorrow = changed, time.time() + 86400
+    live = Manager.open(folder / "repository", folder / "state")
+    revoked, kept, dead = (live.add_key("tenant-1", days)[1] for days in (0, 0, 0.5))
+    restore = ["restore", "--from", folder / "saved", *places]
+    run(capsys, "backup", "--to", folder / "saved", *places)
+    for key in (revoked, dead):
+        live.revoke_key("tenant-1", key.id)
+    live.add_key("tenant-0")
+    live.delete("acme")
+    monkeypatch.setattr("hplm.tenants.backup.time.time", lambda: tomorrow)  # when the dead one has expired
+    before = live.current()
+    said = refused(capsys, *restore)
+    assert mentions(said, "tenant-0", revoked.id, "--accept-old-keys") and kept.id not in said and dead.id not in said
+    assert live.current().generation == before.generation
+    said = printed(capsys, *restore, "--accept-old-keys")
+    assert mentions(said, "tenant-0", f"{revoked.id} of tenant-1", "acme") and "tenant-2" not in said
+    assert mentions(printed(capsys, "tenant", "key", "list", "tenant-1", *places), f"{dead.id}  expired")
+    assert run(capsys, *restore).items() >= {"opened": [], "revived": [], "returned": []}.items()
+
+
 @pytest.mark.parametrize("removed", [1, 9])
 def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, removed):
     """Objects that are gone when they are copied belonged to an older one, unless that is so again and again."""
@@ -128,17 +150,18 @@ def test_a_backup_that_meets_changes_is_one_of_the_newest_generation(changed, re
 def test_a_small_disk_is_refused_before_anything_is_written(changed, capsys):
     folder, places = changed
     run(capsys, "backup", "--to", folder / "saved", *places)
-    before = {path for path in folder.rglob("*") if path.is_file()}
+    before = {path for path in folder.rglob("*")}
     with full_disk():
         for command in (["backup", "--to", folder / "again", *places], ["restore", "--from", folder / "saved", *places]):
-            assert mentions(refused(capsys, *command), "GB", "free")
-    assert {path for path in folder.rglob("*") if path.is_file() and ".writing" not in str(path)} == before
+            assert mentions(refused(capsys, *command), "1,000 bytes", "free")
+    assert {path for path in folder.rglob("*")} == before
 
 
 def test_undamaged_files_are_verified(toy, grown, capsys):
     found = run(capsys, "verify", "--repository", toy.repository)
     assert found["tables"] == 3 and found["records"] > 2
-    assert mentions(printed(capsys, "verify", "--store", toy.store.folder), "ok", 3, 0)
+    records = f"{len(toy.store.tenants())} records"
+    assert mentions(printed(capsys, "verify", "--store", toy.store.folder), "ok", "3 tables", records)
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
     random_tenant(grown, TenantFile("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)
     grown.remove_branch("bio", 1)  # of an old version of a tenant

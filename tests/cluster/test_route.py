@@ -51,6 +51,12 @@ def test_haproxy_takes_the_files(router, capsys):
     assert checked.returncode == 0 and "warning" not in checked.stderr.lower(), checked.stderr
 
 
+def test_tenants_that_never_change_are_not_followed(router, replicas, capsys):
+    router.describe({"all": replicas}, all={"state": None})
+    assert router.write() == 0
+    assert "--watch" not in capsys.readouterr().out
+
+
 def test_host_names_and_several_pools(router, tmp_path):
     """A name that nobody knows yet keeps no other replica from its work."""
     other = Served(tmp_path, "other", [tenant("gamma")], models=("writer",))
@@ -79,6 +85,7 @@ def test_of_a_missing_program_the_package_is_named():
         ("--stats-address", ["--stats-address", "10.0.0.1:80"]),
         ("--routers 0", ["--routers", "0"]),
         ("with space", ["--to", "/tmp/with space"]),
+        (f"--to {__file__}", ["--to", __file__]),
         ("too long", ["--to", "/tmp/" + "x" * LONGEST_SOCKET]),
     ],
 )

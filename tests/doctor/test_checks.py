@@ -86,6 +86,12 @@ def test_files_of_secrets_and_regions_are_their_owners_alone(tmp_path, mode, sta
         file.unlink()
 
 
+def test_a_missing_file_of_secrets_is_a_finding(tmp_path):
+    finding = checks.secret_files([tmp_path / "none.env"])
+    assert finding.status == PROBLEM and mentions(finding.says, tmp_path / "none.env")
+    assert checks.admin_keys({}, [tmp_path / "none.env"]).status == UNKNOWN
+
+
 def test_a_secret_on_a_command_line_is_told(tmp_path):
     for pid, line in ((1, b"init\0"), (7, b"tritonserver\0--http-restricted-api=logging:hplm-admin=hidden\0")):
         (tmp_path / str(pid)).mkdir()

@@ -1,12 +1,14 @@
 """What a folder and a bucket promise alike: CURRENT is overwritten by who has seen it, and other objects have one content."""
 
+from pathlib import Path
+
 import pytest
 
 from hplm.errors import Broken, InvalidInput
 from hplm.registry.pointer import Pointer, begin
-from hplm.registry.store import Absent, Conflict, Remote, local, opened, place_of
+from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
 from testing.bucket import bucket
-from tests.support.message import refusing
+from tests.support.message import mentions, refusing
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -66,13 +68,24 @@ def test_a_bucket_that_does_not_exist_is_named():
         opened(place_of("s3://none/toy")).current()
 
 
+def test_a_bucket_without_credentials_says_which_to_set(monkeypatch):
+    with bucket() as server, server.stopped(), monkeypatch.context() as patch:
+        store = opened(place_of("s3://bucket/toy"))
+        for is_given in (True, False):
+            with refusing(Away, "s3://bucket/toy/CURRENT") as refused:
+                store.current()
+            assert mentions(refused.value, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") != is_given
+            patch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+
+
 def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
     assert place_of("state") / "toy" == local(place_of("state/toy"))
     remote = place_of("s3://bucket/hplm/")
     assert isinstance(remote, Remote) and str(remote / "toy") == "s3://bucket/hplm/toy"
     monkeypatch.setenv("HPLM_MIRROR", str(tmp_path))
     assert local(remote).parent == tmp_path and local(remote) != local(remote / "toy")
-    for wrong in ("ftp://host/x", "memory://x", "s3://"):
+    assert place_of("./s3:/x") == Path("s3:/x") and place_of("s3/x") == Path("s3/x")
+    for wrong in ("ftp://host/x", "memory://x", "s3://", "s3:/bucket/x", "s3//bucket/hplm", "GS:/x", "az:x"):
         with refusing(InvalidInput, wrong, "s3://bucket/folder"):
             place_of(wrong)
 

@@ -11,7 +11,7 @@ from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from tests.support.fake_triton import Request, model_of
 from tests.support.faulty_store import FaultyStore
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 from tests.support.servers import ADMIN_KEY
 from tests.support.wait import PATIENCE, Hold, eventually
 
@@ -69,7 +69,9 @@ def run_first(model, hold, *others):
 def test_commands_are_answered_in_turn_whatever_becomes_of_those_before_them(model):
     asked = [request("wrong"), request(), request(key="another"), request('{"command": "log"}'), request(key="")]
     model.execute(asked)
-    words = [answer(one).partition("]")[0] for one in asked]
+    said = [answer(one) for one in asked]
+    assert all(mentions(one, "HPLM_ADMIN_KEY", "authorization") and "tenant'" not in one for one in (said[2], said[4]))
+    words = [one.partition("]")[0] for one in said]
     assert words == ["[invalid_input", DONE, "[no_tenant", '{"changes": [', "[no_tenant"]
 
 

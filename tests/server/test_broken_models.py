@@ -42,7 +42,7 @@ class Played(Clock):
     def loaded(self):
         return self.models
 
-    def probes(self, models):
+    def probes(self, models, parts=False):
         if set(self.unreadable).intersection(models):
             raise HplmError("the configuration of the model cannot be read")
         self.read.extend(models)
@@ -172,6 +172,18 @@ def test_a_probe_has_every_required_input_with_the_least_values():
 )
 def test_what_an_answer_means(status, said, state):
     assert probing.health(status, json.dumps({"error": said}).encode() if said else b"").state is state
+
+
+def test_an_ensemble_has_no_probe_but_those_of_its_parts():
+    configs = {name: {"input": []} for name in ("toy-lookup", "toy-upper")}
+    configs["toy"] = {"platform": "ensemble", "ensemble_scheduling": {"step": [{"model_name": name} for name in configs]}}
+
+    class Read(Control):
+        def config(self, model):
+            return configs[model]
+
+    control = Read("127.0.0.1", 1, {})
+    assert not control.probes(["toy"]) and list(control.probes(["toy"], parts=True)) == ["toy-lookup", "toy-upper"]
 
 
 def test_a_model_whose_configuration_cannot_be_read_has_no_probe_and_is_not_loaded_with_an_empty_one():

@@ -134,7 +134,7 @@ def test_ports_and_addresses_that_cannot_be_had_are_refused_with_the_flag_that_c
         taken = listener.getsockname()[1]
         for ports, address, named in (
             *((Ports(**{one: taken}), "127.0.0.1", (taken, "127.0.0.1", f"--{one}-port")) for one in services),
-            (Ports(http=free, grpc=free), "127.0.0.1", (free, "--grpc-port")),
+            (Ports(http=free, grpc=free), "127.0.0.1", (free, "--http-port", "--grpc-port")),
             (Ports(http=65536), "127.0.0.1", ("--http-port 65536",)),
             (Ports(), "192.0.2.1", ("--address 192.0.2.1",)),
         ):

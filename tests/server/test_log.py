@@ -1,5 +1,8 @@
 """The end of Triton's log is read, and the log stays small."""
 
+import logging
+
+from hplm.engine.logs import formatter
 from hplm.server import log
 
 NOISE = """\
@@ -28,6 +31,14 @@ def test_the_error_of_a_failing_model_is_shown_once_and_readable():
     ]
     parser = "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:1: Expected identifier"
     assert log.complaints(f"{NOISE}{parser}\n") == [parser]
+
+
+def test_lines_of_our_processes_have_the_form_of_tritons():
+    record = logging.LogRecord("hplm.engine.client", logging.ERROR, "client.py", 7, "cut", (), None)
+    record.created, record.msecs, record.process = 1763630262.388, 388.0, 10626
+    line = formatter().format(record)
+    assert line == "E1120 09:17:42.388000 10626 hplm.engine.client:7] cut"
+    assert log.complaints(f"{NOISE}{line}\n") == ["cut"]
 
 
 def test_without_an_error_line_the_last_lines_are_shown():

@@ -1,5 +1,7 @@
 """Changes of a live state beyond what tests/tenants/test_truth.py cuts and compares."""
 
+import errno
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +96,25 @@ def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, remove
     assert left == ([(second,)] if remove == "revoke" else [])
     live.add_key("tenant-1")
     assert reserve.exists(), "the next change has not made the reserve anew"
+
+
+def test_a_new_state_has_the_reserve_before_its_first_change(place, tmp_path):
+    live = Manager.open(place[1], tmp_path / "new" / "state")
+    live.registry.begin()
+    live.registry.store = Full(live.state.folder)
+    live.delete("tenant-0")
+    assert not (live.state.folder / RESERVE).exists(), "the change was made without the reserve"
+
+
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
+def test_where_nobody_may_write_it_is_said_that_nothing_was_changed(live, monkeypatch, reason):
+    def fails(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr("hplm.registry.folder._fill", fails)
+    for change in (lambda: live.add_key("tenant-0"), lambda: live.delete("tenant-0")):
+        with refusing(Denied, live.state.folder, os.strerror(reason), "nothing was changed"):
+            change()
 
 
 @pytest.mark.parametrize(

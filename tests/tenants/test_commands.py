@@ -58,6 +58,11 @@ LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exi
         ({"adapter": {"kind": "magic", "rank": 4}}, ["'magic'"]),
         ({"command": "tenant.explode"}, ["tenant.list"]),
         ({"command": "tenant.delete", "id": "nobody"}, ["'nobody'"]),
+        ({"label": ["x"]}, ["tenant.add", "'label'"]),
+        ({"adapter": {**GIVEN["adapter"], "place": []}}, ["'adapter'", "'place'"]),
+        ({"command": "tenant.key.add", "id": "zero", "day": 30}, ["tenant.key.add", "'day'"]),
+        ({"command": "tenant.limit", "id": "zero", "rates": 5}, ["'rates'"]),
+        ({"command": "tenant.list", "id": "zero"}, ["'id'"]),
         ({"command": "tenant.limit", "id": "zero", "token_us": 5000}, ["'zero'", "classify", "'token_us'"]),
         ({"command": "domain.add", "name": "../../etc", "version": 1}, ["../../etc/1"]),
         ({"command": "domain.delete", "name": "root"}, ["root"]),
@@ -70,7 +75,7 @@ LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exi
 def test_wrong_values_are_refused_by_their_name(place, wrong, named):
     manager, commands = place
     with refusing(InvalidInput, *named) as refused:
-        commands.run(json.dumps({**GIVEN, **wrong}))
+        commands.run(json.dumps(wrong if "command" in wrong else {**GIVEN, **wrong}))
     assert str(refused.value).encode() and not manager.current().generation
 
 

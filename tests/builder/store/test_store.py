@@ -171,9 +171,9 @@ def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, 
         unpack_root(file, origin.folder)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path)):
         pack_root(origin, tmp_path)
-    with full_disk(), pytest.raises(NoSpace, match=mentioning("GB", tmp_path)):
+    with full_disk(), pytest.raises(NoSpace, match=mentioning("1,000 bytes", tmp_path)):
         pack_root(origin, tmp_path / "again.tar")
-    with full_disk(), pytest.raises(NoSpace, match=mentioning("GB", tmp_path, "--store")):
+    with full_disk(), pytest.raises(NoSpace, match=mentioning("1,000 bytes", tmp_path, "--store")):
         unpack_root(file, tmp_path / "there")
     assert content(tmp_path) == before and not (tmp_path / "there").exists()
 

@@ -149,7 +149,7 @@ def test_what_has_no_room_is_refused_before_anything_learns_and_can_be_smaller(t
             lambda: build_domain(store, "less", files, SMALL, LEARNING, DEVICE),
             lambda: update_domain(store, "bio", [corpus(tmp_path, 2)], UpdateOptions(), LEARNING, DEVICE),
         ):
-            with pytest.raises(NoSpace, match=mentioning("GB", store.folder, "--keep")):
+            with pytest.raises(NoSpace, match=mentioning(f"{needed // 2:,} bytes", store.folder, "--keep")):
                 call()
         assert set(store.domains()) == {("bio", 1), ("root", 1)}
         assert not store.has_lower("less", 1) and not store.has_lower("bio", 2)
