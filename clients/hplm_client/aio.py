@@ -40,6 +40,7 @@ class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Gene
         return await self._is_ready()
 
     async def close(self) -> None:
+        """Ends calls that still wait: they raise ConnectionLost."""
         self._closed = True
         if self._bound is not None:
             await self._bound[1].close()

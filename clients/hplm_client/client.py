@@ -42,6 +42,7 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Iterator[Piece]]):
         return finished(self._is_ready())
 
     def close(self) -> None:
+        """Closes connections. Calls of other threads still get their answers over HTTP, and raise ConnectionLost over gRPC."""
         self._closed = True
         finished(self._made.close())
 

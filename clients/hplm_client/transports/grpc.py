@@ -107,7 +107,7 @@ class GrpcCalls:
     async def _call(self, method: str, message: Any, seconds: float, parameters: Mapping[str, object] | None = None) -> Any:
         try:
             answer = getattr(self._stub, method)(message, timeout=seconds, metadata=self._metadata(parameters or {}))
-            return await answer if inspect.isawaitable(answer) else answer
+            return await within(answer, None) if inspect.isawaitable(answer) else answer
         except grpc.RpcError as error:
             raise self._failure(error, seconds) from error
 
