@@ -46,6 +46,8 @@ class Calls(Generic[One, Many, Whole, Parts]):
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
+        if backbone is not None:
+            wire.encoded("backbone", backbone)
         self._named = backbone
         self._encoder: str | None = None  # both are found on first use, if no backbone was named
         self._decoder: str | None = None

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, parameters_of
+from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, encoded, parameters_of
 
 EVENT = b"data: "
 PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
@@ -76,12 +76,11 @@ class Prompt:
         if not isinstance(self.text, str | None):
             raise InvalidInput(f"the prompt is {type(self.text).__name__}: give str")
         check_tenant(self.tenant)
+        self.parameters()  # checks them
+        encoded("the prompt", self.text or "")
         try:
-            (self.text or "").encode()
-            (self._messages_json or "").encode()
+            encoded("a message", self._messages_json or "")
             json.dumps(self.sampling, allow_nan=False)
-        except UnicodeEncodeError as error:
-            raise InvalidInput(f"the prompt cannot be encoded as UTF-8: {error}") from error
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"messages and sampling settings cannot be sent as JSON: {error}") from error
 
