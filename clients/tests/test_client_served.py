@@ -63,6 +63,20 @@ def test_choices_are_told_apart_the_key_is_sent_and_errors_have_their_classes_on
             ask(call, backbone="nobody")
 
 
+def test_logprobs_come_with_each_token(ask):
+    asked = {**GREEDY, "max_tokens": 8, "logprobs": 3}
+    whole, pieces = (ask(partial(call, **asked)) for call in (generate, read))
+    (tokens,) = whole.logprobs
+    assert [token for piece in pieces for token in piece.logprobs] == tokens and len(tokens) == 8
+    for token in tokens:
+        assert len(token) == 3, "the likeliest was chosen"
+        first, *others = (one["logprob"] for one in token.values())
+        assert 0 >= first >= max(others)
+    assert ask(partial(generate, **asked), backbone="hplm").logprobs == whole.logprobs
+    assert len(ask(partial(generate, **asked, n=2)).logprobs) == 2
+    assert ask(partial(generate, **GREEDY)).logprobs is None and ask(partial(read, **GREEDY))[0].logprobs is None
+
+
 def test_the_command_prints_the_answer(server, capsys):
     at = server.grpc_url, "grpc"
     asked = ["generate", "--tenant", "plain", "--url", at[0], "--protocol", at[1], "--temperature", "0", "--max-tokens", "24"]
