@@ -16,11 +16,15 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-quoted() { printf '%s' "$1" | sed 's/[\\"]/\\&/g'; }
+# Escapes quotes, backslashes and control characters, byte by byte.
+quoted() {
+    printf '%s' "$1" | od -An -v -tu1 |
+        LC_ALL=C awk '{ for (i = 1; i <= NF; i++) printf(($i < 32 || $i == 34 || $i == 92) ? "\\u%04x" : "%c", $i + 0) }'
+}
 
 # "timeout" in the JSON is the deadline in microseconds, counted from the request's arrival.
 curl --silent --show-error --fail-with-body --max-time "$timeout" ${key:+--header "Authorization: Bearer $key"} \
-    "http://$url/v2/models/$backbone/infer" --data @- <<JSON
+    "http://$url/v2/models/$backbone/infer" --data-binary @- <<JSON
 {
   "parameters": {"tenant": "$(quoted "$tenant")", "timeout": 200000},
   "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["$(quoted "$text")"]}],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hplm_client.answer import Answer
@@ -18,7 +18,7 @@ T = TypeVar("T")
 Awaited = Coroutine[Any, Any, T]
 
 
-class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Generated], AsyncIterator[Piece]]):
+class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Generated], AsyncGenerator[Piece]]):
     """HplmClient for asyncio, with the same parameters.
 
     It belongs to the event loop that first uses it. If a task is cancelled, the client drops its request, but the server may
@@ -40,6 +40,7 @@ class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Gene
         return await self._is_ready()
 
     async def close(self) -> None:
+        """Ends calls that still wait: they raise ConnectionLost."""
         self._closed = True
         if self._bound is not None:
             await self._bound[1].close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hplm_client import generation, wire
 from hplm_client.answer import Answer
-from hplm_client.errors import ConnectionFailed, HplmClientError, SafeToRetry, listing
+from hplm_client.errors import OF_A_DECODER, OF_AN_ENCODER, ConnectionFailed, HplmClientError, SafeToRetry, advising, listing
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.retry import Attempts
 from hplm_client.settings import Protocol, Settings
@@ -46,6 +46,8 @@ class Calls(Generic[One, Many, Whole, Parts]):
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
+        if backbone is not None:
+            wire.encoded("backbone", backbone)
         self._named = backbone
         self._encoder: str | None = None  # both are found on first use, if no backbone was named
         self._decoder: str | None = None
@@ -167,7 +169,8 @@ class Calls(Generic[One, Many, Whole, Parts]):
 
         async def attempt(attempts: Attempts) -> list[Answer]:
             backbone = await self._find_backbone(attempts.network_s)
-            result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)
+            with advising(OF_A_DECODER, "a decoder answers, so use generate or stream"):
+                result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)
             return wire.decode(result, question)
 
         return await self._repeated(attempt, deadline_ms)
@@ -181,7 +184,10 @@ class Calls(Generic[One, Many, Whole, Parts]):
         async def attempt(attempts: Attempts) -> tuple[Outputs, AsyncGenerator[Outputs]]:
             backbone = await self._find_decoder(attempts.network_s)
             responses = _asked(transport, backbone, prompt, attempts.timeout_us, attempts.network_s)
-            with generation.before_the_first_part(prompt, backbone):
+            with (
+                generation.before_the_first_part(prompt, backbone),
+                advising(OF_AN_ENCODER, "an encoder answers, so use infer"),
+            ):
                 return generation.begun(await anext(responses, None), backbone), responses
 
         first, responses = await self._repeated(attempt, deadline_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hplm_client.answer import Answer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class HplmClient(Calls[Answer, list[Answer], Generated, Iterator[Piece]]):
+class HplmClient(Calls[Answer, list[Answer], Generated, Generator[Piece]]):
     """Asks one server, over HTTP or gRPC. Any number of threads may use one client, without waiting for each other.
 
     url              HOST:PORT of the protocol (Triton's defaults: 8000 for HTTP, 8001 for gRPC); https://HOST[:PORT] for TLS
@@ -42,6 +42,7 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Iterator[Piece]]):
         return finished(self._is_ready())
 
     def close(self) -> None:
+        """Closes connections. Calls of other threads still get their answers over HTTP, and raise ConnectionLost over gRPC."""
         self._closed = True
         finished(self._made.close())
 
@@ -59,7 +60,7 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Iterator[Piece]]):
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return finished(work)
 
-    def _iterated(self, pieces: AsyncGenerator[Piece]) -> Iterator[Piece]:
+    def _iterated(self, pieces: AsyncGenerator[Piece]) -> Generator[Piece]:
         try:
             while True:
                 try:

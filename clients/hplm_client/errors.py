@@ -159,6 +159,10 @@ UNKNOWN_MODEL = "Request for unknown model"  # an error within a stream of gRPC 
 GRPC_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 GRPC_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "recvmsg:", "sendmsg:")
 
+# Triton's words, and those of the model `hplm`, when an encoder was asked to generate or a decoder to infer.
+OF_AN_ENCODER = ("expected number of inputs between 1 and 2 ", "send TEXT or TEXT_PAIR")
+OF_A_DECODER = ("decoupled transaction policy", "send text_input or messages")
+
 
 def refusal(message: str, status: str | None) -> HplmClientError:
     """Returns the exception for an error answer: by its word, or without one by its HTTP status or gRPC code."""
@@ -185,6 +189,17 @@ def listing(names: str) -> Iterator[None]:
         if not isinstance(error, Forbidden) and error.status not in NOT_SERVED:
             raise
         raise NoBackbone(f"the server does not list its {names} ({error}): name one with `backbone` (--backbone)") from error
+
+
+@contextmanager
+def advising(signs: tuple[str, ...], advice: str) -> Iterator[None]:
+    """Adds the advice to a refusal with one of these signs, which is the caller's fault."""
+    try:
+        yield
+    except HplmClientError as error:
+        if not any(sign in str(error) for sign in signs):
+            raise
+        raise InvalidInput(f"{error}: {advice}", error.status) from error
 
 
 @contextmanager

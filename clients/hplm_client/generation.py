@@ -11,10 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, parameters_of
+from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, encoded, parameters_of
 
 EVENT = b"data: "
-PROMPT, MESSAGES, OUTPUT = "text_input", "messages", "text_output"
+PROMPT, MESSAGES, OUTPUT, LOGPROBS = "text_input", "messages", "text_output", "logprobs"
+# For each token: {"ID": {"logprob": -0.1, "decoded_token": "a"}, ...}. The token itself comes first, then the likeliest.
+Logprobs = list[dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Piece:
     choice: int = 0  # the number of the answer, of `n`
     finish_reason: str | None = None  # in the last part of a choice: stop, length, deadline or cancelled
     tokens: int = 0  # that this part adds
+    logprobs: Logprobs | None = None  # of these tokens; only with the setting `logprobs`
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Generated:
     finish_reasons: tuple[str, ...]
     prompt_tokens: int
     generated_tokens: int
+    logprobs: tuple[Logprobs, ...] | None = None  # of each choice; only with the setting `logprobs`
 
     @property
     def text(self) -> str:
@@ -76,12 +80,11 @@ class Prompt:
         if not isinstance(self.text, str | None):
             raise InvalidInput(f"the prompt is {type(self.text).__name__}: give str")
         check_tenant(self.tenant)
+        self.parameters()  # checks them
+        encoded("the prompt", self.text or "")
         try:
-            (self.text or "").encode()
-            (self._messages_json or "").encode()
+            encoded("a message", self._messages_json or "")
             json.dumps(self.sampling, allow_nan=False)
-        except UnicodeEncodeError as error:
-            raise InvalidInput(f"the prompt cannot be encoded as UTF-8: {error}") from error
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"messages and sampling settings cannot be sent as JSON: {error}") from error
 
@@ -125,6 +128,8 @@ def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any
         inputs[MESSAGES] = messages
     if sampling:
         inputs["sampling_parameters"] = json.dumps(sampling)
+    if sampling.get(LOGPROBS) is not None:
+        inputs["return_logprobs"] = True
     return inputs
 
 
@@ -150,7 +155,10 @@ def listed(result: Tensors, name: str) -> list[Any]:
 
 def outputs_in(result: Tensors) -> Outputs:
     """Returns the outputs of an answer to `infer`."""
-    return {name: listed(result, name) for name in (OUTPUT, "finish_reason", "num_input_tokens", "num_output_tokens")}
+    names = [OUTPUT, "finish_reason", "num_input_tokens", "num_output_tokens"]
+    if result.as_numpy(LOGPROBS) is not None:
+        names.append(LOGPROBS)
+    return {name: listed(result, name) for name in names}
 
 
 @contextmanager
@@ -186,8 +194,9 @@ async def pieces_in(responses: AsyncGenerator[Outputs]) -> AsyncGenerator[Piece]
 
 @expecting("that of a decoder")
 def _pieces(response: Outputs) -> list[Piece]:
-    parts = (_list(response, name) for name in (OUTPUT, "finish_reason", "num_output_tokens"))
-    found = [Piece(text, i, reason or None, tokens) for i, (text, reason, tokens) in enumerate(zip(*parts, strict=True))]
+    texts, reasons, counts = (_list(response, name) for name in (OUTPUT, "finish_reason", "num_output_tokens"))
+    parts = zip(texts, reasons, counts, _logprobs(response) or [None] * len(texts), strict=True)
+    found = [Piece(text, i, reason or None, tokens, logprobs) for i, (text, reason, tokens, logprobs) in enumerate(parts)]
     return [piece for piece in found if piece.text or piece.finish_reason or piece.tokens]
 
 
@@ -229,6 +238,7 @@ def whole_in(responses: Iterable[Outputs]) -> Generated:
             tuple(_list(response, "finish_reason")),
             _list(response, "num_input_tokens")[0],
             sum(_list(response, "num_output_tokens")),
+            _logprobs(response),
         )
 
 
@@ -236,6 +246,10 @@ def whole_in(responses: Iterable[Outputs]) -> Generated:
 def reads_prompts(metadata: Mapping[str, Any]) -> bool:
     """Whether the model with this metadata is a decoder."""
     return any(tensor.get("name") == PROMPT for tensor in metadata.get("inputs", []))
+
+
+def _logprobs(response: Outputs) -> tuple[Logprobs, ...] | None:
+    return tuple(map(json.loads, _list(response, LOGPROBS))) if LOGPROBS in response else None
 
 
 def _list(response: Outputs, name: str) -> list[Any]:

@@ -7,7 +7,6 @@ certainly not taken are sent again (SafeToRetry). After a timeout or a lost conn
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from hplm_client.errors import InvalidInput, SafeToRetry
 GRACE_S = 1.0  # how long after the deadline the client waits for the server's own error about it
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+LONGEST_WAIT_S = 1_000_000.0  # eleven days; a socket cannot wait for much longer
 
 
 class Attempts:
@@ -30,8 +30,11 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         die: Callable[[], float] = random.random,
     ) -> None:
-        if deadline_ms is not None and not 0 < deadline_ms < math.inf:
-            raise InvalidInput(f"{deadline_ms} ms is not a deadline: give a positive number, or None for the tenant's own")
+        if deadline_ms is not None and not 0 < deadline_ms <= 1000 * LONGEST_WAIT_S:
+            raise InvalidInput(
+                f"deadline_ms is {deadline_ms}: give milliseconds above 0, {1000 * LONGEST_WAIT_S:,.0f} at most, or None for "
+                "the tenant's own deadline"
+            )
         self._retries_left = retries
         self._has_deadline = deadline_ms is not None
         self._clock = clock

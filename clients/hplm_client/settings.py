@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import ssl
@@ -13,7 +12,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from hplm_client.errors import ClientTimeout, InvalidInput
-from hplm_client.retry import Attempts
+from hplm_client.retry import LONGEST_WAIT_S, Attempts
 from hplm_client.tls import trusting
 
 Protocol = Literal["http", "grpc"]
@@ -39,8 +38,10 @@ class Settings:
             raise InvalidInput(f"unknown protocol {self.protocol!r}: choose one of {', '.join(get_args(Protocol))}")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise InvalidInput("api_key cannot be sent as a header: give printable ASCII characters only")
-        if not 0 < self.network_timeout < math.inf:
-            raise InvalidInput(f"network_timeout {self.network_timeout} is not a limit: give a number of seconds above 0")
+        if not 0 < self.network_timeout <= LONGEST_WAIT_S:
+            raise InvalidInput(
+                f"network_timeout is {self.network_timeout}: give seconds above 0, {LONGEST_WAIT_S:,.0f} at most"
+            )
         if self.retries < 0:
             raise InvalidInput(f"retries {self.retries} is below 0: give 0 to turn retries off")
         host_and_port(self.address)
@@ -84,6 +85,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     parts = urlsplit(f"//{address}")
     try:
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
     except ValueError as error:
         raise InvalidInput(f"url {address!r} is invalid ({error}): give HOST:PORT, or https://HOST:PORT for TLS") from error
     if not host or not port or parts.netloc != address or "@" in address:

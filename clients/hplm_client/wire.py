@@ -53,11 +53,13 @@ class Question:
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or isinstance(self.pairs, str):
             raise InvalidInput("texts or pairs is a single str, whose characters would become texts: give a list of str")
-        if not self.texts:
+        if self.texts is None or len(self.texts) == 0:  # an array has no truth value
             raise InvalidInput("the request has no texts: give at least one")
         if self.pairs is not None and len(self.pairs) != len(self.texts):
             raise InvalidInput(f"{len(self.texts)} texts but {len(self.pairs)} pairs: give one pair for each text, or none")
         check_tenant(self.tenant)
+        for name in ("logits", "confidence", "level"):
+            check_flag(name, getattr(self, name))
 
     def parameters(self) -> dict[str, str | int | bool]:
         return parameters_of(self.tenant, self.truncate, self.priority, {"top_k": self.top_k, RUNG: self.rung})
@@ -67,8 +69,19 @@ def parameters_of(
     tenant: str, truncate: bool, priority: int | None, more: Mapping[str, str | int | None]
 ) -> dict[str, str | int | bool]:
     """Returns the parameters of a request, but those that are not given."""
+    check_flag("truncate", truncate)
     given = {"tenant": tenant, "truncate": True if truncate else None, PRIORITY: priority, **more}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():  # gRPC sends whole numbers of 64 bits
+        if not isinstance(value, str | int | float) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+            raise InvalidInput(f"{name.removeprefix('hplm_')} is {value!r}: give an int from {-(2**63):,} to {2**63 - 1:,}")
+    return given
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Raises if this is neither True nor False. 'false' would count as true."""
+    if value not in (True, False):
+        raise InvalidInput(f"{name} is {value!r}: give True or False")
 
 
 def check_tenant(name: str) -> None:
@@ -77,6 +90,17 @@ def check_tenant(name: str) -> None:
         raise InvalidInput("the request has no tenant: give the tenant's name")
     if "\0" in name:
         raise InvalidInput(f"the tenant's name {name!r} has a NUL: give the tenant's name")
+    encoded("tenant", name)
+
+
+def encoded(name: str, text: str) -> bytes:
+    """Returns the text in UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"{name} cannot be encoded as UTF-8: leave out the character {text[error.start]!r} at {error.start}"
+        ) from error
 
 
 def encode(question: Question) -> Request:
@@ -157,10 +181,7 @@ def _strings(name: str, texts: Sequence[str]) -> np.ndarray:
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(f"{name} {number} is {type(text).__name__}: give str")
-        try:
-            column[number, 0] = text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(f"{name} {number} cannot be encoded as UTF-8: {error}") from error
+        column[number, 0] = encoded(f"{name} {number}", text)
     return column
 
 

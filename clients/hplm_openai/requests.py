@@ -49,10 +49,7 @@ class Asked:
         return self.sampling.get("logprobs")
 
     def inputs(self) -> dict[str, str | bool]:
-        inputs = inputs_of(self.text, self.messages, self.sampling, self.stream)
-        if self.logprobs is not None:
-            inputs["return_logprobs"] = True
-        return inputs
+        return inputs_of(self.text, self.messages, self.sampling, self.stream)
 
     def parameters(self) -> dict[str, str | int | bool]:
         """Returns parameters, with the key: all clients share one connection, so it is not a header of it."""

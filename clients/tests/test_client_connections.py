@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 from client_fakes import before_each_pause, canned, cutting, forwarding, raising, reading_slowly, silent
-from triton_fakes import echo
+from triton_fakes import PART, echo
 
 from hplm.server.ports import free_ports
 from hplm_client import (
@@ -251,6 +251,47 @@ def test_an_asyncio_client_stays_with_its_loop_outlives_a_cancelled_task_and_ref
     fake.answer = answer
     with hold:
         asyncio.run(cancel_and_keep())
+
+
+def test_close_ends_the_calls_that_wait_but_not_those_of_threads_over_http(way, fake):
+    hold = Hold()
+
+    async def close_meanwhile(client):
+        task = asyncio.create_task(infer(client))
+        await asyncio.to_thread(hold.until_reached)
+        await client.close()
+        if way == Way("http"):
+            hold.open()
+            assert (await task).label == "a"
+        else:
+            with raising(ConnectionLost):
+                await task
+
+    fake.answer = lambda request: (hold.pass_through(), echo(request))[1]
+    with hold:
+        way.run(way.url(fake), close_meanwhile, backbone="minilm")
+
+
+@on_both
+def test_close_ends_streams_and_a_cancelled_task_stays_cancelled(fake, protocol):
+    async def close_meanwhile():
+        client = AsyncHplmClient(Way(protocol).url(fake), protocol, "chat")
+        *begun, idle = [client.stream("a", tenant="acme") for _ in range(3)]
+        for stream in (*begun, idle):
+            await anext(stream)
+        waiting, cancelled = (asyncio.ensure_future(anext(stream)) for stream in begun)
+        for _ in range(10):
+            await asyncio.sleep(0)  # both wait
+        cancelled.cancel()
+        await client.close()
+        for following in (waiting, anext(idle)):
+            with raising(ConnectionLost):
+                await following
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+    fake.parts = [{**PART, "finish_reason": ""}]  # more would come
+    asyncio.run(close_meanwhile())
 
 
 @pytest.fixture

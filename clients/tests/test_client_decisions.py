@@ -22,13 +22,14 @@ from tests.support.wait import Clock
     [
         *(({"url": url}, url.removeprefix("https://")) for url in (
             "http://127.0.0.1:8000", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:8000/path", "https://door/path", "https://door:x",
-            "HTTPS:door:443",
+            "HTTPS:door:443", "a..b:80", f"{'a' * 64}:80",
         )),
         ({"url": "https://"}, "':443'"),
         ({"protocol": "https"}, "'https'"),
         *(({"api_key": key}, "ASCII") for key in ("two\nlines", "schlüssel", "")),
-        ({"network_timeout": 0}, "network_timeout 0"),
-        ({"network_timeout": float("inf")}, "network_timeout inf"),
+        ({"network_timeout": 0}, "network_timeout is 0"),
+        *(({"network_timeout": seconds}, "1,000,000 at most") for seconds in (float("inf"), float("nan"), 1e12, 1_000_001)),
+        ({"backbone": "\ud800"}, "backbone"),
         ({"retries": -1}, "retries -1"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from tests.support.wait import PATIENCE
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PYTHON = ("hplm_client_sync", "hplm_client_async", "tritonclient_plain")
-TEXT = 'say "naïve" \\ 文字'
+TEXT = 'say "naïve" \\\\n 文字\n\ttwo lines, and \x01\n'
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hplm.cli.main import parsed
 from hplm.errors import HplmError
 from hplm_client import Answer, ClientTimeout, InvalidInput, NoBackbone, QueueFull, Row, ServerFault, UnexpectedAnswer
 from tests.support.wait import Hold
-from tests.support.ways import Way, infer, ready
+from tests.support.ways import Way, generate, infer, ready
 
 REFUSALS = {  # by word: the class of its exception, and whether the request is sent again
     "invalid_input": ("InvalidInput", False), "no_tenant": ("NoTenant", False), "queue_full": ("QueueFull", True),
@@ -32,6 +33,7 @@ def test_texts_and_pairs_come_back_with_their_labels_in_their_order(ask):
     assert (answer.label, answer.score, answer.labels) == (odd, 1.0, (odd,))
     texts = [f"text {number}" for number in range(100)]
     assert [answer.label for answer in ask(lambda client: client.infer_batch(texts, tenant="acme"))] == texts
+    assert [answer.label for answer in ask(lambda client: client.infer_batch(np.array(texts), tenant="acme"))] == texts
     answers = ask(lambda client: client.infer_batch(["a", "b"], pairs=["c", ""], tenant="acme"))
     assert [answer.label for answer in answers] == ["a|c", "b|"]
     assert ask(lambda client: infer(client, pair="d")).label == "a|d"
@@ -92,6 +94,13 @@ def test_parameters_key_and_deadline_reach_the_model(ask, fake):
     assert plain.parameters == {"tenant": "acme"} and plain.headers["hplm-tenant"] == "acme"
     assert plain.headers.get("accept-encoding", "identity") == "identity", "Triton would compress the answer"
     assert "authorization" not in plain.headers and set(plain.outputs) == {"LABEL", "SCORE", "SPAN", "VERSION"}
+
+
+def test_the_longest_times_can_be_waited_for(ask):
+    for call in (infer, generate):
+        for deadline_ms in (None, 1_000_000_000):
+            settings = {"backbone": "minilm" if call is infer else "chat", "network_timeout": 1_000_000}
+            assert ask(partial(call, deadline_ms=deadline_ms), **settings)
 
 
 def test_a_refusal_has_its_class_and_only_a_request_that_was_not_taken_is_sent_again(ask, fake):
@@ -172,9 +181,15 @@ def test_calls_share_a_client_and_do_not_wait_for_each_other(way, fake):
     [
         ({"texts": []}, "texts"), ({"texts": "abc"}, "str"), ({"pairs": "b"}, "str"), ({"tenant": ""}, "tenant"),
         ({"tenant": "acme\0x"}, "NUL"), ({"texts": ["a", "b"], "pairs": ["c"]}, r"2.*1"), ({"texts": ["a", b"b"]}, "TEXT 1"),
-        ({"pairs": [None]}, "TEXT_PAIR 0"), ({"texts": ["\ud800"]}, "UTF-8"), ({"deadline_ms": 0}, "0 ms"),
-        ({"deadline_ms": -1}, "-1 ms"), ({"deadline_ms": float("nan")}, "nan ms"), ({"deadline_ms": float("inf")}, "inf ms"),
+        ({"pairs": [None]}, "TEXT_PAIR 0"), ({"texts": ["\ud800"]}, "TEXT 0.*UTF-8"), ({"tenant": "a\ud800"}, "tenant.*UTF-8"),
+        ({"texts": np.array([])}, "texts"),
+        *(({"deadline_ms": wrong}, "^deadline_ms is .*1,000,000,000") for wrong in (
+            0, -1, float("nan"), float("inf"), 1e13, 1e16)),
+        *(({name: wrong}, f"^{name} is .*9,223,372,036,854,775,807") for name in ("top_k", "rung", "priority") for wrong in (
+            2**63, -(2**63) - 1, [1], np.int64(1))),
+        *(({name: "false"}, f"^{name} is 'false'") for name in ("truncate", "logits", "confidence", "level")),
     ],
+    ids=str,
 )  # fmt: skip
 def test_wrong_inputs_are_refused_before_they_are_sent(way, given, named):
     with pytest.raises(InvalidInput, match=named):

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import tritonclient.http
+from client_fakes import raising
 
 from hplm.cli.main import main
 from hplm_client import HplmClient, InvalidInput, NoBackbone, NoTenant
@@ -16,7 +17,7 @@ from hplm_client.transports.grpc import AsyncGrpcTransport
 from hplm_openai.requests import Asked
 from tests.support.servers import SECRET
 from tests.support.wait import PATIENCE, eventually
-from tests.support.ways import generate, read
+from tests.support.ways import generate, infer, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
@@ -61,6 +62,31 @@ def test_choices_are_told_apart_the_key_is_sent_and_errors_have_their_classes_on
                 ask(partial(call, **{**GREEDY, **more}))
         with pytest.raises(NoBackbone, match="nobody"):
             ask(call, backbone="nobody")
+
+
+def test_logprobs_come_with_each_token(ask):
+    asked = {**GREEDY, "max_tokens": 8, "logprobs": 3}
+    whole, pieces = (ask(partial(call, **asked)) for call in (generate, read))
+    (tokens,) = whole.logprobs
+    assert [token for piece in pieces for token in piece.logprobs] == tokens and len(tokens) == 8
+    for token in tokens:
+        assert len(token) == 3, "the likeliest was chosen"
+        first, *others = (one["logprob"] for one in token.values())
+        assert 0 >= first >= max(others)
+    assert ask(partial(generate, **asked), backbone="hplm").logprobs == whole.logprobs
+    assert len(ask(partial(generate, **asked, n=2)).logprobs) == 2
+    assert ask(partial(generate, **GREEDY)).logprobs is None and ask(partial(read, **GREEDY))[0].logprobs is None
+
+
+def test_a_call_for_the_other_kind_of_backbone_is_told_the_right_one(ask):
+    for call, tenant, backbones, advice in (
+        (infer, "plain", ("chat", "hplm"), "use generate"),
+        (generate, "acme", ("toy", "hplm"), "use infer"),
+        (read, "acme", ("toy",), "use infer"),
+    ):
+        for backbone in backbones:
+            with raising(InvalidInput, match=advice):
+                ask(partial(call, tenant=tenant), backbone=backbone)
 
 
 def test_the_command_prints_the_answer(server, capsys):

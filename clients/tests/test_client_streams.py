@@ -32,13 +32,24 @@ def test_every_request_names_its_tenant_in_a_header(ask, fake, call):
 @pytest.mark.parametrize(
     ("given", "kind"), [(np.str_("1"), str), (True, bool), (2, int), (2.5, float)], ids=["str", "bool", "int", "float"]
 )
-def test_parameters_of_a_call_keep_their_kind(ask, fake, way, given, kind):
+def test_parameters_of_a_call_keep_their_kind(ask, fake, given, kind):
     ask(lambda client: generate(client, tenant=np.str_("acme"), priority=given), backbone="chat")
-    if way.protocol == "grpc":  # JSON has lists
-        with pytest.raises(InvalidInput):
-            ask(lambda client: generate(client, priority=[]), backbone="chat")
     sent = fake.requests[0].parameters
     assert (sent["hplm_priority"], type(sent["hplm_priority"]), sent["tenant"]) == (given, kind, "acme")
+
+
+@pytest.mark.parametrize("call", [generate, read])
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"tenant": "\ud800"}, "tenant"), ({"prompt": "\ud800"}, "the prompt"), ({"deadline_ms": 1e13}, "deadline_ms"),
+        ({"prompt": None, "messages": [{"role": "user", "content": "\ud800"}]}, "a message"), ({"priority": 2**63}, "priority"),
+        ({"priority": []}, "priority"), ({"truncate": "false"}, "truncate"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_they_are_sent(way, call, given, named):
+    with pytest.raises(InvalidInput, match=f"^{named} "):
+        way.call("127.0.0.1:1", lambda client: call(client, **given))
 
 
 @both

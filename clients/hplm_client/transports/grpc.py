@@ -16,7 +16,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from hplm_client import wire
-from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, InvalidInput, refusal
+from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, refusal
 from hplm_client.generation import Asked, Outputs, listed, tensors_of
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
@@ -107,7 +107,7 @@ class GrpcCalls:
     async def _call(self, method: str, message: Any, seconds: float, parameters: Mapping[str, object] | None = None) -> Any:
         try:
             answer = getattr(self._stub, method)(message, timeout=seconds, metadata=self._metadata(parameters or {}))
-            return await answer if inspect.isawaitable(answer) else answer
+            return await within(answer, None) if inspect.isawaitable(answer) else answer
         except grpc.RpcError as error:
             raise self._failure(error, seconds) from error
 
@@ -182,9 +182,7 @@ def _message(backbone: str, request: wire.Request, timeout_us: int | None) -> An
     for name in request.outputs:
         message.outputs.add(name=name)
     for name, value in {**request.parameters, **({} if timeout_us is None else {"timeout": timeout_us})}.items():
-        kind = next((kind for own, kind in KINDS.items() if isinstance(value, own)), None)
-        if kind is None:
-            raise InvalidInput(f"{name} is {value!r}: give text, a number, or True or False")
+        kind = next(kind for own, kind in KINDS.items() if isinstance(value, own))
         setattr(message.parameters[name], kind, value)
     return message
 

@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -18,12 +20,15 @@ from hplm_client.waiting import within
 
 CONNECTIONS = 256  # of `infer`; further requests wait for a connection, within their time limit
 
+T = TypeVar("T")
+
 
 class AsyncHttpTransport(HttpCalls):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._inferring = self._session(CONNECTIONS)
         self._others = self._session(0)  # without a limit: a stream would keep others waiting
+        self._waits: set[asyncio.Future[Any]] = set()
 
     def _session(self, limit: int) -> aiohttp.ClientSession:
         context = self._settings.context
@@ -36,8 +41,17 @@ class AsyncHttpTransport(HttpCalls):
         )
 
     async def close(self) -> None:
+        for wait in self._waits:  # aiohttp would not end those for the next line of a stream
+            wait.cancel()
         await self._inferring.close()
         await self._others.close()
+
+    async def in_time(self, work: Awaitable[T], ends: float) -> T:
+        """Returns the result of the work. Raises `asyncio.TimeoutError` at that time."""
+        wait = asyncio.ensure_future(work)
+        self._waits.add(wait)
+        wait.add_done_callback(self._waits.discard)
+        return await within(wait, ends - time.monotonic())
 
     @asynccontextmanager
     async def _sent(
@@ -47,10 +61,10 @@ class AsyncHttpTransport(HttpCalls):
         session = self._inferring if path.endswith("/infer") else self._others
         ends = time.monotonic() + seconds
         try:
-            response = await within(session.request(method, path, data=body or None, headers=headers), seconds)
+            response = await self.in_time(session.request(method, path, data=body or None, headers=headers), ends)
             self._answered = True
             try:
-                yield _Reply(response, ends)
+                yield _Reply(response, ends, self)
             finally:
                 response.close()
         except asyncio.TimeoutError as error:
@@ -60,18 +74,18 @@ class AsyncHttpTransport(HttpCalls):
         except aiohttp.ClientConnectorError as error:
             refused = self._settings.context is None or isinstance(error.os_error, ConnectionRefusedError | socket.gaierror)
             raise NotConnected(f"cannot connect to {url} over HTTP: {error}{'' if refused else NOT_SPOKEN}") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:  # the last if the client was closed between two lines
             raise self._lost(error) from error
         except ValueError as error:  # such as a line without an end
             raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error
 
 
+@dataclass
 class _Reply(Reply):
+    transport: AsyncHttpTransport
+
     async def read(self) -> bytes:
-        return await self._in_time(self.response.read())
+        return await self.transport.in_time(self.response.read(), self.ends)
 
     async def line(self) -> bytes:
-        return await self._in_time(self.response.content.readline())
-
-    async def _in_time(self, reading: Awaitable[bytes]) -> bytes:
-        return await within(reading, self.ends - time.monotonic())
+        return await self.transport.in_time(self.response.content.readline(), self.ends)
