@@ -37,7 +37,13 @@ LAYERS = {
 }
 LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
-TOKENIZING = ("normalizer", "pre_tokenizer", "model", "post_processor")  # the parts of a tokenizer that choose its tokens
+# The parts of a tokenizer that choose its tokens, and what users call them.
+TOKENIZING = {
+    "normalizer": "normalizer",
+    "pre_tokenizer": "pre-tokenizer",
+    "model": "vocabulary",
+    "post_processor": "post-processor",
+}
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def _misfit(folder: Path, reason: str) -> InvalidInput:
 def _other_part(one: str, other: str) -> str | None:
     """Returns the first part in which two tokenizers differ, if it chooses tokens."""
     mine, theirs = json.loads(one), json.loads(other)
-    return next((part for part in TOKENIZING if mine.get(part) != theirs.get(part)), None)
+    return next((said for part, said in TOKENIZING.items() if mine.get(part) != theirs.get(part)), None)
 
 
 def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:

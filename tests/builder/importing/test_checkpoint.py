@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
@@ -261,10 +262,17 @@ CONTENTS = {
     "pickled": ("model.safetensors", None, ["pickled"]),
 }
 OTHERS = {
-    "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["tokenizer"],
+    "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["vocabulary", "--root MODEL"],
     "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
-    "empty": ["adapter_config"],
+    "empty": ["adapter_config"], "not-finite": ["not finite", "layer.1", "not-finite"],
+    "no-tokenizer": ["models/no-tokenizer", "tokenizer.json", "vocab.txt", "copy"],
 }  # fmt: skip
+
+
+def set_infinite(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["bert.encoder.layer.1.output.dense.weight"][0, 0] = float("inf")
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def make_odd(folder: Path, good: Path, harm: Path) -> None:
@@ -282,6 +290,9 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
         (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
     put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
+    set_infinite(shutil.copytree(good, folder / "not-finite") / "model.safetensors")
+    for file in shutil.copytree(good, folder / "no-tokenizer").glob("*token*"):
+        file.unlink()
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
     save_family(folder / "other-family", "roberta", SEQUENCE)
     put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
