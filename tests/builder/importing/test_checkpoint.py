@@ -265,7 +265,7 @@ OTHERS = {
     "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["vocabulary", "--root MODEL"],
     "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
     "empty": ["adapter_config"], "not-finite": ["not finite", "layer.1", "not-finite"],
-    "no-tokenizer": ["models/no-tokenizer", "tokenizer.json", "vocab.txt", "copy"],
+    "no-tokenizer": ["models/no-tokenizer", "tokenizer.json", "vocab.txt", "copy"], "日本": ["models/日本", "--id"],
 }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     save_family(folder / "other-family", "roberta", SEQUENCE)
     put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
     save_family(folder / "smaller", "bert", SEQUENCE)
-    for name in ("empty", ".git"):
+    for name in ("empty", ".git", "日本"):
         (folder / name).mkdir()
 
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
             assert part in one.refused, (one.id, one.refused)
     assert not harm.exists()
     page = write_page(store, found).read_text("utf-8")
-    assert "good-one" in page and "BertForMaskedLM" in page
+    assert f"good-one (from {folder / 'Good One'})" in page and "BertForMaskedLM" in page
     report = store.report(store.tenant("good-one"))
     assert f"<td>{report['after']['divergence']:.3f}</td>" in page and "KL" in page and advice(report)[:30] in page
     shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")
