@@ -101,11 +101,14 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     said = capsys.readouterr()
     assert "/Two!) refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
     assert "importing: 100%" in said.err and "looking up" not in said.err, "one bar for all"
-    assert mentions(refused(capsys, *command[:-1], folder / "one"), "one", "--texts")
+    assert "next: hplm export" in said.out
     assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
     assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
     assert mentions(refused(capsys, *command, *matching, "--root", "other"), "--root other", "made from")
     assert mentions(refused(capsys, *command, *matching, "--task", "tag"), "--task", "one folder")
+    (folder / "one" / "config.json").write_text("{}")
+    assert main([str(word) for word in (*command, *matching)]) == 1
+    assert "next" not in capsys.readouterr().out
 
 
 @by_one_step()

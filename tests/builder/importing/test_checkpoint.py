@@ -15,7 +15,7 @@ from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
-from builder.importing.reports import advice
+from builder.importing.reports import advice, facts_of
 from builder.importing.taught import MOST_BYTES, Taught
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
@@ -85,6 +85,8 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     assert imported(store, folder, file, **matching) == (tenant, report)
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
+    told = "tenant accuracy " + ", checkpoint accuracy ".join(f"{one['accuracy']:.3f}" for one in tested["test"].values())
+    assert facts_of(tested)["scores"] == told
     assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
     other = ["blue", "red", "green"]
     put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
