@@ -55,12 +55,17 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
 @pytest.mark.parametrize(
     "task, content, named",
     [
-        ("classify", "\n  \n", "data.jsonl"),
+        ("classify", "\n  \n", "data.jsonl JSON"),
         ("classify", '{"text": "a", "label": "x"}\nnot json', "data.jsonl:2 JSON"),
-        ("classify", '{"text": "a"}', "data.jsonl:1 missing `label`"),
+        ("classify", '{"text": "a", "label": "x"}\n3', "data.jsonl:2 JSON object"),
+        ("classify", '{"text": "a"}', 'data.jsonl:1 `label` classify is like {"text": "...", "label": "..."}'),
+        ("classify", '{"text": "a", "label": 0.5}', "data.jsonl:1 label --task regress"),
+        ("classify", '{"text": "a", "labels": ["x"]}', "data.jsonl:1 `label` --task multilabel"),
+        ("tag", '{"text": "a", "label": "x"}', "data.jsonl:1 `tokens` --task classify"),
+        ("classify", '{"text": "a", "label": "x"}'.encode("utf-16"), "data.jsonl UTF-16 UTF-8"),
         ("classify", '{"text": " ", "label": "x"}', "data.jsonl:1 'text'"),
         ("classify", '{"text": "a", "text_pair": "", "label": "x"}', "data.jsonl:1 'text_pair'"),
-        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 surrogate"),
+        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 surrogate JSON"),
         ("classify", b'{"text": "a", "label": "x"}\n\x00\x01\x02', "data.jsonl:2"),
         ("classify", b'{"text": "caf\xe9", "label": "x"}', "data.jsonl:1 UTF-8 14"),
         ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label length"),
@@ -83,8 +88,9 @@ def test_wrong_lines_missing_files_and_folders_are_named(tmp_path, task, content
     path = tmp_path / "data.jsonl" if content is None else raw(tmp_path, content)
     if content is None and task == "corpus":
         path.mkdir()
-    with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))):
+    with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))) as caught:
         list(read_corpus([path])) if task == "corpus" else training_task(task).read(path)
+    assert ("one JSON object a line" in str(caught.value)) == ("JSON" in named)
 
 
 def divided(path, task):
