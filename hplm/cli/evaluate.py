@@ -101,9 +101,10 @@ def _say_if_apart(here: float, served: float) -> None:
 def table(scores: dict[str, Scores | None]) -> str:
     """Returns a line for each scheme, with the main metric first."""
     known = {name: own for name, own in scores.items() if own is not None}
-    first = next(iter(known.values()))
-    columns = [first.metric, *(name for name in first.values if name != first.metric)]
-    lines = [f"{'':<10}" + "".join(f"{column:>16}" for column in columns)]
+    scored = next(iter(known.values()))
+    columns = [scored.metric, *(name for name in scored.values if name != scored.metric)]
+    first, widths = max(10, *(len(name) + 2 for name in known)), {column: max(16, len(column) + 2) for column in columns}
+    lines = [" " * first + "".join(f"{column:>{width}}" for column, width in widths.items())]
     for name, own in known.items():
-        lines.append(f"{name:<10}" + "".join(f"{own.values[column]:>16.4f}" for column in columns))
+        lines.append(f"{name:<{first}}" + "".join(f"{own.values[column]:>{width}.4f}" for column, width in widths.items()))
     return "\n".join(lines)
