@@ -160,14 +160,23 @@ class Family:
                 raise _misfit(folder, f"{folder} has {name} {own}, and {self._model!r} has {wanted}")
 
 
-def _misfit(folder: Path, reason: str) -> InvalidInput:
+class Misfit(InvalidInput):
+    """A checkpoint does not descend from the root's model, for this reason."""
+
+    def __init__(self, reason: str, way_out: str) -> None:
+        super().__init__(f"{reason}: {way_out}")
+        self.reason = reason
+
+
+def _misfit(folder: Path, reason: str) -> Misfit:
     """Says how to import a checkpoint that does not fit the root. Earlier releases of transformers saved what it began as."""
     found = configuration_of(str(folder))
     sizes = f"{found.num_hidden_layers} layers of width {found.hidden_size}, {found.vocab_size:,} tokens"
     began = read_json(folder / CONFIG).get("_name_or_path") or "MODEL"
-    return InvalidInput(
-        f"{reason}: build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
-        f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`"
+    return Misfit(
+        reason,
+        f"build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
+        f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`",
     )
 
 

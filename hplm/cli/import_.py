@@ -114,7 +114,7 @@ def import_(
         refuse_given("works only with --as-domain, which builds a table: leave it out", new)
     if root is None:
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
-    from builder.importing.checkpoint import is_checkpoint
+    from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, named
     from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
@@ -128,6 +128,11 @@ def import_(
     found = named(folders)
     if one.id is not None and len(found) == 1:
         found = [(one.id, found[0][1])]
+    if not any((folder / name).exists() for _, folder in found for name in (CONFIG, ADAPTER_CONFIG)):
+        raise InvalidInput(
+            f"--from {' '.join(map(str, folders))}: there is no checkpoint ({CONFIG}) and no adapter ({ADAPTER_CONFIG}): "
+            "give the folder that a library saved, or one with such folders in it"
+        )
     if not any(is_checkpoint(folder) for _, folder in found):
         refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
     if len(found) > 1:

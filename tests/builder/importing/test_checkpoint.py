@@ -145,8 +145,11 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     told, right = store.report(made[1])["teacher"], logits[0].argmax(1).cpu().numpy() == labels
     assert told == {"dev": pytest.approx(right.mean(), abs=1e-4), "checkpoint": str(folder)}
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
-    with pytest.raises(InvalidInput, match=mentioning("--teacher", "black", "blue")):
-        build_tenant(store, "acme", None, None, train, train, teacher=str(folder), **{**options, "epochs": 2})
+    far = tuned(tmp_path / "far", change=2.0, id2label=dict(enumerate(LABELS)))
+    for other, words in ((folder, ["black", "blue"]), (far, [far, "differ", "--teacher dedicated"])):
+        with pytest.raises(InvalidInput, match=mentioning("--teacher", *words)) as caught:
+            build_tenant(store, "acme", None, None, train, train, teacher=str(other), **{**options, "epochs": 2})
+        assert "--root" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("one_step")
