@@ -48,6 +48,7 @@ def evaluate(
     import torch
 
     from builder.evaluation.tenant import evaluate_tenant
+    from builder.evaluation.unseen import count_learned
 
     if connection.url is None:
         refuse_given("works only with --url: leave it out", connection, backbone=backbone)
@@ -57,6 +58,12 @@ def evaluate(
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
     evaluation = evaluate_tenant(opened, id, test, on)
+    if learned := count_learned(opened, evaluation.tenant, evaluation.texts.examples):
+        print(
+            f"{learned:,} of the {len(evaluation.texts.examples):,} texts of {test} occur in the training or dev data of "
+            f"tenant {id!r}: new texts may have lower scores",
+            file=sys.stderr,
+        )
     if picture is not None:
         from builder.pictures import draw_confusion
 

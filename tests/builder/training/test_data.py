@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.unseen import count_learned
 from builder.packed_batches import packed_batches
 from builder.store.resumable import write_json
 from builder.store.store import TenantFile
@@ -19,11 +20,12 @@ from builder.tasks.examples import Example, read_corpus
 from builder.tasks.lookup import Divided, split_off
 from builder.tasks.tasks import training_task
 from builder.training.data import read_files
+from builder.training.tenant import warnings_of
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
 from tests.builder.training.small_tenants import asked, learn, made, pretend, write
 from tests.support.device import DEVICE
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
 
@@ -182,6 +184,17 @@ def test_values_are_checked_without_the_dev_part(tmp_path):
     odd = int(held.text)  # of these texts, this one goes to dev
     with pytest.raises(InvalidInput, match=mentioning(path, 2)):
         divided(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
+
+
+@pytest.mark.slow
+def test_data_by_which_no_score_says_anything_are_named(store, tmp_path):
+    rows = [{"text": str(i), "label": "ab"[i % 2]} for i in range(20)]
+    train, one = write(tmp_path / "a.jsonl", [*rows[1:], rows[0] | {"text_pair": "c"}]), write(tmp_path / "b.jsonl", rows[1:2])
+    for dev, named in ((train, ["20 of 20 dev texts", "1 of 20 texts have a text_pair"]), (one, ["dev texts: 1"])):
+        tenant = pretend(store, "classify", train, dev)
+        assert mentions(warnings_of(store.report(tenant)), *named)
+    new = write(tmp_path / "c.jsonl", [{"text": "new", "label": "a"}])
+    assert [count_learned(store, tenant, training_task("classify").read(file)) for file in (train, one, new)] == [20, 1, 0]
 
 
 @pytest.mark.slow
