@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from builder.store.resumable import begun_plan, digest_of, read_json, replaced, write_json
+from builder.store.resumable import PLAN, digest_of, read_json, replaced, write_json
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
@@ -23,7 +23,7 @@ CORPUS = "corpus.json"
 
 def check_root(folder: Path) -> None:
     """Refuses a store whose root is still being built."""
-    if not (folder / "plot" / "root" / "1").exists() and begun_plan(folder / "building" / "root-1") is not None:
+    if not (folder / "plot" / "root" / "1").exists() and (folder / "building" / "root-1" / PLAN).exists():
         raise InvalidInput(
             f"the root of {folder} is not finished: wait for its build, or, if it was interrupted, give the same `hplm build "
             "root` command again"

@@ -121,6 +121,8 @@ def test_a_store_whose_root_is_not_finished_says_how_to_finish_it(store):
     (store.folder / "store.json").unlink()
     with pytest.raises(InvalidInput, match=mentioning(store.folder, "hplm build root", "interrupted")):
         Store(store.folder)
+    with pytest.raises(InvalidInput, match="is not a store"):
+        Store(working / PLAN)  # a file
 
 
 def test_an_unknown_tenant_is_told_the_near_names_and_how_many_there_are(store, monkeypatch):
