@@ -106,7 +106,12 @@ def _candidates(cases: Cases, delta: float | None) -> list[Fit]:
     if delta is not None:
         counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
         return [partial(fit_bins, delta=delta, count=count) for count in counts]
-    return [fit_temperature]
+    return [_unchanged, fit_temperature]
+
+
+def _unchanged(cases: Cases) -> Calibration:
+    """Returns what softmax says: few texts may give a temperature that is worse on others."""
+    return Calibration()
 
 
 def fit_temperature(cases: Cases) -> Calibration:

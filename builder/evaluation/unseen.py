@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ class UnseenTexts:
         examples = self.task.read(self.file)
         check_labels(examples, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return examples
+
+
+def count_learned(store: Store, tenant: TenantFile, examples: Sequence[Example]) -> int:
+    """Returns how many of a file's texts occur in the training or dev data; 0 where those files were moved."""
+    task, known = training_task(tenant.task), set[tuple[str, ...]]()
+    with suppress(InvalidInput):
+        for path in learned_by(store, tenant, [examples[0].file]):
+            known |= {key_of(example) for example in task.read(path)}
+    return sum(key_of(example) in known for example in examples)
 
 
 def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: Sequence[str] = PARTS) -> Iterator[Path]:

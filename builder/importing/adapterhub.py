@@ -99,6 +99,8 @@ def read_adapterhub(folder: Path, model: str, task: str | None) -> Foreign:
         if (rank := number(config, "r", path)) <= 0:
             raise InvalidInput(f"{path}: r is {rank}, but a LoRA has a rank of 1 or more: save the adapter again")
         changes = _loras(number(config, "alpha", path) / rank, source)
+        if other := {len(part["a"]) for parts in changes.values() for part in parts.values()} - {rank}:
+            raise InvalidInput(f"{path}: r is {rank:g}, but {source} has a LoRA of rank {other.pop()}: save the adapter again")
     else:
         raise InvalidInput(f"{path}: architecture {architecture!r} is not supported: train a double_seq_bn or a LoRA")
     library, base, head = f"adapters {architecture}", stored.get("model_name"), _head(folder, model, task)

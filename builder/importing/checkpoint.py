@@ -37,7 +37,13 @@ LAYERS = {
 }
 LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
-TOKENIZING = ("normalizer", "pre_tokenizer", "model", "post_processor")  # the parts of a tokenizer that choose its tokens
+# The parts of a tokenizer that choose its tokens, and what users call them.
+TOKENIZING = {
+    "normalizer": "normalizer",
+    "pre_tokenizer": "pre-tokenizer",
+    "model": "vocabulary",
+    "post_processor": "post-processor",
+}
 
 
 @dataclass(frozen=True)
@@ -154,21 +160,30 @@ class Family:
                 raise _misfit(folder, f"{folder} has {name} {own}, and {self._model!r} has {wanted}")
 
 
-def _misfit(folder: Path, reason: str) -> InvalidInput:
+class Misfit(InvalidInput):
+    """A checkpoint does not descend from the root's model, for this reason."""
+
+    def __init__(self, reason: str, way_out: str) -> None:
+        super().__init__(f"{reason}: {way_out}")
+        self.reason = reason
+
+
+def _misfit(folder: Path, reason: str) -> Misfit:
     """Says how to import a checkpoint that does not fit the root. Earlier releases of transformers saved what it began as."""
     found = configuration_of(str(folder))
     sizes = f"{found.num_hidden_layers} layers of width {found.hidden_size}, {found.vocab_size:,} tokens"
     began = read_json(folder / CONFIG).get("_name_or_path") or "MODEL"
-    return InvalidInput(
-        f"{reason}: build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
-        f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`"
+    return Misfit(
+        reason,
+        f"build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
+        f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`",
     )
 
 
 def _other_part(one: str, other: str) -> str | None:
     """Returns the first part in which two tokenizers differ, if it chooses tokens."""
     mine, theirs = json.loads(one), json.loads(other)
-    return next((part for part in TOKENIZING if mine.get(part) != theirs.get(part)), None)
+    return next((said for part, said in TOKENIZING.items() if mine.get(part) != theirs.get(part)), None)
 
 
 def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:

@@ -24,6 +24,7 @@ from builder.store.store import Store, TenantFile
 from builder.worker_processes import worker_processes
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.tenants.snapshot import NAME
 
 PAGE, PICTURE = "imports.html", "imports.png"
 OWN_TEXTS = "texts.jsonl"  # in a checkpoint's folder
@@ -50,6 +51,7 @@ class Planned:
     """Says what would become of a folder."""
 
     id: str
+    folder: Path
     task: str = ""  # empty: it is an adapter, or refused
     labels: int = 0
     distance: float = 0.0  # from the root's model
@@ -88,6 +90,7 @@ class Importer:
         """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
         store, options = self._store, self._options
         if not is_named:
+            _check_name(tenant_id, folder)
             self._check_source(tenant_id, folder)
         if not is_checkpoint(folder):
             return import_tenant(store, tenant_id, folder, options, self._device)
@@ -150,27 +153,42 @@ def planned(
     family = Family(model, config)
     adapter = matching.layout(config).weight_bytes
     for tenant_id, folder in folders:
-        if (folder / ADAPTER_CONFIG).exists():
-            yield Planned(tenant_id)
-            continue
         try:
+            _check_name(tenant_id, folder)
+            if (folder / ADAPTER_CONFIG).exists():
+                yield Planned(tenant_id, folder)
+                continue
             found, files = family.read(folder), weight_files(folder)
         except HplmError as error:
-            yield Planned(tenant_id, refused=str(error))
+            yield Planned(tenant_id, folder, refused=str(error))
             continue
         sizes = sum(file.stat().st_size for file in files), adapter + found.head_layout.weight_bytes
-        yield Planned(tenant_id, found.head.task, len(found.labels), found.distance, *sizes)
+        yield Planned(tenant_id, folder, found.head.task, len(found.labels), found.distance, *sizes)
 
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
     """Returns each folder with the tenant's name that its own name gives. A folder without a model stands for those in it."""
     found: dict[str, Path] = {}
     for folder in _models(folders):
-        name = NOT_IN_NAMES.sub("-", folder.absolute().name.lower()).strip("._-")
+        own = folder.absolute().name
+        name = NOT_IN_NAMES.sub("-", own.lower()).strip("._-") or own  # which `_check_name` refuses
         if name in found:
             raise InvalidInput(f"{found[name]} and {folder} would both be tenant {name!r}: import one of them with --id")
         found[name] = folder
     return list(found.items())
+
+
+def _check_name(tenant_id: str, folder: Path) -> None:
+    if not NAME.fullmatch(tenant_id):
+        raise InvalidInput(
+            f"{folder} cannot be tenant {tenant_id!r}: import it alone and give --id NAME, 1-64 lower-case letters, digits, "
+            "'.', '_' and '-', no leading sign"
+        )
+
+
+def called(tenant_id: str, folder: Path) -> str:
+    """Returns a tenant's name, with the folder that it comes from if that has another one."""
+    return tenant_id if folder.absolute().name == tenant_id else f"{tenant_id} (from {folder})"
 
 
 def _models(folders: Sequence[Path]) -> Iterator[Path]:
@@ -194,6 +212,7 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
     picture.unlink(missing_ok=True)
     if matched:
         draw_agreement([report["after"] for _, report in matched], picture)
-    named = {f"{name} (not stored)" if name in others else name: report for name, report in matched}
-    imports_page(store.folder / PAGE, picture, named, {one.folder: one.refused for one in found if one.tenant is None})
+    titles = {name: called(name, Path(report["imported"]["from"])) for name, report in matched}
+    rows = {titles[name] + " (not stored)" * (name in others): report for name, report in matched}
+    imports_page(store.folder / PAGE, picture, rows, {one.folder: one.refused for one in found if one.tenant is None})
     return store.folder / PAGE

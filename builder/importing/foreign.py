@@ -15,6 +15,7 @@ from builder.store import resumable
 from hplm.adapters.layout import GATED_PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.model.original import check_finite
 
 # The projections that each module of a layer computes, by its name in transformers' BERT.
 PLACES = {
@@ -175,4 +176,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InvalidInput(f"{path} cannot be read ({first_line}): copy or save it again") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise InvalidInput(f"{path} holds something else than tensors with names: save the adapter again")
-    return {str(name): tensor.float() for name, tensor in tensors.items()}
+    found = {str(name): tensor.float() for name, tensor in tensors.items()}
+    check_finite(path, found)
+    return found

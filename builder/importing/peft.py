@@ -88,7 +88,8 @@ def read_peft(folder: Path, model: str, task: str | None, is_decoder: bool = Fal
 
 def _tensors(config: Mapping[str, Any], path: Path, source: Path) -> tuple[dict[str, Part], dict[str, Tensor]]:
     """Returns A and B of each changed module, with the scale in B, and the tensors of modules that are saved whole."""
-    alpha_of, pairs, saved = _alphas(config, path), dict[str, Part](), dict[str, Tensor]()
+    alpha_of, rank_of = (_by_module(config, *names, path) for names in (("lora_alpha", "alpha_pattern"), ("r", "rank_pattern")))
+    pairs, saved = dict[str, Part](), dict[str, Tensor]()
     for key, tensor in read_tensors(source).items():
         name = key.removeprefix("base_model.model.")
         module, _, part = name.rpartition(".lora_")
@@ -98,7 +99,18 @@ def _tensors(config: Mapping[str, Any], path: Path, source: Path) -> tuple[dict[
             pairs.setdefault(module, {})[part[0].lower()] = tensor
         else:
             raise InvalidInput(f"{source} has {key!r}, which is no A and no B of a LoRA: train a plain LoRA")
-    return {module: _scaled(config, alpha_of(module), module, pair, source) for module, pair in pairs.items()}, saved
+    for module, pair in pairs.items():
+        if pair.keys() != {"a", "b"}:
+            raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
+        if not (rank := len(pair["a"])):
+            raise InvalidInput(f"{source} has a LoRA of rank 0 of {module!r}: save the adapter again")
+        if rank != rank_of(module):
+            raise InvalidInput(
+                f"{source} has a LoRA of rank {rank} of {module!r}, and {path.name} says {rank_of(module):g}, on which its "
+                "scale depends: correct r or rank_pattern there, or save the adapter again"
+            )
+        pair["b"] = pair["b"] * (alpha_of(module) / (sqrt(rank) if config.get("use_rslora") else rank))
+    return pairs, saved
 
 
 def _check_options(config: Mapping[str, Any], path: Path, refused: Mapping[str, str]) -> None:
@@ -118,33 +130,23 @@ def _check_options(config: Mapping[str, Any], path: Path, refused: Mapping[str, 
         )
 
 
-def _alphas(config: Mapping[str, Any], path: Path) -> Callable[[str], float]:
-    """Returns a function from a module to its alpha: that of the first pattern for its name, or else the adapter's."""
-    usual = number(config, "lora_alpha", path)
-    given: Any = config.get("alpha_pattern") or {}
+def _by_module(config: Mapping[str, Any], option: str, patterns: str, path: Path) -> Callable[[str], float]:
+    """Returns a function from a module to its number: that of the first pattern for its name, or else the adapter's."""
+    usual = number(config, option, path)
+    given: Any = config.get(patterns) or {}
     if not isinstance(given, dict):
-        raise InvalidInput(f"{path}: alpha_pattern is {given!r}, which is no object of patterns and numbers: save it again")
-    own = [(_pattern(key, path), number(given, key, path)) for key in given]
-    return lambda module: next((alpha for pattern, alpha in own if pattern.match(module)), usual)
+        raise InvalidInput(f"{path}: {patterns} is {given!r}, which is no object of patterns and numbers: save it again")
+    own = [(_pattern(key, patterns, path), number(given, key, path)) for key in given]
+    return lambda module: next((found for pattern, found in own if pattern.match(module)), usual)
 
 
-def _pattern(key: str, path: Path) -> re.Pattern[str]:
+def _pattern(key: str, patterns: str, path: Path) -> re.Pattern[str]:
     try:
         return re.compile(rf"(.*\.)?({key})$")
     except re.error as error:
         raise InvalidInput(
-            f"{path}: alpha_pattern has the key {key!r}, which is no regular expression ({error}): correct it, or save it again"
+            f"{path}: {patterns} has the key {key!r}, which is no regular expression ({error}): correct it, or save it again"
         ) from None
-
-
-def _scaled(config: Mapping[str, Any], alpha: float, module: str, pair: Part, source: Path) -> Part:
-    """Folds the scale into B. The rank is the tensor's own."""
-    if pair.keys() != {"a", "b"}:
-        raise InvalidInput(f"{source} has only one of A and B of {module!r}: save the adapter again")
-    if not (rank := len(pair["a"])):
-        raise InvalidInput(f"{source} has a LoRA of rank 0 of {module!r}: save the adapter again")
-    scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
-    return {"a": pair["a"], "b": pair["b"] * scale}
 
 
 def _head(

@@ -16,7 +16,8 @@ Report = Mapping[str, Any]
 def facts_of(report: Report) -> dict[str, str]:
     """Returns what there is to know of an import, as words."""
     after, size, speed = report["after"], report["bytes"], report["texts_per_second"]
-    scores = [f"{scores['metric']} {scores[scores['metric']]:.3f}" for scores in report.get("test", {}).values()]
+    tested = report.get("test", {}).items()
+    scores = [f"{side} {scores['metric']} {scores[scores['metric']]:.3f}" for side, scores in tested]
     return {
         "task": report["task"],
         "answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}",
@@ -25,7 +26,7 @@ def facts_of(report: Report) -> dict[str, str]:
         "KL divergence": _number(after.get("divergence")),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
-        "score, of the checkpoint": ", ".join(scores) or "-",
+        "scores": ", ".join(scores) or "-",
         "MB, of the checkpoint": f"{size['tenant'] / 1e6:.2f}, {size['checkpoint'] / 1e6:,.1f}",
         "texts a second here, of the checkpoint": f"{speed['tenant']:,.0f}, {speed['checkpoint']:,.0f}",
         "learned for": duration(report["seconds"]),

@@ -31,8 +31,9 @@ class Budget:
     def __post_init__(self) -> None:
         if self.minutes is None and self.steps is None:
             raise InvalidInput("a budget needs a limit, in minutes or in steps")
-        if not 0 <= (self.minutes or 0) < math.inf or (self.steps or 0) < 0:
-            raise InvalidInput("a budget is 0 or more minutes or steps")
+        for name, limit in (("minutes", self.minutes), ("steps", self.steps)):
+            if limit is not None and not 0 <= limit < math.inf:
+                raise InvalidInput(f"--{name} {limit:g}: give 0 or more")
         if self.until is not None and not 0 < self.until < 1:
             raise InvalidInput(f"--until {self.until:g}: give a share between 0 and 1")
 

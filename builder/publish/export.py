@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.publish.model_configs import ServingOptions, check_options, is_of_decoder, write_configs
+from builder.store.branches import check_root
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters import records
 from hplm.engine.backbone import Backbone
@@ -95,6 +96,7 @@ def _check_same(folder: Path, fresh: Path) -> None:
 
 def check_export(store: Store, options: ServingOptions) -> None:
     """Refuses what cannot be exported, before anything is measured or written."""
+    check_root(store.folder)
     if not store.tenants():
         raise InvalidInput(f"{store.folder} has no tenants to export: build one with `hplm build tenant`")
     check_options(store.config, options)

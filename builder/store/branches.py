@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from builder.store.resumable import digest_of, read_json, replaced, write_json
+from builder.store.resumable import PLAN, digest_of, read_json, replaced, write_json
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
@@ -19,6 +19,15 @@ from hplm.plot.table import Table, TableMeta, TableSpec
 
 UPPER = "upper.safetensors"
 CORPUS = "corpus.json"
+
+
+def check_root(folder: Path) -> None:
+    """Refuses a store whose root is still being built."""
+    if not (folder / "plot" / "root" / "1").exists() and (folder / "building" / "root-1" / PLAN).exists():
+        raise InvalidInput(
+            f"the root of {folder} is not finished: wait for its build, or, if it was interrupted, give the same `hplm build "
+            "root` command again"
+        )
 
 
 class Branches:
@@ -61,6 +70,7 @@ class Branches:
     def latest(self, domain: str) -> int:
         versions = [version for name, version in self.domains() if name == domain]
         if not versions:
+            check_root(self.folder)
             known = ", ".join(sorted({name for name, _ in self.domains()})) or "none yet"
             raise InvalidInput(f"domain {domain!r} is not in {self.folder}: known are {known}")
         return max(versions)

@@ -18,13 +18,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from builder.said import say
-from builder.store.branches import UPPER, Branches, replace_weights
+from builder.store.branches import UPPER, Branches, check_root, replace_weights
 from builder.store.resumable import begun_plan, read_json, replaced, write_json
 from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput
@@ -35,6 +36,7 @@ from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.snapshot import NAME
 
 FORMAT = 3
+SHOWN = 10  # names of tenants in an error
 READABLE = (2, FORMAT)  # with 2, versions of tenants were several files
 R = TypeVar("R")
 
@@ -81,6 +83,7 @@ class Store(Branches):
         self.folder = folder
         path = folder / "store.json"
         if not path.exists():
+            check_root(folder)
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
         stored = read_json(path)
         self.format = stored.get("format")
@@ -233,8 +236,11 @@ class Store(Branches):
         return tenant
 
     def unknown(self, tenant_id: str) -> InvalidInput:
-        known = ", ".join(self.tenant_ids()[:10]) or "none yet"
-        return InvalidInput(f"tenant {tenant_id!r} is not in {self.folder}: known are {known}")
+        known = self.tenant_ids()
+        near = get_close_matches(tenant_id, known, SHOWN)
+        shown = [*near, *(name for name in known if name not in near)][:SHOWN]
+        more = f" and {len(known) - SHOWN:,} more" if len(known) > SHOWN else ""
+        return InvalidInput(f"tenant {tenant_id!r} is not in {self.folder}: known are {', '.join(shown) or 'none yet'}{more}")
 
     def tenant_versions(self, tenant_id: str) -> list[int]:
         """Returns the versions of a tenant, oldest first."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from builder.store.branches import check_root
 from builder.store.store import Store
 from builder.store.version import REPORT, described, read_version
 from builder.tables.counts import Counts
@@ -16,6 +17,7 @@ from hplm.tenants.verification import Part, Progress, check_file, check_table, v
 
 def store_parts(folder: Path) -> list[Part]:
     store = Store(folder)
+    check_root(folder)
     files = [folder / "tokenizer.json", folder / "upper.safetensors", *sorted(folder.glob("lower/*.safetensors"))]
     files += [path / REPORT for path in versions(folder / "tenants")]
     tables = [Part("table", table, _check_branch(folder)) for table in versions(folder / "plot")]

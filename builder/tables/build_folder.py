@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -90,13 +91,15 @@ class BuildFolder:
             clear()
             write_json(folder / PLAN, plan)
             return
-        before = begun["options"]
-        changed = [f"{name} ({before.get(name)})" for name, value in plan["options"].items() if before.get(name) != value]
-        changed += ["corpus"] * (begun["corpus"] != plan["corpus"])
+        before, now = (_options(one) for one in (begun, plan))
+        changed = [f"{name} {before.get(name)} (now {value})" for name, value in now.items() if before.get(name) != value]
+        if begun["corpus"] != plan["corpus"]:
+            files = [[path for path, *_ in one["corpus"]] for one in (begun, plan)]
+            changed.append(f"--corpus {' '.join(files[0])}" + (", as it was" if files[0] == files[1] else ""))
         if changed:
             raise InvalidInput(
-                f"{folder} holds an interrupted build with other {', '.join(changed)}: give the same command to finish it, "
-                "or remove that folder to start again"
+                f"{folder} holds an interrupted build with {', '.join(changed)}: give the same command to finish it, or remove "
+                "that folder to start again"
             )
 
     @property
@@ -164,6 +167,17 @@ def put_away(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _options(plan: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a plan as a command has them. A window is two of them."""
+    options = json.loads(json.dumps(plan["options"]))  # as a file returns it
+    if (window := options.pop("window", None)) is not None:
+        options |= {"window": window["n"], "causal": window["causal"]}
+    return {
+        name if " " in name else f"--{name.replace('_', '-')}": "not given" if value is None else value
+        for name, value in options.items()
+    }
 
 
 def _nothing_made(folder: Path) -> bool:

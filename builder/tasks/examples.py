@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -47,6 +48,8 @@ def key_of(example: Example) -> tuple[str, ...]:
 class Document(Struct):
     """A line of a file, as JSON has it. What is wrong with it is a ValueError."""
 
+    shape: ClassVar[str] = '{"text": "..."}'  # for errors
+
     text: str
 
     def __post_init__(self) -> None:
@@ -69,6 +72,8 @@ class Paired(Document):
 
 
 class Classified(Paired, kw_only=True):
+    shape: ClassVar[str] = '{"text": "...", "label": "..."}'
+
     label: Label
 
     def example(self, file: Path, number: int) -> Example:
@@ -76,6 +81,8 @@ class Classified(Paired, kw_only=True):
 
 
 class ManyLabelled(Paired, kw_only=True):
+    shape: ClassVar[str] = '{"text": "...", "labels": ["...", "..."]}'
+
     labels: list[Label]
 
     def example(self, file: Path, number: int) -> Example:
@@ -83,6 +90,8 @@ class ManyLabelled(Paired, kw_only=True):
 
 
 class Valued(Paired, kw_only=True):
+    shape: ClassVar[str] = '{"text": "...", "label": 0.5}'
+
     label: Value
 
     def example(self, file: Path, number: int) -> Example:
@@ -91,6 +100,8 @@ class Valued(Paired, kw_only=True):
 
 class Tagged(Struct):
     """The text is the words joined by single spaces, and a client must send it like this."""
+
+    shape: ClassVar[str] = '{"tokens": ["...", "..."], "tags": ["...", "..."]}'
 
     tokens: Annotated[list[str], Meta(min_length=1)]
     tags: list[Label]
@@ -113,6 +124,8 @@ class Answers(Struct):
 
 class Question(Document):
     """Answers are as in SQuAD 2: each with its text and its start in the passage, or none."""
+
+    shape: ClassVar[str] = '{"text": "...", "text_pair": "...", "answers": {"text": ["..."], "answer_start": [0]}}'
 
     text_pair: str
     answers: Answers
@@ -137,6 +150,8 @@ class Question(Document):
 class Bare(Struct):
     """A text without its labels, if it has any. A tagged one is its words, joined by single spaces."""
 
+    shape: ClassVar[str] = Document.shape
+
     text: str = ""
     text_pair: str | None = None
     tokens: list[str] | None = None
@@ -153,19 +168,27 @@ class Bare(Struct):
 Line = Document | Tagged | Bare
 
 
-def read_labelled(path: Path, form: type[Line]) -> list[Example]:
-    """Returns the lines of a file, at least one."""
+def read_labelled(
+    path: Path, form: type[Line], task: str | None = None, forms: Mapping[str, type[Line]] | None = None
+) -> list[Example]:
+    """Returns the lines of a file, at least one. For errors: the task that reads them, and the forms of all tasks."""
+
+    def wanted(line: str) -> str:
+        of_task = f" for task {task}" if task is not None else ""
+        fits = next((name for name, other in (forms or {}).items() if name != task and _fits(other, line)), None)
+        return f"a line{of_task} is like {form.shape}" + (f", and this one is for --task {fits}" if fits is not None else "")
+
     decoder = Decoder(form)
-    examples = [_decoded(decoder, line, path, number).example(path, number) for number, line in _lines(path)]
+    examples = [_decoded(decoder, line, path, number, wanted).example(path, number) for number, line in _lines(path)]
     if not examples:
-        raise InvalidInput(f"{path} is empty: it needs one JSON object a line")
+        raise InvalidInput(f"{path} is empty: it needs one JSON object a line, like {form.shape}")
     return examples
 
 
 def has_labels(path: Path) -> bool:
     """Whether a file of texts has labels: those of its first line speak for all."""
     number, line = next(_lines(path), (1, "{}"))
-    return bool(_decoded(Decoder(dict[str, Any]), line, path, number).keys() & {"label", "labels", "tags", "answers"})
+    return bool(_decoded(Decoder(dict[str, Any]), line, path, number, _text).keys() & {"label", "labels", "tags", "answers"})
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
@@ -185,19 +208,30 @@ def _documents(path: Path, decoder: Decoder[Any], progress: Progress | None = No
         raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
     is_json = content_suffix(path) == ".jsonl" or _is_object(first[1])
     for number, line in chain([first], lines):
-        yield _decoded(decoder, line, path, number).example(path, number) if is_json else Example(path, number, line)
+        yield _decoded(decoder, line, path, number, _text).example(path, number) if is_json else Example(path, number, line)
 
 
 def _is_object(line: str) -> bool:
+    return _fits(dict[str, Any], line)
+
+
+def _fits(form: type, line: str) -> bool:
     try:
-        return isinstance(msgspec.json.decode(line), dict)
-    except msgspec.DecodeError:
+        msgspec.json.decode(line, type=form)
+    except msgspec.MsgspecError:
         return False
+    return True
+
+
+def _text(line: str) -> str:
+    return f"a line is like {Document.shape}"
 
 
 def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
     """Yields (number, line) of the lines that are not blank, counted from 1."""
     for number, raw in enumerate(raw_lines(path, progress), start=1):
+        if number == 1 and raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise InvalidInput(f"{path} is in UTF-16: convert it to UTF-8, such as by `iconv -f UTF-16 -t UTF-8`")
         if b"\0" in raw:
             raise InvalidInput(f"{path}:{number}: a zero byte: this is a binary file, not text")
         try:
@@ -208,11 +242,13 @@ def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, 
             yield number, line
 
 
-def _decoded(decoder: Decoder[T], line: str, path: Path, number: int) -> T:
+def _decoded(decoder: Decoder[T], line: str, path: Path, number: int, wanted: Callable[[str], str]) -> T:
+    """`wanted` says for an object that does not fit what would."""
     try:
         return decoder.decode(line)
     except msgspec.MsgspecError as error:
-        raise InvalidInput(f"{path}:{number}: {error}: the file needs one JSON object a line") from None
+        way_out = wanted(line) if _is_object(line) else "the file needs one JSON object a line"
+        raise InvalidInput(f"{path}:{number}: {error}: {way_out}") from None
 
 
 def _check_text(name: str, text: str) -> None:

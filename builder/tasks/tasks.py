@@ -48,7 +48,8 @@ class TrainingTask:
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def read(self, path: Path) -> list[Example]:
-        return read_labelled(path, self.line)
+        forms = {name: task.line for name, task in TRAINING_TASKS.items()}
+        return read_labelled(path, self.line, self.served.name, forms)
 
     def unlabelled(self) -> TrainingTask:
         """Returns the task of texts without labels: nothing is learned from them."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.importing.checkpoint import CONFIG, Family, Finetuned, is_checkpoint, weight_files
+from builder.importing.checkpoint import CONFIG, Family, Finetuned, Misfit, is_checkpoint, weight_files
 from builder.learning.bodies import Body, WholeBody
 from builder.store.resumable import digest_of
 from builder.store.store import Store
@@ -53,7 +53,13 @@ class Teacher:
             return self
         asked = (store.report(store.tenant_version(tenant_id, v)).get("asked", {}) for v in store.tenant_versions(tenant_id))
         named = next((own.get("labels") for own in asked if own.get("checkpoint") == digest), None)
-        found = Family(store.model, store.config).read(self.checkpoint, named, task)
+        try:
+            found = Family(store.model, store.config).read(self.checkpoint, named, task)
+        except Misfit as misfit:
+            raise InvalidInput(
+                f"--teacher {self.checkpoint}: {misfit.reason}: give one that was fine-tuned from the store's model, or "
+                f"--teacher {DEDICATED}"
+            ) from None
         if self.digest != digest:
             raise InvalidInput(f"--teacher {self.checkpoint} changes while it is read: wait until it is written, and try again")
         if found.head.task != task:

@@ -18,7 +18,7 @@ from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant, put_away
 from builder.tables.text_files import digest_of_file
-from builder.tasks.examples import Example
+from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
@@ -30,6 +30,7 @@ from builder.training.teachers import Teacher
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
+FEW_DEV = 5  # warn if there are fewer dev texts
 UNEVEN = 20  # warn if one label has so many times as many texts as another
 WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 
@@ -59,6 +60,8 @@ def build_tenant(
         before = store.tenant(tenant_id)
         domain, task = place_of(tenant_id, before, domain, task)
         training_task(task)  # refuses unknown tasks
+        if before is not None:
+            check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
         options, taught = TrainingOptions(**form_of(before, training)), dict[str, str]()
         if teacher is not None:
             if grid:
@@ -142,7 +145,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
 
 
 def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, trained: Trained) -> dict[str, Any]:
-    counts = _counts(data.train)
+    counts, learned = _counts(data.train), {key_of(example) for example in data.train.examples}
     training = {"file": str(files[0].resolve()), "digest": asked["training"]}
     dev = {"file": str(files[1].resolve()), "digest": asked["dev"]} if files[1] is not None else training
     return {
@@ -150,6 +153,7 @@ def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, 
         "training": {**training, **_described(data.train)},
         "dev": {**dev, **_described(data.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
+        "dev_texts_learned": sum(key_of(example) in learned for example in data.dev.examples),
         "labels_without_examples": [label for label in data.labels if label not in counts] if counts else [],
         **mistakes_of(trained, data),
         **trained.report,
@@ -164,6 +168,13 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
         said.append(f"labels are uneven: {most!r} {counts[most]:,} times, {least!r} {counts[least]:,}; look at macro_f1 too")
     if cut := report["training"]["texts_cut"]:
         said.append(f"{cut:,} of {report['training']['texts']:,} texts are longer than the model takes and were cut")
+    texts, paired = report["training"]["texts"], report["training"].get("texts_with_pair", 0)
+    if 0 < paired < texts:
+        said.append(f"{paired:,} of {texts:,} texts have a text_pair, the others have none")
+    if learned := report.get("dev_texts_learned"):
+        said.append(f"{learned:,} of {report['dev']['texts']:,} dev texts are training texts too: the dev score says little")
+    if report["dev"]["texts"] < FEW_DEV:
+        said.append(f"dev texts: {report['dev']['texts']}, too few for a score that says anything")
     if absent := report.get("labels_without_examples"):
         said.append(f"the data have no examples of {', '.join(absent[:10])}: the tenant forgets such labels; add earlier data")
     if not report["kept_epoch"]:
@@ -201,6 +212,7 @@ def _described(texts: Texts) -> dict[str, Any]:
     return {
         "texts": len(texts.examples),
         "texts_cut": texts.cut,
+        "texts_with_pair": sum(example.pair is not None for example in texts.examples),
         "label_counts": dict(sorted(_counts(texts).items())),
         "windows_found": texts.found,
     }

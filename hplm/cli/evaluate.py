@@ -48,6 +48,7 @@ def evaluate(
     import torch
 
     from builder.evaluation.tenant import evaluate_tenant
+    from builder.evaluation.unseen import count_learned
 
     if connection.url is None:
         refuse_given("works only with --url: leave it out", connection, backbone=backbone)
@@ -57,6 +58,12 @@ def evaluate(
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
     evaluation = evaluate_tenant(opened, id, test, on)
+    if learned := count_learned(opened, evaluation.tenant, evaluation.texts.examples):
+        print(
+            f"{learned:,} of the {len(evaluation.texts.examples):,} texts of {test} occur in the training or dev data of "
+            f"tenant {id!r}: new texts may have lower scores",
+            file=sys.stderr,
+        )
     if picture is not None:
         from builder.pictures import draw_confusion
 
@@ -101,9 +108,10 @@ def _say_if_apart(here: float, served: float) -> None:
 def table(scores: dict[str, Scores | None]) -> str:
     """Returns a line for each scheme, with the main metric first."""
     known = {name: own for name, own in scores.items() if own is not None}
-    first = next(iter(known.values()))
-    columns = [first.metric, *(name for name in first.values if name != first.metric)]
-    lines = [f"{'':<10}" + "".join(f"{column:>16}" for column in columns)]
+    scored = next(iter(known.values()))
+    columns = [scored.metric, *(name for name in scored.values if name != scored.metric)]
+    first, widths = max(10, *(len(name) + 2 for name in known)), {column: max(16, len(column) + 2) for column in columns}
+    lines = [" " * first + "".join(f"{column:>{width}}" for column, width in widths.items())]
     for name, own in known.items():
-        lines.append(f"{name:<10}" + "".join(f"{own.values[column]:>16.4f}" for column in columns))
+        lines.append(f"{name:<{first}}" + "".join(f"{own.values[column]:>{width}.4f}" for column, width in widths.items()))
     return "\n".join(lines)

@@ -114,7 +114,7 @@ def import_(
         refuse_given("works only with --as-domain, which builds a table: leave it out", new)
     if root is None:
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
-    from builder.importing.checkpoint import is_checkpoint
+    from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, named
     from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
@@ -126,6 +126,13 @@ def import_(
     from hplm.cli.export import export
 
     found = named(folders)
+    if one.id is not None and len(found) == 1:
+        found = [(one.id, found[0][1])]
+    if not any((folder / name).exists() for _, folder in found for name in (CONFIG, ADAPTER_CONFIG)):
+        raise InvalidInput(
+            f"--from {' '.join(map(str, folders))}: there is no checkpoint ({CONFIG}) and no adapter ({ADAPTER_CONFIG}): "
+            "give the folder that a library saved, or one with such folders in it"
+        )
     if not any(is_checkpoint(folder) for _, folder in found):
         refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
     if len(found) > 1:
@@ -146,10 +153,10 @@ def import_(
     labels = [*one.labels] if one.labels is not None else None
     opened = _opened(store, root, lower)
     importer = Importer(opened, ImportOptions(domain, labels, one.task, made, one.test), options, texts, device_of(device))
-    result = _one(importer, one.id, *found[0]) if len(found) == 1 else _many(opened, importer, found, at_once)
+    result = _one(importer, *found[0], one.id is not None) if len(found) == 1 else _many(opened, importer, found, at_once)
     if repository is not None:
         export(store=store, repository=repository, device=device)
-    elif opened.tenant_ids():
+    elif result[0].get("imported"):  # of one folder, where it comes from; of several, those that are tenants now
         print(f"next: hplm export --store {store} && hplm serve")
     return result
 
@@ -168,8 +175,8 @@ def _opened(folder: Path, root: str | None, lower: int | None) -> Store:
     return store
 
 
-def _one(importer: Importer, id: str | None, of_folder: str, folder: Path) -> tuple[dict[str, Any], int]:
-    tenant, report = importer.one(id or of_folder, folder, is_named=id is not None)
+def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dict[str, Any], int]:
+    tenant, report = importer.one(id, folder, is_named)
     _print(tenant, report)
     named = {"tenant": tenant.id, "version": tenant.version, "domain": tenant.domain, "domain_version": tenant.domain_version}
     adapter = {"adapter": tenant.adapter if tenant.rank else None, "rank": tenant.rank, "labels": tenant.labels}
@@ -180,7 +187,7 @@ def _plan(
     folder: Path, root: str | None, lower: int | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
 ) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
-    from builder.importing.folders import planned
+    from builder.importing.folders import called, planned
     from builder.said import say
     from hplm.model.checkpoint import load_checkpoint
 
@@ -195,7 +202,7 @@ def _plan(
     for one in planned(model, config, folders, matching):
         found.append(one)
         fits = f"{one.task}, {one.labels} labels, changed by {one.distance:.3f}" if one.task else "an adapter"
-        say(f"{one.id}: {one.refused or fits}")
+        say(f"{called(one.id, one.folder)}: {one.refused or fits}")
     kept = [one for one in found if one.task]
     refused = {one.id: one.refused for one in found if one.refused}
     before, after = (sum(getattr(one, f"bytes_{side}") for one in kept) for side in ("before", "after"))
@@ -242,10 +249,12 @@ def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]],
 
 
 def _line(one: Imported) -> str:
+    from builder.importing.folders import called
+
     if one.tenant is None:
-        return f"{one.id} refused: {one.refused}"
+        return f"{called(one.id, one.folder)} refused: {one.refused}"
     answers = f", {one.agreement:.1%} of the answers are the checkpoint's" if one.agreement is not None else ""
-    return f"tenant {one.id} version {one.tenant.version}{answers}"
+    return f"tenant {called(one.id, one.folder)} version {one.tenant.version}{answers}"
 
 
 def _print(tenant: TenantFile, report: dict) -> None:

@@ -13,6 +13,7 @@ from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
     from builder.store.store import Store
+    from hplm.levels.calibration import Calibration
 
 
 def calibrate(
@@ -40,23 +41,28 @@ def calibrate(
         from builder.pictures import draw_reliability
 
         draw_reliability(report, picture)
-    print(_calibration_text(report, calibration.kind))
+    print(_calibration_text(report, calibration))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     rest = {name: value for name, value in report.items() if name not in ("before", "after")}
     scores = {side: {name: report[side][name] for name in ("ece", "nll")} for side in ("before", "after") if report[side]}
     return {**rest, "kind": calibration.kind, **scores, "changed": is_new}
 
 
-def _calibration_text(report: dict[str, Any], kind: str) -> str:
+def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
+    from hplm.levels.calibration import Calibration
+
     lines = [
-        f"{report['tenant']} version {report['version']} in {report['precision']}: {kind}, from {report['texts']:,} texts of "
-        f"{report['file']}; {report['left_out']:,} more were left out, because the training has seen them",
+        f"{report['tenant']} version {report['version']} in {report['precision']}: {calibration.kind}, from "
+        f"{report['texts']:,} texts of {report['file']}; {report['left_out']:,} more were left out, because the training has "
+        "seen them",
         f"{report['right']:.1%} of the answers are right" + (f" within {report['delta']:g}" if report["delta"] else ""),
         f"{'':<8}{'ECE':>10}{'NLL':>10}",
     ]
     for side in ("before", "after"):
         if (scores := report[side]) is not None:
             lines.append(f"{side:<8}{scores['ece']:>10.4f}{scores['nll']:>10.4f}")
+    if calibration == Calibration():
+        lines.append("no temperature is better on texts that it was not fitted to, so the confidences are those of softmax")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from hplm.errors import InvalidInput
 from hplm.model.config import UNUSED, BackboneConfig
 from hplm.model.families import FAMILIES, form_of
 from hplm.model.gguf_files import SUFFIX, read_gguf
-from hplm.model.original import Checkpoint, halves, silent_transformers, tokenizer_of, weights_of
+from hplm.model.original import Checkpoint, check_finite, halves, silent_transformers, tokenizer_of, weights_of
 from hplm.model.windows import Window
 
 
@@ -39,6 +39,7 @@ def load_decoder(model: str, name: str | None, lower: int | None, upper: int | N
 
 def load_gguf(model: str, name: str | None, lower: int | None, upper: int | None, window: Window) -> Checkpoint:
     form, total, weights, tokenizer_json = read_gguf(Path(model))
+    check_finite(model, weights)
     return _decoder(model, name, total, lower, upper, window, form, weights, tokenizer_json)
 
 

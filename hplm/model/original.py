@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+
+# The files of tokenizers, one of which a model needs.
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
 
 @dataclass
@@ -37,12 +41,30 @@ def configuration_of(model: str) -> Any:
 
 
 def tokenizer_of(model: str) -> Any:
+    """Returns the tokenizer. Of a folder without one, `transformers` would make up an empty one."""
+    folder = Path(model)
+    if folder.is_dir() and not any((folder / name).exists() for name in VOCABULARIES):
+        raise InvalidInput(
+            f"{folder} has no tokenizer ({', '.join(VOCABULARIES)}): copy the files of the tokenizer there that the model was "
+            "trained with"
+        )
     return _pretrained(silent_transformers().AutoTokenizer, model, "tokenizer", use_fast=True)
 
 
 def weights_of(model: str, loader: Any, **given: Any) -> tuple[Any, dict[str, Any]]:
     """Returns a model of a class of `transformers`, and its report of missing and unexpected tensors."""
-    return _pretrained(loader, model, "weights", output_loading_info=True, dtype=torch.float32, **given)
+    loaded, report = _pretrained(loader, model, "weights", output_loading_info=True, dtype=torch.float32, **given)
+    check_finite(model, loaded.state_dict())
+    return loaded, report
+
+
+def check_finite(source: object, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses weights that can give no answer. `source`: the model or the file that holds them."""
+    if (wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)) is not None:
+        raise InvalidInput(
+            f"the weights of {str(source)!r} hold numbers that are not finite, in tensor {wrong!r}: copy it again, or take one "
+            "whose training did not diverge"
+        )
 
 
 def _pretrained(loader: Any, model: str, what: str, **given: Any) -> Any:

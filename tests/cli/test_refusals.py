@@ -96,6 +96,7 @@ STORES = [
     ("{chat} --rank 8 --epochs 2 --grid", ["--rank", "--epochs", "--grid"]),
     ("{chat} --dtype fp16", ["--dtype"]),
     ("{import} " + f"{LORA} --keep 0 --min-tokens 0", ["--keep", "--min-tokens", "--as-domain"]),
+    ("{import} {tmp}/whole --texts x.txt", ["--from {tmp}/whole", "config.json", "adapter_config.json"]),
     ("{import} " + f"{LOWER} --as-domain low", ["--as-domain", "--corpus"]),
     ("{evaluate} --against bigger", ["--against", "'bigger'", "dedicated"]),
     ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),

@@ -77,7 +77,7 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
 @by_one_step()
 def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     store, folder = make_imported_store(tmp_path), tmp_path / "models"
-    for name in ("one", "two"):
+    for name in ("one", "Two!"):
         tuned(folder / name)
     command = ["import", "--store", store, "--device", "cpu", "--from", folder]
     matching = ["--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
@@ -89,19 +89,26 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert answer["totals"]["checkpoints"] == 2 and 0 <= answer["totals"]["agreement"] <= 1
     assert answer["totals"]["bytes"] == {"tenant": plan["bytes"]["after"], "checkpoint": plan["bytes"]["before"]}
     assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
+    (nameless := folder / "日本").mkdir()
+    assert main([str(word) for word in (*command, "--plan")]) == 1
+    assert mentions(capsys.readouterr().err, nameless, "--id", f"two (from {folder}/Two!)")
+    nameless.rmdir()
     served = tmp_path / "served"
     run(capsys, *command[:-1], folder / "one", *matching, "--id", "acme", "--repository", served)
     assert {tenant.id for tenant in next(iter(Directory(served, None).snapshots())).tenants} == {"one", "two", "acme"}
-    (folder / "two" / "config.json").write_text("{}")
+    (folder / "Two!" / "config.json").write_text("{}")
     assert main([str(word) for word in (*command, *matching)]) == 1
     said = capsys.readouterr()
-    assert "two refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
+    assert "/Two!) refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
     assert "importing: 100%" in said.err and "looking up" not in said.err, "one bar for all"
-    assert mentions(refused(capsys, *command[:-1], folder / "one"), "one", "--texts")
+    assert "next: hplm export" in said.out
     assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
     assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
     assert mentions(refused(capsys, *command, *matching, "--root", "other"), "--root other", "made from")
     assert mentions(refused(capsys, *command, *matching, "--task", "tag"), "--task", "one folder")
+    (folder / "one" / "config.json").write_text("{}")
+    assert main([str(word) for word in (*command, *matching)]) == 1
+    assert "next" not in capsys.readouterr().out
 
 
 @by_one_step()

@@ -163,6 +163,14 @@ def test_a_foreign_file_is_refused(tmp_path, options, named):
         load_checkpoint(written(drawn(llama()), path, **options), **WHOLE)
 
 
+@torch.no_grad()
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    """Of one in the form of transformers: tests/builder/importing/test_checkpoint.py."""
+    (model := drawn(llama())).model.norm.weight[0] = torch.nan
+    with pytest.raises(InvalidInput, match=mentioning("m.gguf", "not finite", "final_norm.weight")):
+        load_checkpoint(written(model, tmp_path / "m.gguf"), **WHOLE)
+
+
 def test_a_broken_file_is_refused(tmp_path):
     path = tmp_path / "m.gguf"
     whole = Path(written(drawn(llama()), path)).read_bytes()

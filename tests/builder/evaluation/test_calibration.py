@@ -14,6 +14,7 @@ from builder.evaluation.fitting import Cases, fitted
 from builder.store.resumable import digest_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
+from hplm.levels.calibration import Calibration
 from hplm.tasks import softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference
@@ -99,6 +100,20 @@ def test_a_calibration_is_chosen_by_texts_that_it_has_not_seen():
     cases = Cases(rng.normal(size=(texts, 1, 1)), np.zeros((texts, 1), dtype=np.int64), rng.random(texts) < 0.5, None)
     found = fitted(cases, delta=1.0)
     assert len(found.calibration.shares) == 1 and found.losses.mean() > np.log(2)  # as far as a coin can be known
+
+
+def test_a_temperature_that_is_worse_on_other_texts_is_not_kept():
+    """Right classes are drawn from the logits, so that the true temperature is 1 and a fit follows chance."""
+    rng, plain, kept = np.random.default_rng(0), Calibration(), []
+    for _ in range(20):
+        logits = rng.normal(size=(100, 1, 3))
+        classes = np.array([rng.choice(3, p=row) for row in softmax(logits[:, 0])])
+        chosen = logits.argmax(2)
+        cases = Cases(logits, chosen, chosen[:, 0] == classes, classes)
+        found = fitted(cases)
+        assert found.losses.mean() <= cases.losses(plain).mean()
+        kept.append(found.calibration == plain)
+    assert any(kept) and not all(kept)
 
 
 def test_the_precision_that_serves_makes_the_logits(store, files):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
-from builder.importing.reports import advice
+from builder.importing.reports import advice, facts_of
 from builder.importing.taught import MOST_BYTES, Taught
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
@@ -84,6 +85,8 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     assert imported(store, folder, file, **matching) == (tenant, report)
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
+    told = "tenant accuracy " + ", checkpoint accuracy ".join(f"{one['accuracy']:.3f}" for one in tested["test"].values())
+    assert facts_of(tested)["scores"] == told
     assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
     other = ["blue", "red", "green"]
     put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
@@ -142,8 +145,11 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     told, right = store.report(made[1])["teacher"], logits[0].argmax(1).cpu().numpy() == labels
     assert told == {"dev": pytest.approx(right.mean(), abs=1e-4), "checkpoint": str(folder)}
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
-    with pytest.raises(InvalidInput, match=mentioning("--teacher", "black", "blue")):
-        build_tenant(store, "acme", None, None, train, train, teacher=str(folder), **{**options, "epochs": 2})
+    far = tuned(tmp_path / "far", change=2.0, id2label=dict(enumerate(LABELS)))
+    for other, words in ((folder, ["black", "blue"]), (far, [far, "differ", "--teacher dedicated"])):
+        with pytest.raises(InvalidInput, match=mentioning("--teacher", *words)) as caught:
+            build_tenant(store, "acme", None, None, train, train, teacher=str(other), **{**options, "epochs": 2})
+        assert "--root" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("one_step")
@@ -261,10 +267,17 @@ CONTENTS = {
     "pickled": ("model.safetensors", None, ["pickled"]),
 }
 OTHERS = {
-    "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["tokenizer"],
+    "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["vocabulary", "--root MODEL"],
     "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
-    "empty": ["adapter_config"],
+    "empty": ["adapter_config"], "not-finite": ["not finite", "layer.1", "not-finite"],
+    "no-tokenizer": ["models/no-tokenizer", "tokenizer.json", "vocab.txt", "copy"], "日本": ["models/日本", "--id"],
 }  # fmt: skip
+
+
+def set_infinite(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["bert.encoder.layer.1.output.dense.weight"][0, 0] = float("inf")
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def make_odd(folder: Path, good: Path, harm: Path) -> None:
@@ -282,11 +295,14 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
         (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
     put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
+    set_infinite(shutil.copytree(good, folder / "not-finite") / "model.safetensors")
+    for file in shutil.copytree(good, folder / "no-tokenizer").glob("*token*"):
+        file.unlink()
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
     save_family(folder / "other-family", "roberta", SEQUENCE)
     put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
     save_family(folder / "smaller", "bert", SEQUENCE)
-    for name in ("empty", ".git"):
+    for name in ("empty", ".git", "日本"):
         (folder / name).mkdir()
 
 
@@ -306,7 +322,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
             assert part in one.refused, (one.id, one.refused)
     assert not harm.exists()
     page = write_page(store, found).read_text("utf-8")
-    assert "good-one" in page and "BertForMaskedLM" in page
+    assert f"good-one (from {folder / 'Good One'})" in page and "BertForMaskedLM" in page
     report = store.report(store.tenant("good-one"))
     assert f"<td>{report['after']['divergence']:.3f}</td>" in page and "KL" in page and advice(report)[:30] in page
     shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")

@@ -161,6 +161,8 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
         ("lora_alpha", "16", f"{CONFIG} lora_alpha '16'"),
         ("alpha_pattern", {"query)": 7}, f"{CONFIG} alpha_pattern 'query)'"),
         ("alpha_pattern", ["query", 7], f"{CONFIG} alpha_pattern"),
+        ("r", 8, f"{CONFIG} 4 8 'bert.encoder.layer.2.attention.output.dense' rank_pattern"),
+        ("rank_pattern", {"layer.3.attention.self.query": 2}, f"{CONFIG} 4 2 'bert.encoder.layer.3.attention.self.query'"),
     ],
     ("adapters-double", CONFIG): [
         ("original_ln_before", True, "original_ln_before=True double_seq_bn"),
@@ -177,6 +179,7 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
         *((name, True, f"{name}=True LoRAConfig") for name in ("use_gating", "use_dora", "vera_d")),
         ("r", "eight", f"{CONFIG} r 'eight'"),
         ("r", 0, f"{CONFIG} r 0"),
+        ("r", 8, f"{CONFIG} 4 r 8"),
     ],
     ("peft-everywhere", MODEL): [
         ("problem_type", "regression", "--labels"),
@@ -245,6 +248,7 @@ TENSORS = [  # tensors of other values, or none; and what the message names
     ({"classifier.weight": None, "classifier.bias": None}, ["modules_to_save"]),
     ({"classifier.weight": torch.ones(3, 48)}, ["weight", "(3, 48)"]),
     ({"classifier.weight": torch.full((3, 32), 1e6)}, ["weight", "fp16"]),
+    ({"classifier.weight": torch.full((3, 32), torch.nan)}, ["not finite", "classifier.weight"]),
 ]
 
 

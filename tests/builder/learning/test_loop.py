@@ -108,7 +108,8 @@ def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round():
 
 def test_impossible_budgets_are_refused():
     for wrong in ({}, {"minutes": -1}, {"minutes": math.inf}, {"minutes": math.nan}, {"steps": -1}):
-        with pytest.raises(InvalidInput, match="minutes"):
+        named = [f"--{name} {value:g}" for name, value in wrong.items()] or ["minutes", "steps"]
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
             Budget(**wrong)
     with pytest.raises(InvalidInput, match=mentioning("--until", 94)):
         Budget(minutes=1, until=94)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import tarfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from builder.publish.export import check_export
 from builder.publish.live import update_tenant
+from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
+from builder.store.resumable import PLAN, write_json
 from builder.store.store import FORMAT, Store, TenantFile
 from builder.store.verification import store_parts
 from hplm.adapters.record import has_content
@@ -105,6 +109,25 @@ def test_a_store_of_another_format_says_how_to_get_one_that_is_read(store, numbe
     (store.folder / "store.json").write_text(json.dumps({"format": number, "model": "/nowhere/bert"}))
     with pytest.raises(InvalidInput, match=mentioning("store.json", number, FORMAT, named)):
         Store(store.folder)
+
+
+def test_a_store_whose_root_is_not_finished_says_how_to_finish_it(store):
+    (working := store.work_folder("root", 1)).mkdir(parents=True)
+    write_json(working / PLAN, {})
+    commands = partial(store.latest, "root"), partial(store_parts, store.folder), partial(check_export, store, ServingOptions())
+    for command in commands:
+        with pytest.raises(InvalidInput, match=mentioning(store.folder, "hplm build root", "interrupted")):
+            command()
+    (store.folder / "store.json").unlink()
+    with pytest.raises(InvalidInput, match=mentioning(store.folder, "hplm build root", "interrupted")):
+        Store(store.folder)
+    with pytest.raises(InvalidInput, match="is not a store"):
+        Store(working / PLAN)  # a file
+
+
+def test_an_unknown_tenant_is_told_the_near_names_and_how_many_there_are(store, monkeypatch):
+    monkeypatch.setattr(store, "tenant_ids", lambda: [f"customer-{number:02}" for number in range(30)])
+    assert mentions(store.unknown("custmer-29"), "customer-29", "20 more") and not mentions(store.unknown("x"), "customer-10")
 
 
 def test_a_broken_tenant_stops_no_command_for_another(store):

@@ -143,8 +143,9 @@ def test_only_the_same_command_finishes_an_interrupted_build(tmp_path):
     store = rooted(tmp_path)
     cut(store, add_domain, "bio", 1)
     working = store.work_folder("bio", 1)
-    for seed, options, named in ((1, {"dtype": "int8"}, "dtype"), (2, {}, "corpus")):
-        with pytest.raises(InvalidInput, match=mentioning(working, named)):
+    fewer = {"dtype": "int8", "keep": 0.5}
+    for seed, options, named in ((1, fewer, ["--dtype fp16 (now int8)", "--keep not given (now 0.5)"]), (2, {}, ["--corpus"])):
+        with pytest.raises(InvalidInput, match=mentioning(working, *named)):
             add_domain(store, "bio", seed, **options)
     add_domain(store, "bio", 1)
     with pytest.raises(InvalidInput, match="hplm domain update"):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.unseen import count_learned
 from builder.packed_batches import packed_batches
 from builder.store.resumable import write_json
 from builder.store.store import TenantFile
@@ -19,11 +20,12 @@ from builder.tasks.examples import Example, read_corpus
 from builder.tasks.lookup import Divided, split_off
 from builder.tasks.tasks import training_task
 from builder.training.data import read_files
+from builder.training.tenant import warnings_of
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
 from tests.builder.training.small_tenants import asked, learn, made, pretend, write
 from tests.support.device import DEVICE
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
 
@@ -55,12 +57,17 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
 @pytest.mark.parametrize(
     "task, content, named",
     [
-        ("classify", "\n  \n", "data.jsonl"),
+        ("classify", "\n  \n", "data.jsonl JSON"),
         ("classify", '{"text": "a", "label": "x"}\nnot json', "data.jsonl:2 JSON"),
-        ("classify", '{"text": "a"}', "data.jsonl:1 missing `label`"),
+        ("classify", '{"text": "a", "label": "x"}\n3', "data.jsonl:2 JSON object"),
+        ("classify", '{"text": "a"}', 'data.jsonl:1 `label` classify is like {"text": "...", "label": "..."}'),
+        ("classify", '{"text": "a", "label": 0.5}', "data.jsonl:1 label --task regress"),
+        ("classify", '{"text": "a", "labels": ["x"]}', "data.jsonl:1 `label` --task multilabel"),
+        ("tag", '{"text": "a", "label": "x"}', "data.jsonl:1 `tokens` --task classify"),
+        ("classify", '{"text": "a", "label": "x"}'.encode("utf-16"), "data.jsonl UTF-16 UTF-8"),
         ("classify", '{"text": " ", "label": "x"}', "data.jsonl:1 'text'"),
         ("classify", '{"text": "a", "text_pair": "", "label": "x"}', "data.jsonl:1 'text_pair'"),
-        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 surrogate"),
+        ("classify", '{"text": "a \\ud800 b", "label": "x"}', "data.jsonl:1 surrogate JSON"),
         ("classify", b'{"text": "a", "label": "x"}\n\x00\x01\x02', "data.jsonl:2"),
         ("classify", b'{"text": "caf\xe9", "label": "x"}', "data.jsonl:1 UTF-8 14"),
         ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label length"),
@@ -83,8 +90,9 @@ def test_wrong_lines_missing_files_and_folders_are_named(tmp_path, task, content
     path = tmp_path / "data.jsonl" if content is None else raw(tmp_path, content)
     if content is None and task == "corpus":
         path.mkdir()
-    with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))):
+    with pytest.raises(InvalidInput, match=mentioning(*named.split(maxsplit=2))) as caught:
         list(read_corpus([path])) if task == "corpus" else training_task(task).read(path)
+    assert ("one JSON object a line" in str(caught.value)) == ("JSON" in named)
 
 
 def divided(path, task):
@@ -176,6 +184,17 @@ def test_values_are_checked_without_the_dev_part(tmp_path):
     odd = int(held.text)  # of these texts, this one goes to dev
     with pytest.raises(InvalidInput, match=mentioning(path, 2)):
         divided(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
+
+
+@pytest.mark.slow
+def test_data_by_which_no_score_says_anything_are_named(store, tmp_path):
+    rows = [{"text": str(i), "label": "ab"[i % 2]} for i in range(20)]
+    train, one = write(tmp_path / "a.jsonl", [*rows[1:], rows[0] | {"text_pair": "c"}]), write(tmp_path / "b.jsonl", rows[1:2])
+    for dev, named in ((train, ["20 of 20 dev texts", "1 of 20 texts have a text_pair"]), (one, ["dev texts: 1"])):
+        tenant = pretend(store, "classify", train, dev)
+        assert mentions(warnings_of(store.report(tenant)), *named)
+    new = write(tmp_path / "c.jsonl", [{"text": "new", "label": "a"}])
+    assert [count_learned(store, tenant, training_task("classify").read(file)) for file in (train, one, new)] == [20, 1, 0]
 
 
 @pytest.mark.slow

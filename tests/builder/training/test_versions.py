@@ -101,6 +101,8 @@ def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
     assert fewer.labels == first.labels == ["a", "b", "c"]
     report = store.report(fewer)
     assert report["labels_without_examples"] == ["a"] and mentions("".join(warnings_of(report)), "a")
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "multilabel", "--id")):
+        pretend(store, "multilabel", file("abc"))
     for labels, options, named in [
         ("abcd", {}, ["'acme'", 2, "['d']", "--id"]),
         ("ac", {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
