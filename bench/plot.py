@@ -18,14 +18,13 @@ from tqdm import tqdm
 
 from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
 from bench.server import expect_room
-from bench.turns import alternate
+from bench.turns import alternate, threads
 from builder.store.branches import table_spec
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
-from hplm.model.openmp import computing_with
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.kernel import kernel
@@ -67,7 +66,7 @@ def plot(
     config = replace(BERT_BASE, hidden=hidden, heads=heads, intermediate=4 * hidden)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, computing_with(1):
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
         tables = Path(scratch)
         write_tables(tables, config, keys)
         forests = {name: forest_of(tables, name) for name in COMPARED}

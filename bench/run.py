@@ -16,10 +16,10 @@ from cyclopts import App, CycloptsError, Parameter
 
 from bench.machine import gflops, machine
 from bench.rows import QUICK, Row, Rows
+from bench.turns import threads
 from builder.pictures import GRID, INK, check_picture, save
 from demo.picture import colors, draw_bars
 from hplm.errors import InvalidInput
-from hplm.model.openmp import computing_with
 
 Curve = dict[str, float | None]  # by the number on the axis; None: there is no value
 Curves = Mapping[str, Mapping[str, Curve]]  # by title and line
@@ -50,8 +50,7 @@ def run(command: str, package: str, name: str, words: Sequence[str]) -> int:
         short = (0.0,) if quick else ()
         case = {option: chosen.get(option, known.default) for option, known in inspect.signature(function).parameters.items()}
         before = gflops(*short)
-        # On a busy machine, threads wait for each other longer than they compute.
-        with computing_with(1) if quick else nullcontext():
+        with threads(1) if quick else nullcontext():  # on a busy machine, threads wait for each other longer than they compute
             rows = [replace(row, least=None, most=None) if quick else row for row in function(**chosen)]
         after = gflops(*short)
         print(table_of(rows))

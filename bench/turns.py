@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
 
+import torch
 from tqdm import tqdm
 
 LEAST_ROUNDS = 3
@@ -45,3 +47,13 @@ def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
             if turn:
                 found[name].append(value)
     return {name: median(values) for name, values in found.items()}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
@@ -24,7 +23,7 @@ from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import QKV, Adapt, Attend, plain
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.means import with_means
-from hplm.model.openmp import SideBySide, computing_with
+from hplm.model.openmp import SideBySide
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
@@ -108,14 +107,13 @@ class Engine:
         dtype: torch.dtype,
         eight_bits: bool = False,
         stages: Sequence[Stage] = (),
-        threads: int = 0,
-        side_by_side: bool = False,
+        threads: int = 1,
         graphs: Callable[[torch.device], Graphs] = Graphs,
     ) -> None:
         """`device`: where batches enter. It is the first stage's, if there are stages. `graphs` makes what records kernels.
 
-        `threads`: among which each product is divided, no more than there are cores; 0: as many as the calling thread has.
-        `side_by_side`: each computes a sheet, if a batch has several. None waits for another before the end of the batch.
+        `threads`: that compute the sheets of a batch side by side: no more than there are cores. None waits for another before
+        the end of the batch.
         """
         check_layers(stages, len(upper.layers))
         self.stages = tuple(stages) or (Stage(0, len(upper.layers) - 1, device),)
@@ -123,9 +121,7 @@ class Engine:
         self.dtype = dtype
         config, is_whole = upper.config, len(self.stages) == 1
         self._graphs = graphs(device) if is_whole and can_record(device, dtype, config.head_size) else None
-        self._side_by_side = SideBySide(threads) if side_by_side and threads > 1 else None
-        # For the layers only: behind each division, OpenMP's threads wait actively for some milliseconds.
-        self._divided = partial(computing_with, threads) if threads else nullcontext[None]
+        self._side_by_side = SideBySide(threads) if threads > 1 else None
         self.takes_few_sizes = can_prepack(device, dtype) or self._graphs is not None
         if device.type == "cpu":
             keep_freed_memory()
@@ -175,12 +171,11 @@ class Engine:
             if self._side_by_side is not None and len(batch.sheets) > 1:
                 yield from self._side_by_side.each(partial(self._compute, number=len(self.stages) - 1), batch.sheets)
             else:
-                with self._divided():
-                    for sheet in batch.sheets:
-                        if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
-                            sheet.hidden = self._graphs.run(sheet, self._hidden)
-                        else:
-                            yield from self._compute(sheet, len(self.stages) - 1)
+                for sheet in batch.sheets:
+                    if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
+                        sheet.hidden = self._graphs.run(sheet, self._hidden)
+                    else:
+                        yield from self._compute(sheet, len(self.stages) - 1)
             # All heads are started before one is waited for.
             started = [(sheet, _read(sheet, sheet.taken())) for sheet in batch.sheets if sheet.texts]
             if started:

@@ -45,9 +45,9 @@ def open_engine(backbone: Backbone, settings: Settings, side_by_side: bool = Tru
     """
     precision = settings.precision
     stages, is_packed = settings.stages, settings.packing == PACKED
-    threads = 1 if stages or settings.on_accelerator else torch.get_num_threads()
-    side_by_side &= is_packed
-    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, stages, threads, side_by_side)
+    divides = side_by_side and is_packed and not stages and not settings.on_accelerator
+    threads = torch.get_num_threads() if divides else 1
+    engine = Engine(backbone.upper(), settings.device, precision.dtype, precision.eight_bits, stages, threads)
     staging = StagingSettings(
         settings.slots,
         settings.device,
@@ -56,7 +56,7 @@ def open_engine(backbone: Backbone, settings: Settings, side_by_side: bool = Tru
         packing=read_packing(settings.packing, engine.seconds),
         few_sizes=engine.takes_few_sizes,
         stages=stages,
-        threads=threads if side_by_side else 1,
+        threads=threads,
     )
     return engine, Stager(backbone, staging)
 

@@ -93,7 +93,7 @@ class Service:
         """Starts the threads that drive the encoder."""
         stages = self.served[0].engine.stages
         on_cpu = stages[0].device.type == "cpu"
-        threads = 1, 1 if on_cpu else self.threads  # the engine divides what it computes
+        threads = (self.threads, 1) if on_cpu else (1, self.threads)
         pins = [stage.pin for stage in stages]
         if self._outbox is not None:
             repeat(self._open_next, "open")

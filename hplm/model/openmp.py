@@ -8,9 +8,8 @@ divide no product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from threading import Barrier
@@ -35,17 +34,6 @@ def compute_with(threads: int) -> None:
     """Divides what the calling thread computes among so many threads."""
     torch.get_num_threads()  # with its first use a thread takes over the number that another one has set: here, and not later
     torch.set_num_threads(threads)
-
-
-@contextmanager
-def computing_with(threads: int) -> Generator[None]:
-    """Divides what the calling thread computes meanwhile among so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class SideBySide:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from bench.turns import threads
 from builder.hardware import products_of
 from builder.learning.bodies import WholeBody
 from builder.said import no_progress_bars
@@ -26,7 +27,6 @@ from builder.training.finetuning import TrainingOptions, evaluate, finetune
 from builder.training.teachers import Teacher
 from builder.worker_processes import processes_that_fit
 from demo.data import DemoData, DemoTenant
-from hplm.model.openmp import computing_with
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.recipes import Recipe, build_store, pretrained_body
 from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
@@ -215,7 +215,7 @@ def named_options(options: TrainingOptions) -> dict[str, Any]:
 
 
 def _score_alone(report: Report, run: Run) -> dict[str, Any]:
-    with computing_with(1):
+    with threads(1):
         return report.score(run)
 
 

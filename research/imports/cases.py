@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bench.turns import threads
 from builder.importing.checkpoint import Family
 from builder.importing.matching import MatchingOptions, Model, compared, import_checkpoint
 from builder.importing.tenant import ImportOptions
@@ -35,7 +36,6 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.tenant import build_tenant
 from demo.data import DemoData, DemoTenant
-from hplm.model.openmp import computing_with
 from research.imports.checkpoints import exported_back, finetune, mix
 from research.result_file import ResultFile, digest_of
 
@@ -241,7 +241,7 @@ class Imports:
 def tried(call: Callable[[], object]) -> str:
     """Calls it with one thread, on whose number results depend. Returns what went wrong, so that other calls go on."""
     try:
-        with computing_with(1):
+        with threads(1):
             call()
     except Exception as error:
         return f"{type(error).__name__}: {error}"

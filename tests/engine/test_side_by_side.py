@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hplm.engine.engine import Engine, computed
 from hplm.engine.packing import UNEVEN, WORTH, divided, end_to_end
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.model.openmp import computing_with
 from testing.toy import random_text
 from tests.engine.asker import texts_of
 
@@ -43,7 +42,7 @@ def staged(reference):
         texts = [text for tenant in TENANTS for text in texts_of(backbone, tenant, [random_text(rng, 11) for _ in range(60)])]
         for text in texts:
             text.depth = depth
-        engine = Engine(backbone.upper(), CPU, dtype, threads=threads, side_by_side=True)
+        engine = Engine(backbone.upper(), CPU, dtype, threads=threads)
         stager = Stager(backbone, StagingSettings(8, CPU, dtype, few_sizes=engine.takes_few_sizes, threads=threads))
         batch = stager.stage(texts, lambda text, error: pytest.fail(str(error)))
         assert len(batch.sheets) == threads
@@ -60,20 +59,6 @@ def test_answers_are_those_of_one_thread(staged, threads, dtype, error):
     for text, found, expected in zip(batch.texts, computed(engine, batch), computed(*staged(1, dtype=dtype)), strict=True):
         labels = len(text.request.tenant.labels)  # behind them is room for larger heads of the sheet
         np.testing.assert_allclose(found[:, :labels], expected[:, :labels], rtol=10 * error, atol=error)
-
-
-def test_only_the_layers_of_a_whole_batch_are_divided_among_threads_that_spin_behind_them(reference):
-    seen, backbone = [], reference.backbone
-    engine, stager = (
-        Engine(backbone.upper(), CPU, torch.float32, threads=3),
-        Stager(backbone, StagingSettings(8, CPU, torch.float32)),
-    )
-    batch = stager.stage(texts_of(backbone, "acme", ["one"]), lambda text, error: pytest.fail(str(error)))
-    (attend,) = batch.sheets[0].attend
-    batch.sheets[0].attend = [lambda *given: (seen.append(torch.get_num_threads()), attend(*given))[1]]
-    with computing_with(1):
-        computed(engine, batch)
-        assert set(seen) == {3} and torch.get_num_threads() == 1
 
 
 @pytest.fixture
