@@ -103,7 +103,7 @@ def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, seed):
         if step == 8:
             back_up(far.manager, far.folder / "backup")
         elif step == 16:
-            restore(far.folder / "backup", far.manager.registry)
+            restore(far.folder / "backup", far.manager.registry, accept_old_keys=True)
         if chance.random() < 0.5:  # else it stays as it is
             harm, only = chance.choice((None, Away, Absent, Broken)), chance.choice(("records", "records", "plot", "snapshots"))
 
