@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
+from cyclopts.validators import Number
 
 from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES, TABLE_DTYPES
@@ -50,20 +51,10 @@ def whole(given: str) -> int:
     return int(number)
 
 
-def _positive(_: object, given: float) -> None:
-    if not 0 < given < math.inf:
-        raise ValueError("Give a positive number.")
-
-
-def _not_negative(_: object, given: float) -> None:
-    if not 0 <= given < math.inf:
-        raise ValueError("Give 0 or a positive number.")
-
-
 CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .gz or .zst"
 
-Positive = Annotated[float, Parameter(validator=_positive)]
-NotNegative = Annotated[float, Parameter(validator=_not_negative)]
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
 Whole = Annotated[int | None, read(whole)]
 Json = Annotated[bool, about("end with one line of JSON")]
 StoreFolder = Annotated[Path, about("folder of the store")]

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
 from hplm.engine.driver import Driver
-from hplm.engine.logs import begin_log
 from hplm.engine.outbox import Outbox
 from hplm.engine.threads import Beats
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
+from hplm.server.log import begin_log
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0

@@ -1,11 +1,16 @@
-"""A tritonserver's log: its errors, and how large it may grow."""
+"""A tritonserver's log: the form of our lines in it, its errors, and how large it may grow."""
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import os
 import re
+import signal
+import time
 from pathlib import Path
 
+_LINE = "%(levelname).1s%(asctime)s.%(msecs)03d000 %(process)d %(name)s:%(lineno)d] %(message)s"  # as Triton's
 _GLOG = re.compile(r'^E\d{4} \S+\s+\d+ \S+:\d+\] +"?(?P<said>.*?)"?\s*$')
 _PLAIN = re.compile(r"^(?P<said>error: .*|\[libprotobuf ERROR .*|Traceback .*)$")
 _NOISE = (
@@ -19,6 +24,20 @@ _NOISE = (
 _MOST_LINES = 30
 LARGEST = 64_000_000  # bytes of a log; it may grow within seconds when somebody floods the server
 _KEPT = 1_000_000  # bytes of its end that are kept in a second file
+
+
+def formatter() -> logging.Formatter:
+    made = logging.Formatter(_LINE, "%m%d %H:%M:%S")
+    made.converter = time.gmtime  # Triton's times are in UTC
+    return made
+
+
+def begin_log() -> None:
+    """Lets this process write its log to standard error, and where its threads stand when `hplm.server.stacks` asks."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    faulthandler.register(signal.SIGUSR1)
 
 
 def read(path: Path, offset: int = 0) -> str:

@@ -42,11 +42,11 @@ Form = TypeVar("Form")
 Stored = TypeVar("Stored", Calibration, Exits)
 
 
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a command that needs none. Those of the other commands inherit that unknown ones are refused."""
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a command. This one needs none, and all refuse fields that they do not know."""
 
 
-class _OfTenant(_Nothing):
+class _OfTenant(_Fields):
     id: Name
 
 
@@ -58,7 +58,7 @@ class _OfKey(_OfTenant):
     key: Word
 
 
-class _OfDomain(_Nothing):
+class _OfDomain(_Fields):
     name: Word
 
 
@@ -69,7 +69,7 @@ class _NewDomain(_OfDomain):
 _Limits = msgspec.defstruct("_Limits", [(name, Any, UNSET) for name in (*LIMITS, "homes")], bases=(_OfTenant,))
 
 
-class _Adapter(_Nothing):
+class _Adapter(_Fields):
     rank: Positive
     kind: Word | None = None
     places: Annotated[tuple[Word, ...], Meta(min_length=1)] | None = None
@@ -93,21 +93,21 @@ class Commands:
         self._manager = manager
         self._config = config
         self._known: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]]]] = {
-            "tenant.list": (_Nothing, lambda _: self._list()),
+            "tenant.list": (_Fields, lambda _: self._list()),
             "tenant.show": (_OfTenant, self._show),
             "tenant.add": (_Version, lambda given: self._changed(manager.add(given.id, self._knowledge(given)))),
             "tenant.update": (_Version, lambda given: self._changed(manager.update(given.id, self._knowledge(given)))),
             "tenant.rollback": (_OfTenant, lambda given: self._changed(manager.roll_back(given.id))),
             "tenant.delete": (_OfTenant, lambda given: self._changed(manager.delete(given.id))),
-            "tenant.compact": (_Nothing, lambda _: {"bytes": manager.compact()}),
+            "tenant.compact": (_Fields, lambda _: {"bytes": manager.compact()}),
             "tenant.limit": (_Limits, self._limit),
             "tenant.key.add": (_NewKey, self._add_key),
             "tenant.key.revoke": (_OfKey, self._revoke_key),
-            "domain.list": (_Nothing, lambda _: self._domains()),
+            "domain.list": (_Fields, lambda _: self._domains()),
             "domain.add": (_NewDomain, self._add_domain),
             "domain.rollback": (_OfDomain, lambda given: self._changed(manager.roll_back_domain(given.name))),
             "domain.delete": (_OfDomain, lambda given: self._changed(manager.delete_domain(given.name))),
-            "log": (_Nothing, lambda _: {"changes": manager.registry.audit()}),
+            "log": (_Fields, lambda _: {"changes": manager.registry.audit()}),
         }
 
     def run(self, command: str) -> str:

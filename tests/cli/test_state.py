@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from builder.store.store import Store, TenantFile
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.registry.store import Absent
 from hplm.tenants.backup import back_up
+from hplm.tenants.keys import new_key
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import change_version, random_store, random_tenant, random_tenants
@@ -106,17 +106,22 @@ def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(change
     assert live.add("newer", own) and live.current().find("newer").uid > newest.find("newer").uid
 
 
-def test_a_restore_names_what_it_undoes_and_needs_a_word_to_give_access(changed, capsys, monkeypatch):
-    (folder, places), tomorrow = changed, time.time() + 86400
+def test_a_restore_names_what_it_undoes_and_needs_a_word_to_give_access(changed, capsys):
+    folder, places = changed
     live = Manager.open(folder / "repository", folder / "state")
-    revoked, kept, dead = (live.add_key("tenant-1", days)[1] for days in (0, 0, 0.5))
+    (revoked, kept), dead = (live.add_key("tenant-1")[1] for _ in range(2)), new_key(expires=1)[1]
+
+    def add_dead(change):
+        tenant = change.tenants["tenant-1"]
+        change.tenants["tenant-1"] = replace(tenant, keys=(*tenant.keys, dead))
+
+    live.registry.change("tenant key add", add_dead)
     restore = ["restore", "--from", folder / "saved", *places]
     run(capsys, "backup", "--to", folder / "saved", *places)
     for key in (revoked, dead):
         live.revoke_key("tenant-1", key.id)
     live.add_key("tenant-0")
     live.delete("acme")
-    monkeypatch.setattr("hplm.tenants.backup.time.time", lambda: tomorrow)  # when the dead one has expired
     before = live.current()
     said = refused(capsys, *restore)
     assert mentions(said, "tenant-0", revoked.id, "--accept-old-keys") and kept.id not in said and dead.id not in said
