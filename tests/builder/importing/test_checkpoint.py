@@ -114,7 +114,7 @@ def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_p
     for chosen in np.array_split(np.random.default_rng(0).permutation(len(read.texts)), 3):
         pack = reader.pack(read, chosen, DEVICE)
         for own, wanted in zip(found.of(chosen, pack), model.states(pack), strict=True):
-            assert torch.allclose(own, wanted, atol=0.05)
+            assert (own - wanted).norm() < 0.03 * wanted.norm()
     assert len(packs) == (1 if has_room else 3)
 
 
