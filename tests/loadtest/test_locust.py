@@ -21,7 +21,7 @@ from hplm.server.ports import free_ports
 from tests.deploy.door import haproxy, require_haproxy
 from tests.support.message import mentions
 from tests.support.threaded_server import SmallServer
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 on_toy, on_chat = pytest.mark.server("toy"), pytest.mark.server("chat")
@@ -162,7 +162,7 @@ def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
 
 def _get(url: str, body: bytes | None = None) -> str:
     try:
-        with urlopen(url, body, timeout=10) as answer:
+        with urlopen(url, body, timeout=PATIENCE) as answer:
             return answer.read().decode()
     except OSError:
         return ""  # the web page is not yet up
