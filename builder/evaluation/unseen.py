@@ -11,7 +11,7 @@ from typing import Any
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import digest_of_file
-from builder.tasks.examples import Bare, Example, has_labels, key_of, read_labelled
+from builder.tasks.examples import Bare, Example, has_labels, key_of, read_labelled, read_unlabelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
 from hplm.errors import InvalidInput
@@ -88,6 +88,9 @@ def count_learned(store: Store, tenant: TenantFile, examples: Sequence[Example])
     with suppress(InvalidInput):
         for path in learned_by(store, tenant, [examples[0].file]):
             known |= {key_of(example) for example in task.read(path)}
+    learned = store.report(tenant).get("students", {})  # of texts without labels
+    if (name := learned.get("unlabelled")) is not None and digest_of(Path(name)) == learned["asked"]["unlabelled"]:
+        known |= {key_of(example) for example in read_unlabelled(Path(name))}
     return sum(key_of(example) in known for example in examples)
 
 

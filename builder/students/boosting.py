@@ -38,15 +38,24 @@ class StudentOptions:
     epochs: int = 3  # of each member, and of all together
     learning_rate: float = 1e-3
     stacking: float = 0.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
+    # Of what is learned by each member but the first, which learns all texts:
+    hardest: float = 1.0  # the share of the texts of which most is missing,
+    drawn: float = 0.0  # and a share of all texts, at random
+    augmented: int = 0  # copies of each text, with words that a masked head guesses
+    search: bool = False  # for the least depth that is good enough: `depth` is the most
     batch_texts: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, rank=1, epochs=1, stacking=0)
+        check_options(self, rank=1, epochs=1, stacking=0, augmented=0)
         if self.depth < 1:
             raise InvalidInput(f"--layers {self.depth}: give 1 or more")
         if not 1 <= self.students <= MOST:
             raise InvalidInput(f"--students {self.students}: give 1 to {MOST}")
+        if not 0 < self.hardest <= 1:
+            raise InvalidInput(f"--hardest {self.hardest:g}: give a share of the texts, above 0 and at most 1")
+        if not 0 <= self.drawn <= 1 or (self.drawn and self.hardest == 1):
+            raise InvalidInput(f"--drawn {self.drawn:g}: give a share of the texts, from 0 to 1, beside a --hardest below 1")
         if not self.learning_rate > 0:
             raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
 
@@ -84,7 +93,7 @@ def boosted(
         team.add()
         own_rows = partial(team.rows, body, number=number)
         missing = float(torch.cat(left[1]).square().mean())
-        learn_member(body, team, data, teacher[0], left, whole, number, options, folder)
+        learn_member(body, team, data, teacher[0], left, whole, number, options, folder, lesson_of(left[0], number, options))
         with torch.no_grad():
             own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
             flat, wanted = torch.cat(own[0]), torch.cat(left[0])
@@ -103,6 +112,16 @@ def boosted(
     if not told:
         raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
     return told
+
+
+def lesson_of(left: Sequence[Tensor], number: int, options: StudentOptions) -> np.ndarray | None:
+    """Returns the numbers of the texts that a member learns; None: all. `left`: what is missing of each text's rows."""
+    if not number or options.hardest == 1:
+        return None
+    hardest = np.argsort([-float(rows.square().mean()) for rows in left], kind="stable")
+    drawn = np.random.default_rng([options.seed, number]).permutation(len(left))
+    hard, random = max(1, round(options.hardest * len(left))), round(options.drawn * len(left))
+    return np.union1d(hardest[:hard], drawn[:random])
 
 
 def learn_together(body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, options: StudentOptions, folder: Path) -> None:
@@ -133,9 +152,12 @@ def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[l
 
 def learn_member(
     body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], whole: float, number: int,
-    options: StudentOptions, folder: Path,
+    options: StudentOptions, folder: Path, among: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    """Teaches a member what is left of the teacher's rows on train and dev. `whole`: the mean square of all of them."""
+    """Teaches a member what is left of the teacher's rows on train and dev. `whole`: the mean square of all of them.
+
+    `among`: the numbers of the texts that it learns; None: all.
+    """
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
@@ -154,14 +176,14 @@ def learn_member(
         return Exam(-loss, loss)
 
     title = f"student {number + 1} of {options.students}"
-    _train(title, data, team.members[number], loss_of, examined, options, folder / f"student-{number}.pt")
+    _train(title, data, team.members[number], loss_of, examined, options, folder / f"student-{number}.pt", among)
 
 
 def _train(
     title: str, data: Data, learning: nn.Module, loss: Callable[[np.ndarray], tuple[Tensor, int]], exam: Callable[[], Exam],
-    options: StudentOptions, saved: Path,
+    options: StudentOptions, saved: Path, among: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs)
+    epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed, among), options.epochs)
     training = Training(
         title, data.device, [Group(options.learning_rate, dict(learning.named_parameters()))], epochs.starting, loss, exam,
         WAY_OUT, start_counts=False, betas=(0.9, 0.999),

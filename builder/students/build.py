@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
-from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
+from builder.students.augmented import augmented
+from builder.students.boosting import Seen, StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
-from builder.tasks.lookup import Reader
+from builder.tasks.lookup import Reader, Text
 from builder.tasks.tasks import training_task
 from builder.training.data import Data, Files, read_files
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
@@ -33,6 +35,7 @@ from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import Students, Team
 
 OWN = "own"  # a teacher, as DEDICATED
+ENOUGH = 0.95  # of the teacher's score, for a search
 
 
 def build_students(
@@ -43,6 +46,7 @@ def build_students(
 
     `teacher`: the tenant itself, or a BERT that is fine-tuned in full. `seen`: files of its training that have moved.
     `unlabelled`: further texts, of which students learn only what the teacher says.
+    With `search`, they have the fewest layers with which they have 95 % of the teacher's score, or else those that score best.
     """
     with held_tenant(store, tenant_id) as working:
         tenant = store.known_tenant(tenant_id)
@@ -50,8 +54,9 @@ def build_students(
         if teacher not in (OWN, DEDICATED):
             raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
         further = UnlabelledTexts([unlabelled]) if unlabelled is not None else None
-        if further is not None and not training_task(tenant.task).one_label_a_row:
-            raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
+        for option, given in {"--unlabelled": further, "--augmented": options.augmented}.items():
+            if given and not training_task(tenant.task).one_label_a_row:
+                raise InvalidInput(f"{option}: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
         before, report = store.knowledge(tenant), store.report(tenant)
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         asked |= {"unlabelled": further.digest} if further is not None else {}
@@ -65,33 +70,39 @@ def build_students(
             )
         train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
-        fresh = _further(read, further)
+        fresh, left_out = _further(read, further)
         reader = Reader(store, tenant.domain, tenant.domain_version)
         data = read.looked_up(reader, device, None)
         folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
-        report["students"] = {"asked": asked, "report": {"tenant": tenant.id, "version": tenant.version + 1, **told}}
+        told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": left_out}
+        report["students"] = {"asked": asked, "report": told}
+        if unlabelled is not None:
+            report["students"]["unlabelled"] = str(unlabelled.absolute())
         store.save_next(tenant, replace(before, exits=None, students=made), report)
         remove_savepoints(working, "students")
         return report["students"]["report"], True
 
 
-def _further(files: Files, unlabelled: UnlabelledTexts | None) -> list[Example]:
-    """Returns texts without labels, but for those that the training or dev has: dev judges what others have taught."""
+def _further(files: Files, unlabelled: UnlabelledTexts | None) -> tuple[list[Example], int]:
+    """Returns texts without labels, and how many were left out because the training or dev has them: dev judges the others."""
     if unlabelled is None:
-        return []
+        return [], 0
     known = {key_of(example) for example in (*files.train, *files.dev)}
     if not (fresh := [example for example in unlabelled.examples if key_of(example) not in known]):
         raise InvalidInput(f"--unlabelled {unlabelled}: the tenant's training or dev data have all of its texts")
-    return fresh
+    return fresh, len(unlabelled.examples) - len(fresh)
 
 
-def _extended(data: Data, further: Sequence[Example]) -> Data:
+def extended(data: Data, *further: Sequence[Text]) -> Data:
     """Returns data that have further texts in their training, of which nothing is learned but what a teacher says."""
-    if not further:
-        return data
-    more = data.reader.read(further, data.task.unlabelled(), data.labels)
-    return replace(data, train=replace(data.train, texts=[*data.train.texts, *more.texts]))
+    return replace(data, train=replace(data.train, texts=list(chain(data.train.texts, *further))))
+
+
+def most_layers(store: Store, teacher: str) -> int:
+    """Returns the most layers that a search tries: a quarter of the teacher's. Tables take none."""
+    upper, lower = store.config.upper_layers, store.config.lower_layers if teacher == DEDICATED else 0
+    return max(1, min(upper, (upper + lower) // 4))
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
@@ -108,9 +119,35 @@ def _made(
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
     whole, model = _teacher(body, tenant, data, teacher, folder)
-    labelled, data = len(data.train.texts), _extended(data, further)
+    unlabelled = data.reader.read(further, data.task.unlabelled(), data.labels).texts if further else []
+    more, labelled = augmented(body, data, options.augmented, options.seed), len(data.train.texts)
+    data = extended(data, unlabelled, more)
     seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
-    team = team_of(data, model, options, tenant.dtype)
+    taught = data.scored(data.dev, [rows.numpy() for rows in seen[1].logits])
+    wanted, tried = ENOUGH * taught.main, list[tuple[StudentKnowledge, dict[str, Any]]]()
+    for depth in range(1 if options.search else options.depth, options.depth + 1):
+        own = replace(options, depth=depth)
+        tried.append(_of_depth(body, model, data, seen, own, tenant.dtype, folder / f"depth-{depth}"))
+        if _score(tried[-1][1]) >= wanted:
+            break
+    found, told = max(tried, key=lambda one: _score(one[1]))  # the first of equal ones
+    depths = {str(one["depth"]): _score(one) for _, one in tried}
+    return found, {
+        "task": tenant.task, "metric": taught.metric, "of_layers": data.config.upper_layers, "teacher": teacher,
+        "teacher_score": taught.main, "learned_texts": labelled, "unlabelled_texts": len(unlabelled),
+        "augmented": options.augmented, "augmented_texts": len(more), "dev_texts": len(data.dev.texts), **told,
+        **({"depths": depths, "wanted_score": wanted} if options.search else {}),
+    }  # fmt: skip
+
+
+def _score(told: dict[str, Any]) -> float:
+    return told["scores"][told["kept"] - 1]
+
+
+def _of_depth(
+    body: PlotBody, teacher: TenantModel, data: Data, seen: tuple[Seen, Seen], options: StudentOptions, dtype: str, folder: Path
+) -> tuple[StudentKnowledge, dict[str, Any]]:
+    team = team_of(data, teacher, options, dtype)
     told = boosted(body, team, data, seen, options, folder)
     learn_together(body, team, data, seen[0], options, folder)
     layers, learned = data.config.upper_layers, team.knowledge()
@@ -121,12 +158,8 @@ def _made(
     sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
     size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
-    taught = data.scored(data.dev, [rows.numpy() for rows in seen[1].logits])
     return found, {
-        "task": tenant.task, "metric": taught.metric, "depth": options.depth, "of_layers": layers, "teacher": teacher,
-        "teacher_score": taught.main, "learned_texts": labelled, "unlabelled_texts": len(data.train.texts) - labelled,
-        "dev_texts": len(data.dev.texts),
-        "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
+        "depth": options.depth, "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
     }  # fmt: skip
 
 

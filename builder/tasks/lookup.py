@@ -82,7 +82,7 @@ class Reader:
     """Looks texts up in one domain's chain."""
 
     def __init__(self, store: Store, domain: str, version: int) -> None:
-        self.store, self._branch = store, (domain, version)
+        self.store, self.branch = store, (domain, version)
         self._tokenizer = store.tokenizer()
         self._forest = store.forest(domain, version)
         self._chain = self._forest.chain(domain, version)
@@ -90,7 +90,7 @@ class Reader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opens the same tables where it is sent."""
-        return Reader, (self.store, *self._branch)
+        return Reader, (self.store, *self.branch)
 
     def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str]) -> Texts:
         number_of = {label: number for number, label in enumerate(labels)}
@@ -105,6 +105,10 @@ class Reader:
                 targets = task.targets(example, own, number_of)
                 texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
         return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
+
+    def with_tokens(self, text: Text, tokens: np.ndarray) -> Text:
+        """Returns a text with other tokens in the places of its own."""
+        return replace(text, tokens=tokens, addresses=self._chain.lookup(tokens, np.array([len(tokens)])).addresses)
 
     def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
         members = [texts.texts[i] for i in chosen]

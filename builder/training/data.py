@@ -43,10 +43,11 @@ class Data:
     def config(self) -> BackboneConfig:
         return self.reader.store.config
 
-    def batches(self, epochs: int, most_texts: int, seed: int) -> list[list[np.ndarray]]:
-        """Returns the training texts of each batch, by their numbers, of each epoch."""
-        rng = np.random.default_rng(seed)
-        return [list(packed_batches(self.train.lengths, most_texts, rng)) for _ in range(epochs)]
+    def batches(self, epochs: int, most_texts: int, seed: int, among: np.ndarray | None = None) -> list[list[np.ndarray]]:
+        """Returns the training texts of each batch, by their numbers, of each epoch. `among`: some of them; None: all."""
+        rng, numbers = np.random.default_rng(seed), np.arange(len(self.train.texts)) if among is None else among
+        lengths = self.train.lengths[numbers]
+        return [[numbers[part] for part in packed_batches(lengths, most_texts, rng)] for _ in range(epochs)]
 
     def packs(self, texts: Texts, with_sums: bool = True, title: str = "") -> Iterator[tuple[np.ndarray, Pack]]:
         """Yields all texts in batches: their numbers, and the texts."""

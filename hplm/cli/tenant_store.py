@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from hplm.cli.options import Device, Json, Picture, Seed, Seen, ServedDtype, StoreFolder, check_picture, device_of, open_store
 from hplm.cli.tenant import Id
@@ -14,6 +16,8 @@ from hplm.cli.tenant import Id
 if TYPE_CHECKING:
     from builder.store.store import Store
     from hplm.levels.calibration import Calibration
+
+OF_TEXTS = Parameter(group="Texts that students learn")
 
 
 def calibrate(
@@ -125,9 +129,11 @@ def _exits_text(report: dict[str, Any]) -> str:
 
 
 def students(
-    id: Id, /, *, store: StoreFolder, layers: int, students: int = 6, teacher: Literal["own", "dedicated"] = "own",
-    rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3, stacking: float = 0.0, seen: tuple[Path, ...] = (),
-    unlabelled: Path | None = None, seed: Seed = 0, device: Device = "auto", json: Json = False,
+    id: Id, /, *, store: StoreFolder, layers: int | Literal["auto"], students: int = 6,
+    teacher: Literal["own", "dedicated"] = "own", rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3,
+    stacking: float = 0.0, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, augmented: Annotated[int, OF_TEXTS] = 0,
+    hardest: Annotated[float, OF_TEXTS] = 1.0, drawn: Annotated[float, OF_TEXTS] = 0.0, seed: Seed = 0, device: Device = "auto",
+    json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make shallow students that together answer like the tenant, and of which a busy server asks fewer.
 
@@ -135,7 +141,8 @@ def students(
     learned of the teacher. Then all learn the tenant's texts together, so that any number of them answers. The number that is
     best on dev stays. The tenant gets a next version; one that is trained later has no students until they are made anew.
 
-    :param layers: upper layers that each student passes
+    :param layers: upper layers that each student passes; auto: the fewest with which they have 95 % of the teacher's score, of
+        at most a quarter of its layers
     :param students: most students to try
     :param teacher: own: the tenant's full stack; dedicated: a BERT that is fine-tuned in full on the same data, for this
     :param rank: of each student's LoRA
@@ -144,12 +151,20 @@ def students(
     :param seen: files of its training that were moved
     :param unlabelled: further texts, one a line or JSONL, of which students learn what the teacher says (classify, tag)
     :param stacking: weight of the loss by which the middle of a student also learns the sum of those before it
+    :param augmented: copies of each text, in which the domain's masked head guesses some words; students learn what the
+        teacher says of them (classify, tag)
+    :param hardest: share of the texts that each student but the first learns, those of which most is missing
+    :param drawn: share of all texts that it learns besides, at random
     """
     from builder.students.boosting import StudentOptions
-    from builder.students.build import build_students
+    from builder.students.build import build_students, most_layers
 
-    options = StudentOptions(layers, students, rank, epochs, learning_rate, stacking, seed=seed)
-    report, is_new = build_students(open_store(store), id, options, device_of(device), teacher, seen, unlabelled)
+    opened = open_store(store)
+    depth = most_layers(opened, teacher) if layers == "auto" else layers
+    options = StudentOptions(
+        depth, students, rank, epochs, learning_rate, stacking, hardest, drawn, augmented, layers == "auto", seed=seed
+    )
+    report, is_new = build_students(opened, id, options, device_of(device), teacher, seen, unlabelled)
     print(_students_text(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     return {**report, "changed": is_new}
@@ -167,6 +182,14 @@ def _students_text(report: dict[str, Any]) -> str:
     for number, (score, own) in enumerate(zip(report["scores"], report["boosting"], strict=True), start=1):
         work, dropped = number * report["depth"] / layers, "" if number <= kept else "  dropped"
         lines.append(f"{number:<10}{work:>14.2f}{score:>12.3f}{own['alpha']:>8.2f}{dropped}")
+    if left_out := report["left_out"]:
+        lines.append(f"{left_out:,} texts of --unlabelled were left out: the training or dev data have them")
+    if report["augmented"] and not report["augmented_texts"]:
+        lines.append("no text was augmented: no branch of the domain has a head that guesses masked words")
+    if depths := report.get("depths"):
+        tried, wanted = ", ".join(f"{score:.3f} with {depth}" for depth, score in depths.items()), report["wanted_score"]
+        found = "" if max(depths.values()) >= wanted else ", and none has it: give --layers"
+        lines.append(f"students of so many layers have {tried}; 95 % of the teacher's score is {wanted:.3f}{found}")
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.learning.bodies import PlotBody
+from builder.students.augmented import augmented
 from builder.students.boosting import (
     Seen,
     StudentOptions,
@@ -28,9 +29,9 @@ from builder.students.boosting import (
     learn_together,
     seen_by,
 )
-from builder.students.build import team_of
+from builder.students.build import extended, team_of
 from builder.students.team import StudentTeam
-from builder.tasks.lookup import Texts
+from builder.tasks.lookup import Text, Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
@@ -40,7 +41,7 @@ from hplm.adapters.layout import exit_layout
 TIE = 1e-3  # of a vote: how much the members' confidence counts
 Scored = dict[str, list[float]]  # "dev" and "test": the scores of one student, of two, and so on
 Variants = dict[str, Scored]
-Way = Literal["teacher", "team", "stacking", "bagging", "plain", "equal", "exit"]
+Way = Literal["teacher", "team", "stacking", "hardest", "augmented", "longer", "bagging", "plain", "equal", "exit"]
 
 
 class AveragedTeam(StudentTeam):
@@ -88,6 +89,17 @@ class Case:
     def together(self, team: StudentTeam, options: StudentOptions, way: str) -> Scored:
         learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way))
         return self.scored(partial(answers_of_prefixes, self.body, team))
+
+    def taught(self, way: str, further: Sequence[Text] = (), **changes: Any) -> Scored:
+        """Scores students as `hplm tenant students` makes them, with further texts and these changes of the options."""
+        data, (seen, of_dev) = self.data, self.seen
+        if further:
+            data = extended(data, further)
+            seen = seen_by(self.teacher.body, self.teacher.model, data, data.train)
+        made, options = self.team(**changes)
+        boosted(self.body, made, data, (seen, of_dev), options, self.saved(way))
+        learn_together(self.body, made, data, seen, options, self.saved(way))
+        return self.scored(partial(answers_of_prefixes, self.body, made))
 
     def scored(self, answers: Callable[[Data], Sequence[Sequence[Sequence[str]]]]) -> Scored:
         """Returns scores on dev and test. `answers`: to the dev texts of data, by the number of students."""
@@ -137,23 +149,35 @@ def stacking(case: Case) -> Variants:
     """Scores such students where the middle of each also learns the sum of those before it."""
     if case.options.depth == 1:  # which has no middle
         return {}
-    made, options = case.team(stacking=1.0)
-    boosted(case.body, made, case.data, case.seen, options, case.saved("stacking"))
-    return {"stacking": case.together(made, options, "stacking")}
+    return {"stacking": case.taught("stacking", stacking=1.0)}
+
+
+def hardest(case: Case) -> Variants:
+    """Scores such students where each but the first learns the hardest fifth of the texts, and a fifth at random."""
+    return {"hardest": case.taught("hardest", hardest=0.2, drawn=0.2)}
+
+
+def more_texts(case: Case) -> Variants:
+    """Scores such students that also learn a copy of each text with guessed words."""
+    more = augmented(case.body, case.data, 1, case.options.seed) if case.data.task.one_label_a_row else []
+    return {"augmented": case.taught("augmented", more)} if more else {}  # some domains have no masked head
+
+
+def longer(case: Case) -> Variants:
+    """Scores such students after twice as many epochs, which take as long as learning as many texts again."""
+    return {"longer": case.taught("longer", epochs=2 * case.options.epochs)}
 
 
 def bagging(case: Case) -> Variants:
     """Scores students that each learn the teacher's rows of a bootstrap sample. Their rows are averaged."""
     made, together = case.team(AveragedTeam)
-    texts, rows, dev = case.data.train, case.seen[0].rows, case.seen[1].rows
-    whole = float(torch.cat(rows).square().mean())
+    seen, left = case.seen[0], [part.rows for part in case.seen]
+    whole = float(torch.cat(seen.rows).square().mean())
     for number in range(case.options.students):
         one, options = case.team(seed=case.options.seed + 1000 * number)
         one.add()
-        drawn = np.random.default_rng([case.options.seed, number]).integers(len(rows), size=len(rows))
-        sample = replace(texts, texts=[texts.texts[i] for i in drawn])
-        data, left, folder = replace(case.data, train=sample), ([rows[i] for i in drawn], dev), case.saved(f"bagging-{number}")
-        learn_member(case.body, one, data, case.seen[0], left, whole, 0, options, folder)
+        drawn = np.random.default_rng([case.options.seed, number]).integers(len(seen.rows), size=len(seen.rows))
+        learn_member(case.body, one, case.data, seen, left, whole, 0, options, case.saved(f"bagging-{number}"), drawn)
         made.members.append(one.members[0])
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
     joint = case.together(made, together, "bagging")
@@ -196,6 +220,6 @@ def early_exit(case: Case) -> Variants:
 
 
 WAYS: dict[Way, Callable[[Case], Variants]] = {  # each returns nothing if there is no such way
-    "teacher": teacher, "team": team, "stacking": stacking, "bagging": bagging, "plain": plain, "equal": equal,
-    "exit": early_exit,
+    "teacher": teacher, "team": team, "stacking": stacking, "hardest": hardest, "augmented": more_texts, "longer": longer,
+    "bagging": bagging, "plain": plain, "equal": equal, "exit": early_exit,
 }  # fmt: skip

@@ -35,7 +35,8 @@ from research.schemes.trained import read_task
 ALL, BEST = "all", "pruned"  # students; the number that scores best on dev
 ALONE = ("teacher", "plain", "equal", "exit")  # variants without a number of students
 PAIRS = (
-    ("stacking", "team"), ("team", "no together"), ("team", "bagging"), ("no together", "bagging, no together"),
+    ("stacking", "team"), ("hardest", "team"), ("augmented", "longer"), ("longer", "team"), ("team", "no together"),
+    ("team", "bagging"), ("no together", "bagging, no together"),
     ("team", "team, all"), ("team", "vote"), ("bagging", "bagging, vote"), ("team", "plain"), ("team", "equal"),
     ("team", "exit"),
 )  # fmt: skip
@@ -71,7 +72,8 @@ def students(
     :param results: file of finished scores
     :param also: further such files, of other processes
     :param tasks: tenants of the data; default: all that may have students
-    :param ways: teacher, team, stacking, bagging, plain, equal, exit; default: all
+    :param ways: teacher, team, stacking, hardest, augmented (where the domain has a masked head), longer, bagging, plain,
+        equal, exit; default: all
     :param layers: upper layers of a student
     :param students: of a team
     :param rank: of each student's LoRA
@@ -136,7 +138,7 @@ def table(cases: Sequence[tuple[str, Variants]], students: int) -> Rows:
     shares = [(task, shares_of(variants, students)) for task, variants in cases]
     yield Row("cases", len(cases))
     yield Row("teacher_score", estimated([(task, own["teacher"]["test"][0]) for task, own in cases])[0])
-    known = shares[0][1]
+    known = {name: numbers for name, numbers in shares[0][1].items() if all(name in own for _, own in shares)}
     for name in (name for name in ("team", "stacking") if name in known):
         yield Row(f"members/{name}", fmean(len(own[name]["test"]) for _, own in cases))
     for name, numbers in known.items():

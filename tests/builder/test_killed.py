@@ -47,7 +47,7 @@ from tests.support.message import mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STUDENTS = StudentOptions(1, 2, rank=2, epochs=1, learning_rate=0.1)
+STUDENTS = StudentOptions(2, 2, rank=2, epochs=1, learning_rate=0.1, hardest=0.5, drawn=0.2, search=True)
 
 
 def copied(store, folder):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from builder.learning.masked import MaskedHead
 from builder.tasks.tasks import training_task
 from demo.data import stored
 from research.papers import __main__ as papers
@@ -17,13 +18,17 @@ from testing.random_store import TOY, random_store
 from tests.research.toys import toy_data
 from tests.support.learning import by_one_step
 
-VARIANTS = {"team", "no together", "vote", "stacking", "bagging", "bagging, no together", "bagging, vote"}
+VARIANTS = {
+    *("team", "no together", "vote", "stacking", "hardest", "augmented", "longer", "bagging", "bagging, no together"),
+    "bagging, vote",
+}
 
 
 @pytest.mark.slow
 def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, capsys) -> None:
     """The ways are in two files, as of two processes. Of the other task nothing is finished."""
-    random_store(tmp_path / "store", replace(TOY, upper_layers=3), [], ["toys"], corpus_tokens=2000)
+    store = random_store(tmp_path / "store", replace(TOY, upper_layers=3), [], ["toys"], corpus_tokens=2000)
+    store.save_masked_head("root", 1, MaskedHead(store.config).state_dict())
     (tmp_path / "data").mkdir()
     stored(tmp_path / "data", {}, lambda: toy_data(tmp_path / "data", {"train": 80, "dev": 30, "test": 40}))
     given = ["students", "--data", str(tmp_path / "data"), "--store", str(tmp_path / "store"), "--quick", "--json"]

@@ -1,0 +1,171 @@
+"""What students learn from, and how deep they are. Their tenants are not trained, and they learn in one step."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from builder.evaluation.unseen import count_learned
+from builder.learning.bodies import PlotBody
+from builder.learning.masked import MaskedHead
+from builder.store.store import Store
+from builder.students import boosting, build
+from builder.students.augmented import GUESSES, augmented
+from builder.students.boosting import StudentOptions, lesson_of
+from builder.students.build import build_students, most_layers
+from builder.tasks.examples import Example
+from builder.tasks.lookup import Reader
+from builder.tasks.losses import UNREAD
+from builder.training.data import read_files
+from hplm.cli.main import main
+from hplm.errors import InvalidInput
+from tests.builder.stores import some_lines
+from tests.builder.training.small_tenants import made, pretend
+from tests.support.device import DEVICE
+from tests.support.learning import by_one_step
+from tests.support.message import mentions, refusing
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+
+OPTIONS = StudentOptions(1, 2, rank=2, epochs=1, learning_rate=0.1)
+TEXTS, WORDS = 40, range(30, 30 + GUESSES)
+
+
+@pytest.fixture
+def store(learnable, tmp_path):
+    """A store with two tenants, and their data beside it."""
+    store = Store(shutil.copytree(learnable.folder, tmp_path / "store"))
+    for task in ("classify", "multilabel"):
+        pretend(store, task, made(tmp_path, task, TEXTS, 1), made(tmp_path, task, 20, 2), tenant=task)
+    return store
+
+
+def give_head(store):
+    """Saves a masked head that guesses the same words everywhere."""
+    head = MaskedHead(store.config)
+    with torch.no_grad():
+        head.bias[list(WORDS)] = 1000.0
+    store.save_masked_head("root", 1, head.state_dict())
+
+
+def test_the_first_student_learns_all_texts_and_others_the_hardest_and_some_at_random():
+    left = [torch.full((1 + number % 2, 3), size) for number, size in enumerate([0.1, -5.0, 0.2, 3.0, 0.3, 0.4, 0.5, -4.0])]
+    options = replace(OPTIONS, hardest=0.25, drawn=0.25)
+    assert lesson_of(left, 0, options) is None and lesson_of(left, 1, OPTIONS) is None
+    chosen = [lesson_of(left, number, options).tolist() for number in range(1, 9)]
+    assert all({1, 7} <= set(own) and 2 <= len(own) == len(set(own)) <= 4 for own in chosen)
+    assert chosen == [lesson_of(left, number, options).tolist() for number in range(1, 9)]
+    assert len(set(map(tuple, chosen))) > 1, "each draws the same texts"
+    assert lesson_of(left, 1, replace(options, hardest=0.01, drawn=0.0)).tolist() == [1], "it would learn nothing"
+
+
+def test_each_student_learns_the_texts_of_its_lesson_and_all_together_learn_all(store, monkeypatch):
+    learned = {}
+    with by_one_step():
+        one_step = boosting.train
+
+        def noting(training, *given):
+            learned[training.title] = Counter(np.concatenate(list(training.batches(0))).tolist())
+            return one_step(training, *given)
+
+        monkeypatch.setattr(boosting, "train", noting)
+        build_students(store, "classify", replace(OPTIONS, hardest=0.25, drawn=0.1), DEVICE)
+    all_texts = Counter(range(TEXTS))
+    assert learned["student 1 of 2"] == learned["students together"] == all_texts
+    assert set(learned["student 2 of 2"].values()) == {1} and 10 <= len(learned["student 2 of 2"]) <= 14
+
+
+def test_augmented_texts_have_some_guessed_words_and_no_label(store, tmp_path):
+    files = read_files(store, "classify", tmp_path / "classify-1.jsonl", tmp_path / "classify-2.jsonl")
+    data = files.looked_up(Reader(store, "root", 1), DEVICE, None)
+    body = PlotBody.of(store).to(DEVICE)
+    assert augmented(body, data, 2, seed=0) == []
+    give_head(store)
+    found, again = (augmented(body, data, 2, seed=0) for _ in range(2))
+    assert [text.tokens.tolist() for text in found] == [text.tokens.tolist() for text in again]
+    assert Counter(id(text.example) for text in found) == Counter({id(one.example): 2 for one in data.train.texts})
+    own = {id(text.example): text for text in data.train.texts}
+    changed = []
+    for text in found:
+        before = own[id(text.example)]
+        differs = text.tokens != before.tokens
+        assert not differs[[0, -1]].any() and set(text.tokens[differs].tolist()) <= set(WORDS)
+        assert (text.targets == UNREAD).all() and not (before.targets == UNREAD).any()
+        assert (text.addresses == data.reader.with_tokens(before, text.tokens).addresses).all()
+        assert differs.any() == (text.addresses != before.addresses).any()
+        changed.append(differs[1:-1].mean())
+    assert 0.05 < np.mean(changed) < 0.5
+
+
+def test_a_domain_without_a_masked_head_augments_nothing_and_the_command_says_so(store, capsys):
+    command = "tenant students classify --layers auto --students 1 --rank 2 --epochs 1 --learning-rate 0.1 --augmented 1"
+    said, found = [], []
+    with by_one_step():
+        for seed in ("0", "1"):
+            assert main([*command.split(), "--seed", seed, "--store", str(store.folder), "--device", str(DEVICE)]) == 0
+            said.append(capsys.readouterr().out)
+            found.append(store.report(store.tenant("classify"))["students"]["report"])
+            give_head(store)
+    assert [one["augmented_texts"] for one in found] == [0, TEXTS] and found[1]["learned_texts"] == TEXTS
+    assert [mentions(one, "augmented") for one in said] == [True, False]
+    assert found[0]["depth"] == 1 and mentions(said[0], "95 %")  # a quarter of three layers
+
+
+@pytest.mark.parametrize(
+    ("scores", "tried", "kept"),
+    [((1.0, 0.0, 0.0), 1, 1), ((0.0, 1.0, 0.0), 2, 2), ((0.0, 0.1, 0.1), 3, 2)],
+    ids=["the first is good enough", "the second is", "none is: the best one, and the shallower of two"],
+)
+def test_a_search_keeps_the_fewest_layers_that_are_good_enough(store, monkeypatch, scores, tried, kept):
+    learned, options = build._of_depth, replace(OPTIONS, depth=3, students=1, search=True)
+
+    def scored(*given):
+        found, told = learned(*given)
+        return found, {**told, "scores": [scores[told["depth"] - 1]], "kept": 1}
+
+    monkeypatch.setattr(build, "_of_depth", scored)
+    with by_one_step() as anew:
+        report, _ = build_students(store, "classify", options, DEVICE)
+        assert report["teacher_score"] > 0.2 and report["depths"] == {str(n + 1): scores[n] for n in range(tried)}
+        assert anew == [True] * 2 * tried  # each student, and its classifier
+        assert report["depth"] == store.knowledge(store.tenant("classify")).students.students.depth == kept
+        assert build_students(store, "classify", options, DEVICE) == (report, False)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "lower", "upper", "most"),
+    [("own", 2, 4, 1), ("own", 8, 8, 2), ("own", 1, 1, 1), ("dedicated", 4, 8, 3), ("dedicated", 11, 1, 1)],
+)
+def test_a_search_tries_at_most_a_quarter_of_the_teachers_layers(teacher, lower, upper, most):
+    assert most_layers(SimpleNamespace(config=SimpleNamespace(lower_layers=lower, upper_layers=upper)), teacher) == most
+
+
+def test_texts_without_labels_are_left_out_where_they_stand_in_dev_and_counted_where_they_are_judged(store, tmp_path):
+    of_dev = [json.loads(line)["text"] for line in (tmp_path / "classify-2.jsonl").read_text().splitlines()]
+    fresh = some_lines(60, 5)
+    (file := tmp_path / "further.txt").write_text("\n".join([*fresh, *of_dev[:7]]))
+    with by_one_step():
+        report, _ = build_students(store, "classify", replace(OPTIONS, students=1), DEVICE, unlabelled=file)
+    assert (report["unlabelled_texts"], report["left_out"]) == (len(set(fresh)), len(set(of_dev[:7])))
+    tests = [Example(tmp_path / "test.jsonl", 1, text) for text in (fresh[0], fresh[1], "a text of no file")]
+    assert count_learned(store, store.tenant("classify"), tests) == 2
+    file.write_text("other texts")
+    assert count_learned(store, store.tenant("classify"), tests) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("hardest", 0), ("hardest", 1.5), ("drawn", -0.1), ("drawn", 2), ("drawn", 0.3), ("augmented", -1)]
+)
+def test_shares_that_are_none_are_refused(option, value):
+    with refusing(InvalidInput, f"--{option} {value}"):
+        StudentOptions(1, **{option: value})
+
+
+def test_tasks_whose_rows_have_several_labels_take_no_augmented_texts(store):
+    with refusing(InvalidInput, "--augmented", "multilabel"):
+        build_students(store, "multilabel", replace(OPTIONS, augmented=1), DEVICE)
