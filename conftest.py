@@ -44,6 +44,7 @@ hypothesis.settings.register_profile("found", derandomize=True, phases=FOUND, **
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the fixtures of all tests, but not into a process that only gives tests to others: torch takes it seconds."""
+    config.args.sort()  # pytest 9.1 loses the fixtures of a folder's conftest if it comes back to the folder after another
     if config.getoption("dist", "no") == "no":
         for name in ("shared", "servers", "ways"):
             config.pluginmanager.import_plugin(f"tests.support.{name}")

@@ -279,6 +279,19 @@ def test_calibrations_and_exits_come_along_and_what_is_no_longer_served_is_dropp
     assert len(of_beta) == 2 and mentions(of_beta, "levels, ladder") and mentions(of_beta, "gone")
 
 
+def test_a_bank_that_was_written_again_at_its_path_is_read_again(before):
+    config = before.store.config
+    for size in (32, 16):
+        before.live = before.folder / f"live-{size}"
+        layout = Layout("exit", 16, config.hidden, config.upper_layers, intermediate=size, dtype="bf16")
+        weights = torch.randn(layout.layers, layout.layer_size).to(torch.bfloat16)
+        exits = Exits(None, (Calibration(temperature=2.0),) * layout.layers, (Plan(0, 0.5, 0.5, 1.0, 0.5),))
+        record = add_bank(before.old / "adapters", layout, 1, 2, weights)
+        edit(before.old / "snapshots/8", {"acme": {"exits": {**asdict(exits), "record": record}}})
+        assert before.bring_over()
+        assert Layout.of(before.manager().current().find("acme").exits.record.layout) == layout
+
+
 def test_a_stored_or_exported_calibration_or_ladder_that_is_no_longer_served_is_left_out_with_a_line(before, caplog):
     folder, again = before.folder / "store/tenants/beta/1", before.folder / "again" / BACKBONE / "1"
     (folder / "calibration.json").write_text(json.dumps({"calibration": {"kind": "gone"}, "asked": {}, "report": {}}))

@@ -92,7 +92,7 @@ class Gateway:
             # The first response is awaited here, so that an error before it has a status of its own.
             first = await while_connected(request.receive, anext(responses))
         except HplmClientError as error:
-            raise refusal(error, key, answer.asked.fields) from error
+            raise refusal(error, key, answer.asked.fields, answer.asked.usual_tokens) from error
         return Events(answer, first, responses)
 
 

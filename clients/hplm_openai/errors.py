@@ -76,10 +76,12 @@ def wrong(message: str, param: str | None = None) -> Refused:
     return Refused(400, message, "invalid_input", param)
 
 
-def refusal(error: HplmClientError, key: str | None, fields: Mapping[str, str] = MappingProxyType({})) -> Refused:
+def refusal(
+    error: HplmClientError, key: str | None, fields: Mapping[str, str] = MappingProxyType({}), usual_tokens: int | None = None
+) -> Refused:
     """Returns the error that the client gets for an error of the server. `key`: the key that the client sent, if any.
 
-    `fields`: names in the request that differ from those of the settings.
+    `fields`: names in the request that differ from those of the settings. `usual_tokens`: a `max_tokens` that it did not have.
 
     An error without a word of ours is logged, because the client learns only its kind.
     """
@@ -94,6 +96,8 @@ def refusal(error: HplmClientError, key: str | None, fields: Mapping[str, str] =
     elif isinstance(error, DeadlineMissed | OutOfCapacity | Crashed | Quarantined):
         headers = {"x-should-retry": "false"}  # the same request would be late, take the same memory, or end the engine again
     message, param = _message(error), "model" if status == 404 else None
+    if usual_tokens is not None and "'max_tokens'" in message:
+        message += f". The request has no 'max_tokens', so {usual_tokens} was taken, the gateway's default"
     for setting, field in fields.items():
         message = message.replace(f"'{setting}'", f"'{field}'")
     if named := re.match(r"(?:parameter )?'(\w+)' (?:is|names) ", message):

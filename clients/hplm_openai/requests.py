@@ -41,6 +41,7 @@ class Asked:
     timeout_us: int | None = None
     more: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])  # parameters
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # by setting: of the request, under another name
+    usual_tokens: int | None = None  # the gateway's `max_tokens`, for a request without one
     key: str | None = field(default=None, repr=False)
 
     @property
@@ -101,12 +102,15 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> As
         raise wrong("'max_tokens' stands beside 'max_completion_tokens', its newer name: leave it out", "max_tokens")
     most_tokens = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
     sampling, fields = _sampling(given, most_tokens), {"max_tokens": most_tokens, "logprobs": "top_logprobs"}
-    sampling.setdefault("max_tokens", usual_tokens)
+    usual = None if most_tokens in given else usual_tokens
+    if usual is not None:
+        sampling["max_tokens"] = usual
     if _flag(given, "logprobs"):
         sampling["logprobs"] = given.get("top_logprobs", 0)
     elif "top_logprobs" in given:
         raise wrong("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-    return Asked(messages=json.dumps(read, ensure_ascii=False), **_common(given, key), sampling=sampling, fields=fields)
+    said = json.dumps(read, ensure_ascii=False)
+    return Asked(messages=said, **_common(given, key), sampling=sampling, fields=fields, usual_tokens=usual)
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def test_a_call_for_the_other_kind_of_backbone_is_told_the_right_one(ask):
     for call, tenant, backbones, advice in (
         (infer, "plain", ("chat", "hplm"), "use generate"),
         (generate, "acme", ("toy", "hplm"), "use infer"),
-        (read, "acme", ("toy",), "use infer"),
+        (read, "acme", ("toy", "hplm"), "use infer"),
+        (read, "plain", ("hplm",), "'hplm' answers whole"),
     ):
         for backbone in backbones:
             with raising(InvalidInput, match=advice):
@@ -92,10 +93,11 @@ def test_a_call_for_the_other_kind_of_backbone_is_told_the_right_one(ask):
 def test_the_command_prints_the_answer(server, capsys):
     at = server.grpc_url, "grpc"
     asked = ["generate", "--tenant", "plain", "--url", at[0], "--protocol", at[1], "--temperature", "0", "--max-tokens", "24"]
-    sampling = ["--sampling", '{"ignore_eos": true}']
+    sampling = ["--sampling", '{"ignore_eos": true, "logprobs": 1}']
     assert main([*asked, *sampling, "some words", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["generated_tokens"] == 24 and answer["finish_reasons"] == ["length"]
+    assert len(answer["logprobs"][0]) == 24
     with HplmClient(*at) as client:
         chat = generate(client, **CHAT, **GREEDY)
     for more, text in (

@@ -224,6 +224,13 @@ def test_a_setting_that_the_server_refuses_is_named_as_in_the_request(served, sa
         assert status == 400 and error["param"] == param and (param or "prompt") in error["message"]
 
 
+def test_a_refusal_says_that_max_tokens_is_the_gateway_s_own(served):
+    said = "a prompt of 9 tokens and 'max_tokens' 256 are too many"
+    for fields, is_own in (({}, True), ({"max_tokens": 256}, False), ({"max_completion_tokens": 256}, False)):
+        error = error_in(served.chat(said, model="strict", **fields)[1])
+        assert ("default" in error["message"]) == is_own
+
+
 BAD_BODIES = [
     b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 90_000, b'{"a":' * 15_000, b'{"prompt": NaN}', b'{"prompt": "\\ud800"}',
     b'{"seed": ' + b"9" * 9000 + b"}",

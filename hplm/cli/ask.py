@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hplm.cli.client import LOCAL, Connection
@@ -103,8 +104,7 @@ def generate(
             return {}
         answer = client.generate(**asked)
     print("\n\n".join(answer.texts))
-    told = {name: getattr(answer, name) for name in ("texts", "finish_reasons", "prompt_tokens", "generated_tokens")}
-    return {"tenant": tenant, **told}
+    return {"tenant": tenant, **asdict(answer)}
 
 
 def _messages(prompt: str | None, chat: str | None, system: str | None) -> list[dict[str, str]] | None:

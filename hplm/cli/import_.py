@@ -156,7 +156,7 @@ def import_(
     result = _one(importer, *found[0], one.id is not None) if len(found) == 1 else _many(opened, importer, found, at_once)
     if repository is not None:
         export(store=store, repository=repository, device=device)
-    elif result[0].get("imported"):  # of one folder, where it comes from; of several, those that are tenants now
+    elif len(found) == 1 or result[0]["imported"]:  # one that cannot be imported raises
         print(f"next: hplm export --store {store} && hplm serve")
     return result
 

@@ -21,6 +21,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
 
 from hplm import __version__
+from hplm.cli.options import read_whole_numbers
 from hplm.errors import HplmError
 from hplm.registered import COMMANDS, load, registered
 
@@ -66,6 +67,7 @@ def application() -> App:
         group_arguments=Group("Arguments", sort_key=0),
         group_parameters=Group("Options", sort_key=1),
         result_action="return_value",
+        config=read_whole_numbers,
     )
     groups = {title: Group(title, sort_key=number) for number, title in enumerate(GROUPS)}
     for number, (title, words, about, modules) in enumerate(OURS):

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter, Token
+from cyclopts import Argument, ArgumentCollection, CoercionError, Parameter, Token
 from cyclopts.validators import Number
 
 from hplm.errors import InvalidInput
@@ -40,22 +40,27 @@ def numbers(given: str) -> list[int]:
         raise ValueError(f"{given!r}: give whole numbers, such as 0,1") from None
 
 
-def whole(given: str) -> int:
-    """Returns a whole number. By itself, cyclopts rounds others."""
+def read_whole_numbers(_app: object, _words: object, arguments: ArgumentCollection) -> None:
+    """Refuses what is no whole number, in all options for one: cyclopts rounds it. Lets `1e3` be one."""
+    for argument in arguments:
+        if argument.hint is int:
+            argument.tokens = [token.evolve(value=_whole(argument, token)) for token in argument.tokens]
+
+
+def _whole(argument: Argument, token: Token) -> str:
     try:
-        number = float(given)
+        number = float(token.value)
     except ValueError:
-        number = math.nan
+        return token.value  # cyclopts refuses it
     if not number.is_integer():
-        raise ValueError(f"{given!r}: give a whole number")
-    return int(number)
+        raise CoercionError(f"{token.value!r}: give a whole number", argument=argument, token=token)
+    return str(int(number)) if "e" in token.value.lower() else token.value
 
 
 CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .gz or .zst"
 
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
-Whole = Annotated[int | None, read(whole)]
 Json = Annotated[bool, about("end with one line of JSON")]
 StoreFolder = Annotated[Path, about("folder of the store")]
 Device = Annotated[str, about("auto, cpu, cuda or cuda:N")]

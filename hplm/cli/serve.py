@@ -54,7 +54,7 @@ def serve(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
     log_file = log_file or Path(f".hplm/serve-{http_port}.log")
-    begin(repository, state, state_must_exist or bool(os.environ.get(MUST_EXIST)))
+    begin(repository, state, state_must_exist or os.environ.get(MUST_EXIST, "").lower() not in ("", "0", "false"))
     server = TritonServer(
         repository, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
     )

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from hplm.cli.options import Json, StoreFolder, Whole, about, open_store
+from hplm.cli.options import Json, StoreFolder, about, open_store
 from hplm.cli.served import HERE, ServedHere, print_late
 from hplm.errors import InvalidInput
 
@@ -137,7 +137,7 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: ServedHere = 
 
 def limit(
     id: Id, /, *, rate: float | None = None, burst: float | None = None, texts_rate: float | None = None,
-    tokens_rate: float | None = None, in_flight: Whole = None, homes: Whole = None, deadline_ms: float | None = None,
+    tokens_rate: float | None = None, in_flight: int | None = None, homes: int | None = None, deadline_ms: float | None = None,
     first_token_ms: float | None = None, token_ms: float | None = None, served: ServedHere = HERE, json: Json = False,
 ) -> dict:  # fmt: skip
     """Set a tenant's quotas and the times that its answers may take.

@@ -22,9 +22,13 @@ class Gateway:
 
     def __init__(self, address: str, port: int, say: Callable[[str], None]) -> None:
         for package in NEEDED:
-            if find_spec(package) is None:
+            try:
+                found, why = find_spec(package), ""
+            except (ImportError, ValueError) as error:  # of a hook that forbids it, or of a module that nothing has loaded
+                found, why = None, f" ({error})"
+            if found is None:
                 raise HplmError(
-                    f"--openai-port needs {package}: install it in the checkout with `pip install -e 'clients[openai]'`"
+                    f"--openai-port needs {package}{why}: install it in the checkout with `pip install -e 'clients[openai]'`"
                 )
         self._listening = listen(resolve(address), port, "--openai-port")
         self._say = say

@@ -102,23 +102,29 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     except FileNotFoundError:
         raise Broken(f"{source} has no {CURRENT}: use another backup") from None
     snapshot = kept.at(pointer)
-    registry.store.expect_room(bytes_in(source), f"the backup in {source}")
-    for name in objects_of(kept.store, needed_by(snapshot)):
-        if (source / name).exists():
-            registry.store.put(name, source / name)
     is_lost = not is_begun(registry.store, anew=True)  # nobody knows what was revoked or deleted
-    begin(registry.store, pointer.lease_s, anew=True)
 
-    def edit(change: Change) -> dict[str, Any]:
-        undone = _undone({} if is_lost else change.tenants, () if is_lost else snapshot.tenants)
+    def undone_in(now: Mapping[str, Tenant]) -> dict[str, list[str]]:
+        undone = _undone({} if is_lost else now, () if is_lost else snapshot.tenants)
         if (undone["opened"] or undone["revived"]) and not accept_old_keys:
             raise InvalidInput(
                 f"restoring {source} opens tenants with keys to everybody ({', '.join(undone['opened']) or 'none'}), and "
                 f"revoked keys work again ({', '.join(undone['revived']) or 'none'}): nothing was changed. Give "
                 "--accept-old-keys to restore it, and then add keys, or revoke them again"
             )
+        return undone
+
+    def edit(change: Change) -> dict[str, Any]:
+        undone = undone_in(change.tenants)
         return {**manifest, "generation": _restored(change, snapshot), "backed_up": snapshot.generation, **undone}
 
+    if not is_lost:
+        undone_in({tenant.id: tenant for tenant in registry.current().tenants})  # before anything is copied
+    registry.store.expect_room(bytes_in(source), f"the backup in {source}")
+    for name in objects_of(kept.store, needed_by(snapshot)):
+        if (source / name).exists():
+            registry.store.put(name, source / name)
+    begin(registry.store, pointer.lease_s, anew=True)
     return registry.change("restore", edit)
 
 

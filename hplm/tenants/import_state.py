@@ -70,6 +70,7 @@ class _Import:
         self._manager = manager
         self._folder = folder
         self._exported = exported
+        self._layout = cache(_layout)
         self._here = {tenant.id: _records(tenant) for tenant in manager.exported.tenants}
 
     def edit(self, change: Change) -> None:
@@ -166,7 +167,7 @@ class _Import:
         """Reads a record of a bank, and checks that it is whole and the tenant's."""
         bank, index = record["bank"], record["index"]
         path = (self._folder if bank.startswith(LIVE) else self._exported) / BANKS / bank.removeprefix(LIVE)
-        layout = _layout(path)
+        layout = self._layout(path)
         size = HEADER_BYTES + layout.weight_bytes
         with open(path, "rb") as file:
             file.seek(PAGE + index * -(-size // HEADER_BYTES) * HEADER_BYTES)
@@ -220,7 +221,6 @@ def _contents(records: Mapping[str, Record]) -> dict[str, tuple[str, int]]:
     return {part: (record.layout, record.checksum) for part, record in records.items()}
 
 
-@cache
 def _layout(bank: Path) -> Layout:
     """Returns the layout that the first page of a bank describes."""
     try:

@@ -13,6 +13,7 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.record import ENDING, has_content
 from hplm.adapters.records import WAY_OUT, Records
 from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.model.original import check_finite
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import EXPORT_AGAIN, RESTORE, Snapshot
@@ -108,7 +109,7 @@ def _check_record(path: Path, progress: Progress) -> Iterator[str]:
 
 
 def check_file(path: Path, progress: Progress) -> Iterator[str]:
-    """Checks weights against their checksum. Other files have no checksum, so they are only read."""
+    """Checks weights against their checksum, and for NaN. Other files have no checksum, so they are only read."""
     from tokenizers import Tokenizer
 
     try:
@@ -117,9 +118,13 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         elif path.suffix == ".json":
             json.loads(path.read_text("utf-8"))
         else:
-            progress(sum(tensor.nbytes for tensor in load_weights(path).values()))
+            weights = load_weights(path)
+            progress(sum(tensor.nbytes for tensor in weights.values()))
+            check_finite(path, weights)
     except Broken as error:
         yield f"file {error}"
+    except InvalidInput as error:
+        yield str(error)
     except Exception as error:  # the tokenizer library raises no narrower type
         yield f"cannot read file {path}: {error}"
 

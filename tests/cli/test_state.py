@@ -12,6 +12,7 @@ from builder.publish.live import add_domain, add_tenant, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.levels.calibration import DIRICHLET, Calibration
+from hplm.model.weights import load_weights, save_weights
 from hplm.registry.store import Absent
 from hplm.tenants.backup import back_up
 from hplm.tenants.keys import new_key
@@ -121,9 +122,13 @@ def test_a_restore_names_what_it_undoes_and_needs_a_word_to_give_access(changed,
     for key in (revoked, dead):
         live.revoke_key("tenant-1", key.id)
     live.add_key("tenant-0")
+    swept = {folder / "state/toy/records" / record.file for record in live.current().find("acme").records()}
     live.delete("acme")
+    for path in swept:
+        path.unlink()
     before = live.current()
     said = refused(capsys, *restore)
+    assert not any(path.exists() for path in swept), "a refused restore has copied them"
     assert mentions(said, "tenant-0", revoked.id, "--accept-old-keys") and kept.id not in said and dead.id not in said
     assert live.current().generation == before.generation
     said = printed(capsys, *restore, "--accept-old-keys")
@@ -211,6 +216,16 @@ def test_all_damaged_files_of_a_store_are_named(grown, capsys):
     broken = [table / "values", root, counts.parent, head, grown.folder / "upper.safetensors"]
     said = refused(capsys, "verify", "--store", grown.folder)
     expect_broken(said, *([path] for path in broken), ["many/1", 3])
+
+
+def test_weights_with_nan_are_named(grown, capsys):
+    """Their checksum fits: an earlier release has split a model with them."""
+    path = grown.folder / "upper.safetensors"
+    weights = load_weights(path)
+    name, tensor = next(iter(weights.items()))
+    tensor.view(-1)[0] = torch.nan
+    save_weights(weights, path)
+    expect_broken(refused(capsys, "verify", "--store", grown.folder), [path, name])
 
 
 def test_files_that_a_store_has_lost_are_named(grown, capsys):

@@ -195,6 +195,15 @@ def test_a_gateway_names_a_port_in_use_and_a_missing_package(monkeypatch):
     with pytest.raises(HplmError, match=mentioning("--openai-port", "uvicorn", "pip install")):
         Gateway("127.0.0.1", 0, print)
 
+    class Forbidding:
+        def find_spec(self, name, path=None, target=None):
+            raise ModuleNotFoundError(f"{name} is forbidden here")
+
+    monkeypatch.delitem(sys.modules, "uvicorn")
+    monkeypatch.setattr(sys, "meta_path", [Forbidding()])
+    with pytest.raises(HplmError, match=mentioning("--openai-port", "forbidden")):
+        Gateway("127.0.0.1", 0, print)
+
 
 @pytest.mark.slow
 def test_a_gateway_that_ends_is_started_again_by_a_thread_of_its_own(tmp_path):

@@ -194,6 +194,10 @@ def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monke
     assert not (tmp_path / "state").exists()
     if options:
         assert main(serve) == 1 and mentions(capsys.readouterr().err, "--state")
+    for off in ("", "0", "False"):
+        monkeypatch.setenv("HPLM_STATE_MUST_EXIST", off)
+        state = tmp_path / f"begun{off}"
+        assert main([*serve[: len(serve) - len(options)], "--state", str(state)]) == 1 and (state / "toy/CURRENT").exists()
 
 
 def test_without_our_backends_the_way_to_install_them_is_said(tmp_path):

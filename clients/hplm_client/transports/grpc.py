@@ -63,7 +63,8 @@ class GrpcCalls:
 
     async def generate(self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request."""
-        request = wire.Request(tensors_of(prompt.inputs(), [1]), prompt.parameters())
+        shape = [1, 1] if backbone == wire.ALIAS else [1]  # the alias takes batches: it refuses streams with advice
+        request = wire.Request(tensors_of(prompt.inputs(), shape), prompt.parameters())
         call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request.parameters))
         following = self._next_of(call)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,28 +12,35 @@ import torch
 from builder.learning.masked import MaskedHead
 from builder.tasks.tasks import training_task
 from demo.data import stored
+from hplm.errors import InvalidInput
 from research.papers import __main__ as papers
 from research.papers import students
-from research.papers.student_ways import elected
+from research.papers.student_ways import Case, Variants, elected
 from testing.random_store import TOY, random_store
 from tests.research.toys import toy_data
 from tests.support.learning import by_one_step
+from tests.support.message import mentions
 
+SMALL = {"train": 80, "dev": 30, "test": 40}
 VARIANTS = {
     *("team", "no together", "vote", "stacking", "hardest", "augmented", "longer", "bagging", "bagging, no together"),
     "bagging, vote",
 }
 
 
+def on_toys(folder: Path) -> list[str]:
+    """Returns the words of the command, for a store and data that it makes."""
+    store = random_store(folder / "store", replace(TOY, upper_layers=3), [], ["toys"], corpus_tokens=2000)
+    store.save_masked_head("root", 1, MaskedHead(store.config).state_dict())
+    (folder / "data").mkdir()
+    stored(folder / "data", {}, lambda: toy_data(folder / "data", SMALL))
+    return ["students", "--data", str(folder / "data"), "--store", str(folder / "store"), "--quick", "--json"]
+
+
 @pytest.mark.slow
 def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, capsys) -> None:
     """The ways are in two files, as of two processes. Of the other task nothing is finished."""
-    store = random_store(tmp_path / "store", replace(TOY, upper_layers=3), [], ["toys"], corpus_tokens=2000)
-    store.save_masked_head("root", 1, MaskedHead(store.config).state_dict())
-    (tmp_path / "data").mkdir()
-    stored(tmp_path / "data", {}, lambda: toy_data(tmp_path / "data", {"train": 80, "dev": 30, "test": 40}))
-    given = ["students", "--data", str(tmp_path / "data"), "--store", str(tmp_path / "store"), "--quick", "--json"]
-    given += ["--learning-rate", "0.1"]
+    given = [*on_toys(tmp_path), "--learning-rate", "0.1"]
     files = [str(tmp_path / f"{name}.jsonl") for name in ("some", "others")]
 
     def printed(results: str, *words: str) -> dict:
@@ -47,6 +55,21 @@ def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, capsys) -> Non
     assert found["of_teacher"].keys() == {*VARIANTS, "team, all", "teacher", "plain", "equal", "exit"}
     assert all(found["of_teacher"][name].keys() == {"1", "2", "pruned"} for name in VARIANTS)
     assert found["differences"].keys() == {f"{first} - {second}" for first, second in students.PAIRS}
+
+
+@pytest.mark.slow
+def test_a_task_whose_first_student_learns_nothing_is_named_and_left_out(tmp_path, capsys, monkeypatch) -> None:
+    def plain(case: Case) -> Variants:
+        if "toy-classify" in case.folder.name:
+            raise InvalidInput("the first student learns nothing")
+        return {"plain": {"dev": [0.5], "test": [0.5]}}
+
+    monkeypatch.setattr(students, "WAYS", {"teacher": lambda case: {"teacher": {"dev": [1.0], "test": [1.0]}}, "plain": plain})
+    given = [*on_toys(tmp_path), "--results", str(tmp_path / "some.jsonl"), "--ways", "plain", "--tasks"]
+    assert papers.main([*given, "toy-classify", "toy-tag"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["cases"] == 1 and mentions(said.err, "toy-classify", "learns nothing")
+    assert papers.main([*given, "toy-classify"]) != 0 and mentions(capsys.readouterr().err, "--layers")
 
 
 def test_seeds_of_a_task_count_once_and_differences_within_two_errors_are_named() -> None:
