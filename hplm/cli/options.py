@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Argument, ArgumentCollection, CoercionError, Parameter, Token
 from cyclopts.validators import Number
@@ -43,7 +43,7 @@ def numbers(given: str) -> list[int]:
 def read_whole_numbers(_app: object, _words: object, arguments: ArgumentCollection) -> None:
     """Refuses what is no whole number, in all options for one: cyclopts rounds it. Lets `1e3` be one."""
     for argument in arguments:
-        if argument.hint is int:
+        if int in (argument.hint, *get_args(argument.hint)):
             argument.tokens = [token.evolve(value=_whole(argument, token)) for token in argument.tokens]
 
 

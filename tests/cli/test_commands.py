@@ -114,7 +114,7 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
         ("begin --repository r --state s --lease inf", "--lease"), ("drain --seconds nan", "--seconds"),
         ("drain --at-least -1", "--at-least"), ("tenant limit x --in-flight 2.5", "'2.5'"),
         ("tenant limit x --homes inf", "--homes"), ("build tenant --id a --store s --epochs 2.5", "--epochs: '2.5'"),
-        ("infer a --tenant b --top-k 1.5", "--top-k: '1.5'"),
+        ("infer a --tenant b --top-k 1.5", "--top-k: '1.5'"), ("tenant students a --store s --layers 1.5", "--layers: '1.5'"),
     ],
 )  # fmt: skip
 def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
