@@ -130,9 +130,3 @@ def test_every_room_has_arrows():
 def test_the_product_does_not_import_registered_packages():
     for room in PRODUCT:
         assert not ARROWS[room] & {"bench", "research", "testing", "loadtest", "demo", "tests"}
-
-
-def test_a_wrong_import_is_named_with_its_file_and_line(tmp_path):
-    file = tmp_path / "keys.py"
-    file.write_text("import numpy\n\ndef late():\n    from hplm.engine import engine\n")
-    assert list(wrong("hplm.plot", [file])) == [f"{file}:4 imports hplm.engine: no arrow hplm.plot -> hplm.engine"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shlex
-from collections.abc import Callable
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -20,7 +17,6 @@ from tests.deploy.manifests import (  # fmt: skip
     NEWEST,
     OLDEST,
     Object,
-    at,
     container,
     faults,
     find,
@@ -43,14 +39,9 @@ KINDS = {  # how the chart is rendered here
 }
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, list[Object]]:
-    return {name: rendered(BUCKET, *options) for name, options in KINDS.items()}
-
-
-@pytest.fixture(params=KINDS)
-def objects(request, known) -> list[Object]:
-    return known[request.param]
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def objects(request) -> list[Object]:
+    return rendered(BUCKET, *request.param)
 
 
 def spec(objects: list[Object], kind: str, name: str) -> Object:
@@ -58,55 +49,15 @@ def spec(objects: list[Object], kind: str, name: str) -> Object:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_object_is_valid_and_a_field_that_does_not_exist_is_found(known, version):
+def test_every_object_is_valid(objects, version):
     run(helm(), "lint", "--strict", CHART, BUCKET)
-    for one in (one for objects in known.values() for one in objects):
+    for one in objects:
         validate(one, version)
-    spoilt = copy.deepcopy(find(known["default"], "StatefulSet", "hplm-all"))
-    spoilt["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["period"] = 10
-    with pytest.raises(kubernetes_validate.ValidationError, match="period"):
-        validate(spoilt, version)
-    spoilt = copy.deepcopy(find(known["whole"], "ScaledObject", "hplm-all"))
-    spoilt["spec"]["period"] = 10
-    with pytest.raises(AssertionError, match="period"):
-        validate(spoilt)
 
 
 def test_what_is_named_exists(objects):
+    """`python -m tests.bite --only chart` leaves out or renames one thing after the other."""
     assert not list(faults(objects, made_by_the_operator()))
-
-
-FAULTS: dict[str, Callable[[list[Object]], object]] = {
-    "selector": lambda all: spec(all, "StatefulSet", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
-    "service of the set": lambda all: spec(all, "StatefulSet", "hplm-all").update(serviceName="nobody"),
-    "volume": lambda all: workload(all, "hplm-all").pod["volumes"].pop(),
-    "mount": lambda all: container(all, *SERVER)["volumeMounts"].pop(0),
-    "unused volume": lambda all: workload(all, "hplm-all").pod["volumes"].append({"name": "spare", "emptyDir": {}}),
-    "config map": lambda all: all.remove(find(all, "ConfigMap", "hplm-router")),
-    "file of a config map": lambda all: find(all, "ConfigMap", "hplm-router")["data"].clear(),
-    "claim": lambda all: workload(all, "hplm-router").pod["volumes"][0].update(persistentVolumeClaim={"claimName": "other"}),
-    "key of a secret": lambda all: at(container(all, *SERVER), "env.*.valueFrom.secretKeyRef")[0].update(key="other"),
-    "secret": lambda all: container(all, *SERVER)["envFrom"][0]["secretRef"].update(name="other"),
-    "port of a probe": lambda all: container(all, "hplm-router", "haproxy")["livenessProbe"]["tcpSocket"].update(port="other"),
-    "port of a service": lambda all: spec(all, "Service", "hplm-all")["ports"][0].update(targetPort="other"),
-    "labels of a service": lambda all: spec(all, "Service", "hplm-router")["selector"].pop("app.kubernetes.io/component"),
-    "port of a policy": lambda all: spec(all, "NetworkPolicy", "hplm-server")["ingress"][0]["ports"][0].update(port="other"),
-    "peer of a policy": lambda all: at(
-        spec(all, "NetworkPolicy", "hplm-server"), "ingress.*.from.*.podSelector.matchLabels")[0].update(role="other"),
-    "budget": lambda all: spec(all, "PodDisruptionBudget", "hplm-all")["selector"]["matchLabels"].update(pool="other"),
-    "monitor": lambda all: spec(all, "PodMonitor", "hplm")["podMetricsEndpoints"][0].update(port="other"),
-    "label of a metric": lambda all: spec(all, "PodMonitor", "hplm")["podTargetLabels"].append("other"),
-    "scaled set": lambda all: spec(all, "ScaledObject", "hplm-all")["scaleTargetRef"].update(name="other"),
-    "scaled and set": lambda all: spec(all, "StatefulSet", "hplm-all").update(replicas=2),
-    "twice": lambda all: all.append(all[0]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("spoil", FAULTS.values(), ids=FAULTS)
-def test_what_is_missing_is_found(known, spoil):
-    spoilt = copy.deepcopy(known["whole"])
-    spoil(spoilt)
-    assert list(faults(spoilt, made_by_the_operator()))
 
 
 def test_templates_use_every_value_and_no_other():
