@@ -64,16 +64,16 @@ def test_the_first_student_learns_all_texts_and_others_the_hardest_and_some_at_r
     assert lesson_of(left, 1, replace(options, hardest=0.01, drawn=0.0)).tolist() == [1], "it would learn nothing"
 
 
-def test_each_student_learns_the_texts_of_its_lesson_and_all_together_learn_all(store, monkeypatch):
+def test_each_student_learns_the_texts_of_its_lesson_and_all_together_learn_all(store):
     learned = {}
-    with by_one_step():
+    with by_one_step(), pytest.MonkeyPatch.context() as patch:  # which is undone before the other
         one_step = boosting.train
 
         def noting(training, *given):
             learned[training.title] = Counter(np.concatenate(list(training.batches(0))).tolist())
             return one_step(training, *given)
 
-        monkeypatch.setattr(boosting, "train", noting)
+        patch.setattr(boosting, "train", noting)
         build_students(store, "classify", replace(OPTIONS, hardest=0.25, drawn=0.1), DEVICE)
     all_texts = Counter(range(TEXTS))
     assert learned["student 1 of 2"] == learned["students together"] == all_texts
