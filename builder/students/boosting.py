@@ -42,6 +42,7 @@ class StudentOptions:
     hardest: float = 1.0  # the share of the texts of which most is missing,
     drawn: float = 0.0  # and a share of all texts, at random
     augmented: int = 0  # copies of each text, with words that a masked head guesses
+    drop: float | None = None  # points that may be lost where the first members answer alone; None: all members answer
     search: bool = False  # for the least depth that is good enough: `depth` is the most
     batch_texts: int = 16
     seed: int = 0
@@ -56,6 +57,8 @@ class StudentOptions:
             raise InvalidInput(f"--hardest {self.hardest:g}: give a share of the texts, above 0 and at most 1")
         if not 0 <= self.drawn <= 1 or (self.drawn and self.hardest == 1):
             raise InvalidInput(f"--drawn {self.drawn:g}: give a share of the texts, from 0 to 1, beside a --hardest below 1")
+        if self.drop is not None and not 0 <= self.drop <= 100:
+            raise InvalidInput(f"--drop {self.drop:g}: give points, from 0 to 100")
         if not self.learning_rate > 0:
             raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
 

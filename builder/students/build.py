@@ -20,6 +20,7 @@ from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.students.augmented import augmented
 from builder.students.boosting import Seen, StudentOptions, boosted, learn_together, seen_by
+from builder.students.first import asked_first
 from builder.students.team import ServedTeam, StudentTeam
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
@@ -53,6 +54,8 @@ def build_students(
         check(store, tenant_id, tenant.task, options)
         if teacher not in (OWN, DEDICATED):
             raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
+        if options.drop is not None and tenant.task != "classify":
+            raise InvalidInput(f"--drop: tenant {tenant_id!r} has the task {tenant.task}; only classify takes it")
         further = UnlabelledTexts([unlabelled]) if unlabelled is not None else None
         for option, given in {"--unlabelled": further, "--augmented": options.augmented}.items():
             if given and not training_task(tenant.task).one_label_a_row:
@@ -156,11 +159,20 @@ def _of_depth(
     best = 1 + int(np.argmax([own.main for own in scores]))
     members = learned[:best]
     sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
+    if options.drop is not None:
+        sizes = asked_first(sizes, [np.concatenate(own) for own in sums], data.dev.lengths, options.drop)
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
     size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
     return found, {
+        "rungs": [_told(team) for team in sizes],
         "depth": options.depth, "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
     }  # fmt: skip
+
+
+def _told(team: Team) -> dict[str, Any]:
+    first = team.first
+    alone = {"first": first.members, "threshold": first.threshold, "leaves": first.leaves} if first is not None else {}
+    return {"students": team.members, "cost": round(team.cost, 4), **alone}
 
 
 def team_of(

@@ -132,8 +132,8 @@ def students(
     id: Id, /, *, store: StoreFolder, layers: int | Literal["auto"], students: int = 6,
     teacher: Literal["own", "dedicated"] = "own", rank: int = 16, epochs: int = 3, learning_rate: float = 1e-3,
     stacking: float = 0.0, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, augmented: Annotated[int, OF_TEXTS] = 0,
-    hardest: Annotated[float, OF_TEXTS] = 1.0, drawn: Annotated[float, OF_TEXTS] = 0.0, seed: Seed = 0, device: Device = "auto",
-    json: Json = False,
+    hardest: Annotated[float, OF_TEXTS] = 1.0, drawn: Annotated[float, OF_TEXTS] = 0.0, drop: float | None = None,
+    seed: Seed = 0, device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make shallow students that together answer like the tenant, and of which a busy server asks fewer.
 
@@ -155,6 +155,8 @@ def students(
         teacher says of them (classify, tag)
     :param hardest: share of the texts that each student but the first learns, those of which most is missing
     :param drawn: share of all texts that it learns besides, at random
+    :param drop: points that may be lost where the first students answer alone, and all only if these are unsure (classify;
+        default: all always answer)
     """
     from builder.students.boosting import StudentOptions
     from builder.students.build import build_students, most_layers
@@ -162,7 +164,7 @@ def students(
     opened = open_store(store)
     depth = most_layers(opened, teacher) if layers == "auto" else layers
     options = StudentOptions(
-        depth, students, rank, epochs, learning_rate, stacking, hardest, drawn, augmented, layers == "auto", seed=seed
+        depth, students, rank, epochs, learning_rate, stacking, hardest, drawn, augmented, drop, layers == "auto", seed=seed
     )
     report, is_new = build_students(opened, id, options, device_of(device), teacher, seen, unlabelled)
     print(_students_text(report))
@@ -182,6 +184,12 @@ def _students_text(report: dict[str, Any]) -> str:
     for number, (score, own) in enumerate(zip(report["scores"], report["boosting"], strict=True), start=1):
         work, dropped = number * report["depth"] / layers, "" if number <= kept else "  dropped"
         lines.append(f"{number:<10}{work:>14.2f}{score:>12.3f}{own['alpha']:>8.2f}{dropped}")
+    for number, rung in enumerate(report["rungs"], start=1):
+        if "first" in rung:
+            lines.append(
+                f"rung {number}: {rung['first']} of {rung['students']} students answer {rung['leaves']:.0%} of the work alone, "
+                f"where they are {rung['threshold']:.1%} sure; work of layers {rung['cost']:.2f}"
+            )
     if left_out := report["left_out"]:
         lines.append(f"{left_out:,} texts of --unlabelled were left out: the training or dev data have them")
     if report["augmented"] and not report["augmented_texts"]:

@@ -245,6 +245,9 @@ class Encoder:
             with self._together():
                 for own, found in read_answers(texts, computed.logits, computed.exit):
                     request = own[0].request
+                    if found is None:
+                        self._ask_more(own[0])
+                        continue
                     if isinstance(found, HplmError):
                         _sending(request.fail, found)
                         continue
@@ -255,6 +258,13 @@ class Encoder:
             self._note(served.instruments.answered, texts, computed.exit)
         except Exception as error:
             self._fail(texts, failure("answering", error))
+
+    def _ask_more(self, text: Text) -> None:
+        """Asks the other students about a text of which the first ones are unsure. Without room or time, theirs counts."""
+        try:
+            self.offer(text.for_others())
+        except (DeadlineMissed, Draining, QueueFull):
+            _sending(text.request.done, [text.index], [text.request.unsure[text.index]])
 
     @staticmethod
     def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:

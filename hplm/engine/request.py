@@ -13,6 +13,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.engine.in_flight import Mark, number_of
 from hplm.engine.views import View
+from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
@@ -60,6 +61,7 @@ class Request:
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
         self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows or students, by text
+        self.unsure: dict[int, TextAnswer] = {}  # answers of the first students, where the others are asked too
         self.answered = False
         self._lock = threading.Lock()
 
@@ -104,14 +106,15 @@ class Request:
 
         None while others are still to be computed.
         """
-        if text.windows == 1:
+        if text.windows == 1 and not text.is_first:
             return logits, text.spans
         with self._lock:
             computed = self._computed.setdefault(text.index, {})
             computed[text.window] = logits, text.spans
             if len(computed) < text.windows:
                 return None
-            del self._computed[text.index]
+            if not text.is_first:  # the others' parts are added to these
+                del self._computed[text.index]
         parts = [computed[number] for number in range(text.windows)]
         if text.depth:
             return np.sum([own for own, _ in parts], axis=0), text.spans
@@ -132,11 +135,15 @@ class Request:
         self._respond(self, answers)
 
     def fail(self, error: Exception) -> None:
+        """Answers with an error. Where there is no room or time for more students, what the first ones say counts instead."""
         with self._lock:
             if self.answered:
                 return
             self.answered = True
-        self._respond(self, error)
+            known = [rows or self.unsure.get(index) for index, rows in enumerate(self._rows)]
+        answers = [rows for rows in known if rows is not None]
+        counts = isinstance(error, (DeadlineMissed, QueueFull, Draining)) and len(answers) == self.texts
+        self._respond(self, answers if counts else error)
 
 
 FIRST = np.zeros(1, dtype=np.int64)
@@ -223,17 +230,33 @@ class Text:
         self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
 
     def for_students(self, team: Team) -> list[Text]:
-        """Returns it once for each student. They are computed like windows, and their logits are added."""
-        students, found = self.request.tenant.students, list[Text]()
+        """Returns it once for each student that is asked first. They are computed like windows, and their logits are added."""
+        one, students = copy.copy(self), self.request.tenant.students
         assert students is not None  # it has a team of them
-        tokens, size = team.part(len(self.addresses), self.bytes)
-        for number in range(team.members):
+        one.plan, one.depth = None, students.depth
+        one.tokens, one.bytes = team.part(len(self.addresses), self.bytes)
+        return one._for_students(0, team.at_once)
+
+    def for_others(self) -> list[Text]:
+        """Returns a text of which the first students are unsure once for each other student."""
+        team = self.request.team
+        assert team is not None  # it is a student's
+        return self._for_students(team.at_once, team.members)
+
+    def _for_students(self, start: int, stop: int) -> list[Text]:
+        found = list[Text]()
+        for number in range(start, stop):
             own = copy.copy(self)
-            own.slot_key, own.plan = self.request.tenant.student_weights[number], None
-            own.depth, own.window, own.windows = students.depth, number, team.members
-            own.tokens, own.bytes = tokens, size
+            own.slot_key = self.request.tenant.student_weights[number]
+            own.window, own.windows = number, stop
             found.append(own)
         return found
+
+    @property
+    def is_first(self) -> bool:
+        """Whether only the first students are asked, and others if these are unsure."""
+        team = self.request.team
+        return team is not None and self.windows < team.members
 
     @property
     def exits(self) -> Exits:

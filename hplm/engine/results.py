@@ -13,14 +13,15 @@ from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.levels.calibration import Calibration
 from hplm.model import faults
 from hplm.tasks import Answers, ReadEach, TextAnswer
+from hplm.tenants.students import First
 
 log = logging.getLogger(__name__)
 
 
 def read_answers(
     texts: Sequence[Text], logits: Sequence[Array], exit: int | None = None
-) -> Iterator[tuple[list[Text], Answers | HplmError]]:
-    """Yields texts of one request each, in their order, with their answers.
+) -> Iterator[tuple[list[Text], Answers | HplmError | None]]:
+    """Yields texts of one request each, in their order, with their answers; None where further students are to be asked.
 
     Of a text in windows, or with several students, it is the last one that is computed.
 
@@ -38,6 +39,7 @@ def read_answers(
             read_each is not None
             and not request.top_k
             and all([texts[number].is_one_row and texts[number].windows == 1 for number in numbers])
+            and not texts[numbers[0]].is_first
         ):
             alike.setdefault((read_each, len(request.tenant.labels)), []).append(numbers)
         else:
@@ -69,7 +71,16 @@ def read_answers(
 def _calibration(text: Text, exit: int | None) -> Calibration | None:
     """Returns the calibration of a text's confidence; None if nobody asks for it, or the tenant has none."""
     own = text.request.calibration
-    return own if own is None or exit is None else text.exits.calibrations[exit]
+    if own is None:
+        return None
+    return _first(text).calibration if text.is_first else own if exit is None else text.exits.calibrations[exit]
+
+
+def _first(text: Text) -> First:
+    """Returns the students that have answered a text first."""
+    team = text.request.team
+    assert team is not None and team.first is not None  # as it is theirs
+    return team.first
 
 
 def _level(text: Text, exit: int | None) -> int:
@@ -83,16 +94,16 @@ def _level(text: Text, exit: int | None) -> int:
 
 def _answers(
     texts: Sequence[Text], logits: Sequence[Array], exit: int | None, numbers: Sequence[int]
-) -> Iterator[tuple[list[Text], list[TextAnswer] | HplmError]]:
+) -> Iterator[tuple[list[Text], list[TextAnswer] | HplmError | None]]:
     """Yields texts with their answers, one by one, but none for which other windows are to be computed."""
     for number in numbers:
         found = _answer(texts[number], logits[number], exit)
-        if found is not None:
+        if found != []:
             yield [texts[number]], found
 
 
 def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | HplmError | None:
-    """Returns the answer to a text. None while other windows of it are to be computed."""
+    """Returns the answer to a text; none while other windows of it are to be computed. None: the first students are unsure."""
     request = text.request
     try:
         labels = request.tenant.labels
@@ -101,7 +112,7 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         joined = request.joined(text, own)
         if joined is None:
-            return None
+            return []
         own, spans = joined
         task = request.tenant.task_object
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
@@ -109,6 +120,9 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
             rows = own if exit is None else text.rows(logits, task.exit_outputs(labels))
             answer.confidence = task.confidence(calibration, rows, spans, labels)
         answer.level = _level(text, exit)
+        if text.is_first and task.confidence(_first(text).calibration, own, spans, labels) < _first(text).threshold:
+            request.unsure[text.index] = answer
+            return None
         return [answer]
     except HplmError as error:
         log.error("%s", error)

@@ -10,7 +10,7 @@ from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot
-from hplm.tenants.students import Team
+from hplm.tenants.students import First, Team
 from testing.toy import SERVED
 from tests.support.calls import counted_calls
 from tests.support.message import refusing
@@ -44,7 +44,8 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
 
 PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
 WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
-TEAM = asdict(Team(2, 1.0))
+TEAM = asdict(Team(2, 1.0, first=First(1, 0.5, 0.5, Calibration())))
+FIRST = TEAM["first"]
 WRONG = [
     *({"calibration": wrong} for wrong in (3, {"kind": "dirichlet"}, {**WARM, "temperature": "hot"}, asdict(PAIR))),
     *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, shares=(0.5,))))),
@@ -53,6 +54,11 @@ WRONG = [
     *({"exits": {"calibrations": wrong}} for wrong in ([], [asdict(Calibration(INTERVAL))] * 2)),
     {"exits": {"record": None}},
     *({"students": {"teams": wrong}} for wrong in ([], [{**TEAM, "members": 3}], [{**TEAM, "cost": 0}], [TEAM, TEAM])),
+    *(
+        {"students": {"teams": [{**TEAM, "first": {**FIRST, **wrong}}]}}
+        for wrong in ({"members": 2}, {"members": 0}, {"leaves": 2})
+    ),
+    *({"students": {"teams": [{**TEAM, "first": {**FIRST, "calibration": wrong}}]}} for wrong in (None, asdict(PAIR))),
     *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": asdict(PAIR)}]})),
 ]
 

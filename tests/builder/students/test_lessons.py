@@ -18,11 +18,13 @@ from builder.students import boosting, build
 from builder.students.augmented import GUESSES, augmented
 from builder.students.boosting import StudentOptions, lesson_of
 from builder.students.build import build_students, most_layers
+from builder.students.first import asked_first
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
 from builder.training.data import read_files
 from hplm.cli.main import main
+from hplm.cli.tenant_store import _students_text
 from hplm.errors import InvalidInput
 from tests.builder.stores import some_lines
 from tests.builder.training.small_tenants import made, pretend
@@ -66,7 +68,7 @@ def test_the_first_student_learns_all_texts_and_others_the_hardest_and_some_at_r
 
 def test_each_student_learns_the_texts_of_its_lesson_and_all_together_learn_all(store):
     learned = {}
-    with by_one_step(), pytest.MonkeyPatch.context() as patch:  # undone first
+    with by_one_step(), pytest.MonkeyPatch.context() as patch:  # which is undone before the other
         one_step = boosting.train
 
         def noting(training, *given):
@@ -159,13 +161,35 @@ def test_texts_without_labels_are_left_out_where_they_stand_in_dev_and_counted_w
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("hardest", 0), ("hardest", 1.5), ("drawn", -0.1), ("drawn", 2), ("drawn", 0.3), ("augmented", -1)]
+    ("option", "value"),
+    [("hardest", 0), ("hardest", 1.5), ("drawn", -0.1), ("drawn", 2), ("drawn", 0.3), ("augmented", -1), ("drop", -1)],
 )
 def test_shares_that_are_none_are_refused(option, value):
     with refusing(InvalidInput, f"--{option} {value}"):
         StudentOptions(1, **{option: value})
 
 
-def test_tasks_whose_rows_have_several_labels_take_no_augmented_texts(store):
-    with refusing(InvalidInput, "--augmented", "multilabel"):
-        build_students(store, "multilabel", replace(OPTIONS, augmented=1), DEVICE)
+@pytest.mark.parametrize("option", ["augmented", "drop"])
+def test_tasks_whose_rows_have_several_labels_have_no_augmented_texts_and_no_first_students(store, option):
+    with refusing(InvalidInput, f"--{option}", "multilabel"):
+        build_students(store, "multilabel", replace(OPTIONS, **{option: 1}), DEVICE)
+
+
+def test_dev_says_which_students_are_asked_first(store, monkeypatch):
+    given, options = [], replace(OPTIONS, drop=1.5)
+
+    def noting(teams, logits, lengths, drop):
+        given.append((len(teams), *[own.shape for own in logits[: len(teams)]], len(lengths), drop))
+        return asked_first(teams, logits, lengths, drop)
+
+    monkeypatch.setattr(build, "asked_first", noting)
+    with by_one_step():
+        report, _ = build_students(store, "classify", options, DEVICE)
+    kept = report["kept"]
+    assert given == [(kept, *[(20, 2)] * kept, 20, 1.5)]
+    stored = store.knowledge(store.tenant("classify")).students.students.teams
+    assert [(rung["students"], rung.get("first")) for rung in report["rungs"]] == [
+        (team.members, team.first and team.first.members) for team in stored
+    ]
+    rungs = [{"students": 5, "cost": 0.4, "first": 2, "threshold": 0.9, "leaves": 0.75}]
+    assert mentions(_students_text({**report, "rungs": rungs}), "2 of 5", "75%", "90.0%", "0.40")
