@@ -88,9 +88,10 @@ def count_learned(store: Store, tenant: TenantFile, examples: Sequence[Example])
     with suppress(InvalidInput):
         for path in learned_by(store, tenant, [examples[0].file]):
             known |= {key_of(example) for example in task.read(path)}
-    learned = store.report(tenant).get("students", {})  # of texts without labels
-    if (name := learned.get("unlabelled")) is not None and digest_of(Path(name)) == learned["asked"]["unlabelled"]:
-        known |= {key_of(example) for example in read_unlabelled(Path(name))}
+    learned = store.report(tenant).get("students", {})
+    file = Path(learned.get("unlabelled", ""))  # of texts without labels
+    if file.is_file() and digest_of(file) == learned["asked"]["unlabelled"]:
+        known |= {key_of(example) for example in read_unlabelled(file)}
     return sum(key_of(example) in known for example in examples)
 
 

@@ -18,10 +18,10 @@ from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
-from builder.students.augmented import augmented
+from builder.students.augmentation import augmented
 from builder.students.boosting import Seen, StudentOptions, boosted, learn_together, seen_by
-from builder.students.first import asked_first
 from builder.students.team import ServedTeam, StudentTeam
+from builder.students.thresholds import asked_first
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader, Text

@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.learning.bodies import PlotBody
-from builder.students.augmented import augmented
+from builder.students.augmentation import augmented
 from builder.students.boosting import (
     Seen,
     StudentOptions,

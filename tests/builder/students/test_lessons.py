@@ -1,4 +1,4 @@
-"""What students learn from, and how deep they are. Their tenants are not trained, and they learn in one step."""
+"""Students get texts to learn and a depth. Here their tenants are not trained, and they learn in one step."""
 
 import json
 import shutil
@@ -15,10 +15,10 @@ from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
 from builder.store.store import Store
 from builder.students import boosting, build
-from builder.students.augmented import GUESSES, augmented
+from builder.students.augmentation import GUESSES, augmented
 from builder.students.boosting import StudentOptions, lesson_of
 from builder.students.build import build_students, most_layers
-from builder.students.first import asked_first
+from builder.students.thresholds import asked_first
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
@@ -157,6 +157,8 @@ def test_texts_without_labels_are_left_out_where_they_stand_in_dev_and_counted_w
     tests = [Example(tmp_path / "test.jsonl", 1, text) for text in (fresh[0], fresh[1], "a text of no file")]
     assert count_learned(store, store.tenant("classify"), tests) == 2
     file.write_text("other texts")
+    assert count_learned(store, store.tenant("classify"), tests) == 0
+    file.unlink()
     assert count_learned(store, store.tenant("classify"), tests) == 0
 
 

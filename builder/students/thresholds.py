@@ -1,4 +1,4 @@
-"""Which students of a team are asked first, and how sure they must be to answer alone."""
+"""Chooses which students of a team are asked first, and how sure they must be to answer alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which students are asked first: chosen by what their answers lose against those of all."""
+"""The students that are asked first are chosen by what their answers lose against those of all."""
 
 import numpy as np
 import pytest
 
-from builder.students.first import asked_first
+from builder.students.thresholds import asked_first
 from hplm.levels.calibration import Calibration
 from hplm.tenants.students import Students, Team
 

@@ -1,4 +1,4 @@
-"""More texts for students to learn from: copies of a training's texts, with words that a masked head guesses."""
+"""Makes more texts for students: copies of the training's texts, in which a masked head guesses some words."""
 
 from __future__ import annotations
 
