@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.foreign import ForeignHead, read_json
+from builder.importing.foreign import CONFIG, ForeignHead, accepted, read_json
 from builder.tasks.tasks import training_task
-from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
-from hplm.model.config import BackboneConfig
 from hplm.model.layer import ACTIVATIONS
 from hplm.model.original import silent_transformers, weights_of
 from hplm.tasks import find_task
@@ -25,18 +23,15 @@ TASK_OF_PROBLEM = {
     "regression": "regress",
 }
 IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks for which these libraries save heads
-
+FUNCTIONS = {name: name for name in ACTIVATIONS} | {"swish": "silu"}  # by their names in these libraries
 
 Linear = tuple[Tensor, Tensor | None]  # the weight and the bias of a layer
 
 
-def linear_head(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    return {"weight": weight, "bias": torch.zeros(len(weight)) if bias is None else bias}
-
-
-def double_head(first: Linear, last: Linear) -> dict[str, Tensor]:
-    dense = linear_head(*first)
-    return {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(*last)}
+def head_of(*layers: Linear) -> dict[str, Tensor]:
+    """Returns the tensors of a head of one layer or of two."""
+    parts = [part for weight, bias in layers for part in (weight, torch.zeros(len(weight)) if bias is None else bias)]
+    return dict(zip(("dense", "dense_bias", "weight", "bias")[-len(parts) :], parts, strict=True))
 
 
 def classifier(
@@ -46,18 +41,19 @@ def classifier(
     trained: str | None,
     given: str | None,
     labels: list[str] | None,
-    pooler: Callable[[], Linear],
+    first: Callable[[], Linear],
+    function: str = "tanh",
 ) -> ForeignHead:
-    """Reads a head of transformers' own classes: a linear layer on the pooler or on each token.
+    """Reads a head of transformers' own classes: a linear layer on each token, or behind a first layer and a function.
 
     `path`: its configuration, `trained`: the task that it names, `given`: the task that the user names.
     """
-    if trained is not None and find_task(trained).reads_first_token:
+    if (named := trained or given) and find_task(named).reads_first_token:
         trained = sequence_task(path.parent, len(linear[0]), given)
     task = chosen_task(given, trained, path)
     if not find_task(task).reads_first_token:
-        return ForeignHead(source, task, linear_head(*linear), None, labels)
-    return ForeignHead(source, task, double_head(pooler(), linear), "tanh", labels)
+        return ForeignHead(source, task, head_of(linear), None, labels)
+    return ForeignHead(source, task, head_of(first(), linear), function, labels)
 
 
 def base_pooler(model: str, why: Path) -> Linear:
@@ -73,25 +69,20 @@ def base_pooler(model: str, why: Path) -> Linear:
     return pooler.dense.weight.detach(), pooler.dense.bias.detach()
 
 
-def known_function(name: str, source: Path, option: str) -> str:
-    """Returns our name of the function. These libraries have two names for some."""
-    ours = {"swish": "silu"}.get(name.lower(), name.lower())
-    if ours not in ACTIVATIONS:
-        raise InvalidInput(f"{source}: {option} {name!r} is not supported: train with one of {', '.join(ACTIVATIONS)}")
-    return ours
+def known_function(config: Mapping[str, Any], option: str, path: Path) -> str:
+    """Returns our name of a function."""
+    if (name := str(config.get(option)).lower()) not in FUNCTIONS:
+        raise InvalidInput(f"{path}: {option}={name!r} is not supported: train with one of {', '.join(FUNCTIONS)}")
+    return FUNCTIONS[name]
 
 
 def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
     """Reads `label2id` or `id2label`; None if there is neither."""
-    label2id = stored.get("label2id")
-    if not label2id and stored.get("id2label"):
-        label2id = {label: int(number) for number, label in stored["id2label"].items()}
-    if not label2id:
-        return None
-    by_id = {int(number): str(label) for label, number in label2id.items()}
-    if sorted(by_id) != list(range(len(label2id))):
+    pairs = [(number, label) for label, number in (stored.get("label2id") or {}).items()]
+    by_id = {int(number): str(label) for number, label in pairs or (stored.get("id2label") or {}).items()}
+    if sorted(by_id) != list(range(max(len(pairs), len(by_id)))):
         raise InvalidInput(f"{source}: label2id does not number its labels 0, 1, 2, ...: give --labels in their order")
-    return [by_id[number] for number in range(len(by_id))]
+    return [by_id[number] for number in range(len(by_id))] or None
 
 
 def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
@@ -119,45 +110,30 @@ def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, r
 
 def model_config(folder: Path) -> dict[str, Any]:
     """Reads transformers' configuration of the whole model, if it lies beside the adapter."""
-    path = folder / "config.json"
-    return read_json(path) if path.exists() else {}
+    return read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
 
 
 def sequence_task(folder: Path, outputs: int, given: str | None) -> str:
     """Returns the task of transformers' classifier: as its configuration says, else as transformers guesses."""
-    problem = model_config(folder).get("problem_type")
-    if problem is None:
-        # Exclusive labels and independent labels look the same in the files.
-        several = "multilabel" if given == "multilabel" else "classify"
-        return "regress" if outputs == 1 else several
-    if problem not in TASK_OF_PROBLEM:
-        raise InvalidInput(
-            f"{folder / 'config.json'}: problem_type {problem!r} is not supported: train for {' or '.join(TASK_OF_PROBLEM)}"
-        )
-    return TASK_OF_PROBLEM[problem]
+    # Exclusive labels and independent labels look the same in the files.
+    guessed = "regress" if outputs == 1 else "multilabel" if given == "multilabel" else "classify"
+    way_out = f"train for {' or '.join(TASK_OF_PROBLEM)}"
+    problem = accepted(model_config(folder), "problem_type", (False, *TASK_OF_PROBLEM), way_out, folder / CONFIG)
+    return TASK_OF_PROBLEM[problem] if problem else guessed
 
 
 def chosen_task(given: str | None, found: str | None, source: Path) -> str:
     if given and found and given != found:
         raise InvalidInput(f"{source} is trained to {found}, not to {given}: leave --task out")
-    choice = f"{', '.join(IMPORTED[:-1])} or {IMPORTED[-1]}"
+    choice = f"give --task {', '.join(IMPORTED[:-1])} or {IMPORTED[-1]}"
     if not (given or found):
-        raise InvalidInput(f"{source} does not say what it was trained for: give --task {choice}")
-    if (task := given or found) not in IMPORTED:
-        raise InvalidInput(f"{source} cannot hold a head for the task {task!r}: give --task {choice}")
-    return task
+        raise InvalidInput(f"{source} does not say what it was trained for: {choice}")
+    if not found and given not in IMPORTED:
+        raise InvalidInput(f"{source} cannot hold a head for the task {given!r}: {choice}")
+    return found or str(given)
 
 
 def reordered(weights: dict[str, Tensor], labels: list[str], wanted: list[str]) -> dict[str, Tensor]:
     """Returns a head with its rows in the order of `wanted`, the order of the logits that clients know."""
     rows = [labels.index(label) for label in wanted]
     return {name: part[rows] if name in ("weight", "bias") else part for name, part in weights.items()}
-
-
-def check_head(weights: Mapping[str, Tensor], function: str | None, config: BackboneConfig, source: Path) -> None:
-    for name, shape in head_layout(config, len(weights["weight"]), function).shapes.items():
-        if tuple(weights[name].shape) != shape:
-            raise InvalidInput(
-                f"{source} has {name} of the head as {tuple(weights[name].shape)}, backbone {config.name!r} needs {shape}: "
-                "import into a store made from the model that the head was trained on"
-            )

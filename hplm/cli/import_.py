@@ -116,9 +116,9 @@ def import_(
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, named
-    from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
+    from builder.importing.tenant import NewDomain as Domain
     from builder.store.resumable import PLAN
     from builder.tables.domain import DomainOptions
     from hplm.cli.build import Table

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builder.importing.lower import NewDomain
-from builder.importing.tenant import ImportOptions, import_tenant, plain_tenant
+from builder.importing.tenant import ImportOptions, NewDomain, import_tenant, plain_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from builder.importing.lower import NewDomain, merge
-from builder.importing.tenant import ImportOptions, import_tenant, read_folder
+from builder.importing.adapters import read_folder
+from builder.importing.tenant import ImportOptions, NewDomain, import_tenant, merge
 from builder.store.store import Store, TenantFile
 from builder.tables.domain import DomainOptions
 from builder.training.model import TenantModel
@@ -192,7 +192,7 @@ OPTIONS = {  # by fixture and file: an option, a value that cannot be imported, 
     ("adapters-double", HEAD): [
         ("head_type", "multiple_choice", "head_type 'multiple_choice'"),
         ("use_pooler", True, "use_pooler=True 3"),
-        ("activation_function", None, "activation_function layers=1"),
+        ("activation_function", None, "activation_function"),
         ("activation_function", "mish", "activation_function 'mish'"),
         ("label2id", {"red": 0, "green": 1, "blue": 3}, "label2id --labels"),
         ("label2id", None, "3 --labels"),
