@@ -1,4 +1,4 @@
-"""Reads adapters that `peft` saved, LoRAs, or AdapterHub's `adapters`, LoRAs and bottlenecks, and the heads beside them.
+"""Reads adapters: LoRAs that `peft` saved, and LoRAs and bottlenecks that AdapterHub's `adapters` saved.
 
 The options of a bottleneck say what it reads and where it adds. With `original_ln_before` off and `original_ln_after` on
 it reads a projection's output y and adds scaling . up(f(down(y))) to it; BERT's own sum and norm follow, as in ours.
@@ -12,57 +12,34 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from builder.importing.foreign import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    Changes,
-    Foreign,
-    ForeignHead,
-    Parts,
-    accepted,
-    grouped,
-    number,
-    read_json,
-    tensor_file,
-)
-from builder.importing.heads import (
-    TASK_OF_CLASS,
-    Linear,
-    base_pooler,
-    chosen_task,
-    classifier,
-    head_of,
-    known_function,
-    labels_by_id,
-    model_config,
-)
+from builder.importing.foreign import ADAPTER_CONFIG, Changes, Foreign, Parts, accepted, grouped, number, read_json, tensor_file
+from builder.importing.heads import hub_head, known_function, peft_head
 from hplm.errors import MISFITS, InvalidInput
+from hplm.model.encoders import BERT, ENCODERS
+from hplm.model.families import FAMILIES, Names
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Places = Mapping[str, Sequence[str]]  # the projections that each module of a layer computes, by its name in transformers
-BERT = r"(?:bert\.)?encoder\.layer\.(\d+)\.(.+)"
-DECODER = r"(?:\w+\.)*(?:layers|h)\.(\d+)\.(.+)"  # llama, opt and gpt2
+PRODUCTS = {QKV: "query key value", ATTENTION_OUT: "attention_out", FFN_IN: "ffn_gate ffn_in", FFN_OUT: "ffn_out"}
+
+
+def _places(*families: Names) -> Places:
+    """Returns the projections of the modules of some families."""
+    found: dict[str, Sequence[str]] = {}
+    for at, modules in (one for names in families for one in names.layer.items() if one[0] in PRODUCTS):
+        own = PRODUCTS[at].split()[-len(modules) if at == FFN_IN else 0 :]  # few families have a gate
+        found |= {module: own[number :: len(modules)] for number, module in enumerate(modules)}
+    return found
+
+
+PLACES, DECODER_PLACES = _places(ENCODERS[BERT].names), _places(*(family.names for family in FAMILIES.values()))
 BOTTLENECK_PLACES: Places = {"attention.output": ["attention_out"], "output": ["ffn_out"]}
-PLACES: Places = {
-    "attention.self.query": ["query"], "attention.self.key": ["key"], "attention.self.value": ["value"],
-    "attention.output.dense": ["attention_out"], "intermediate.dense": ["ffn_in"], "output.dense": ["ffn_out"],
-}  # fmt: skip
-DECODER_PLACES: Places = {
-    "self_attn.q_proj": ["query"], "self_attn.k_proj": ["key"], "self_attn.v_proj": ["value"],
-    "self_attn.o_proj": ["attention_out"], "self_attn.out_proj": ["attention_out"],
-    "mlp.gate_proj": ["ffn_gate"], "mlp.up_proj": ["ffn_in"], "mlp.down_proj": ["ffn_out"],
-    "fc1": ["ffn_in"], "fc2": ["ffn_out"],
-    "attn.c_attn": ["query", "key", "value"], "attn.c_proj": ["attention_out"],
-    "mlp.c_fc": ["ffn_in"], "mlp.c_proj": ["ffn_out"],
-}  # fmt: skip
+OF_BERT, OF_DECODER = r"(?:bert\.)?encoder\.layer\.(\d+)\.(.+)", r"(?:\w+\.)*(?:layers|h)\.(\d+)\.(.+)"
 # The names of tensors: the module and the part. Those without a part are of adapters that cannot be imported.
 PEFT_LORA = r"(.+)\.lora_(?:([AB])\.weight|.+)"
 HUB_LORA = r"(.+)\.loras\..+\.lora_([AB])|.+"
 BOTTLENECK = r"(.+)\.adapters\..+\.(adapter_(?:down\.0|up)\.(?:weight|bias)|scaling)|.+"
-HEAD = r"heads\..+\.(\d+)\.(weight|bias)"  # whose number also counts layers without weights
-POOLER = r"(?:bert\.)?pooler\.dense"
 
-TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}
-HEAD_TASKS = {"classification": "classify", "multilabel_classification": "multilabel", "tagging": "tag"}
 Options = Mapping[str, tuple[Sequence[Any], str]]  # the values of an option that can be imported, and why others cannot
 
 
@@ -87,10 +64,7 @@ PEFT_OPTIONS: Options = {
         kasa_config="it scales each rank", monteclora_config="it draws random weights",
         megatron_config="it is split over devices"),
 }  # fmt: skip
-ENCODER_OPTIONS: Options = {
-    "task_type": ((False, *TASK_OF_TYPE), f"train with {' or '.join(TASK_OF_TYPE)}"),
-    **_off("train without it", fan_in_fan_out="it is made for transposed weights, which BERT does not have"),
-}
+ENCODER_OPTIONS = _off("train without it", fan_in_fan_out="it is made for transposed weights, which BERT does not have")
 DECODER_OPTIONS: Options = {"task_type": ((False, "CAUSAL_LM"), "the store has a decoder: train with CAUSAL_LM")}
 BOTTLENECK_OPTIONS: Options = {
     "original_ln_after": ((True,), "BERT's own norm is left out: train double_seq_bn"),
@@ -137,11 +111,10 @@ def _peft(folder: Path, config: Mapping[str, Any], model: str, task: str | None,
     scaled = {name: _lora(parts, name, alpha_of(name), rank_of(name), path, is_rooted) for name, parts in modules.items()}
     head = None
     if not is_decoder:
-        pooler = [scaled.pop(name) for name in modules if re.fullmatch(POOLER, name)]
-        head = _peft_head(folder, config, saved, pooler, source, model, task)
+        head = peft_head(folder, config, saved, scaled, source, model, task)
     elif saved:
         raise InvalidInput(f"{source} holds {min(saved)!r} whole, which tenants share: train without modules_to_save")
-    changes = _changes(scaled, *((DECODER, DECODER_PLACES) if is_decoder else (BERT, PLACES)), source)
+    changes = _changes(scaled, *((OF_DECODER, DECODER_PLACES) if is_decoder else (OF_BERT, PLACES)), source)
     base = config.get("base_model_name_or_path")
     return Foreign(source, "peft LoRA", base, "lora", "relu", changes, "layers_to_transform=[...]", head)
 
@@ -164,8 +137,8 @@ def _adapterhub(folder: Path, stored: Mapping[str, Any], model: str, task: str |
         needed = {f"adapter_{part}" for part in ("down.0.weight", "down.0.bias", "up.weight", "up.bias")}
         modules, _ = grouped(source, BOTTLENECK, needed)
         parts = {name: _bottleneck(own, config.get("scaling", 1.0), source) for name, own in modules.items()}
-    changes = _changes(parts, BERT, places, source)
-    library, base, head = f"adapters {kind}", stored.get("model_name"), _hub_head(folder, model, task)
+    changes = _changes(parts, OF_BERT, places, source)
+    library, base, head = f"adapters {kind}", stored.get("model_name"), hub_head(folder, model, task)
     return Foreign(source, library, base, kind, function, changes, "leave_out=[...]", head)
 
 
@@ -220,65 +193,3 @@ def _changes(modules: Mapping[str, Parts], layer: str, places_of: Places, source
             tensors = tensor.chunk(len(places)) if name == "b" else [tensor] * len(places)
             own |= {f"{place}/{name}": part for place, part in zip(places, tensors, strict=True)}
     return changes
-
-
-def _peft_head(
-    folder: Path,
-    config: Mapping[str, Any],
-    saved: Parts,
-    pooler_changes: Sequence[Parts],
-    source: Path,
-    model: str,
-    task: str | None,
-) -> ForeignHead:
-    path = folder / ADAPTER_CONFIG
-    classes, way_out = (False, *TASK_OF_CLASS), f"train with {' or '.join(TASK_OF_CLASS)}"
-    base_class = accepted(config.get("auto_mapping") or {}, "base_model_class", classes, way_out, path)
-    pooler_parts = {name.rpartition(".")[2]: saved.pop(name) for name in list(saved) if re.match(POOLER, name)}
-    weight, bias = saved.pop("classifier.weight", None), saved.pop("classifier.bias", None)
-    if saved:
-        raise InvalidInput(
-            f"{source} holds {min(saved)!r} whole, which is no part of a BERT classifier: modules_to_save may name "
-            "'classifier' and 'pooler'"
-        )
-    if weight is None:
-        raise InvalidInput(f"{source} has no classifier: train with task_type, or with modules_to_save=['classifier']")
-    trained = TASK_OF_TYPE.get(config.get("task_type") or "") or TASK_OF_CLASS.get(base_class or "")
-    labels = labels_by_id(model_config(folder), folder / CONFIG)
-
-    def pooler() -> Linear:
-        is_whole = pooler_parts.keys() == {"weight", "bias"}
-        weight, bias = (pooler_parts["weight"], pooler_parts["bias"]) if is_whole else base_pooler(model, source)
-        return weight + sum(change["b"] @ change["a"] for change in pooler_changes), bias
-
-    return classifier(path, source, (weight, bias), trained, task, labels, pooler)
-
-
-def _hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
-    path = folder / "head_config.json"
-    stored = read_json(path, "save the head with the adapter, save_adapter(..., with_head=True)")
-    source = tensor_file(folder, ("model_head.safetensors", "pytorch_model_head.bin"))
-    layers, others = grouped(source, HEAD, {"weight"})
-    linears = [(layers[number]["weight"], layers[number].get("bias")) for number in sorted(layers, key=int)]
-    config, is_stock = stored.get("config"), stored.get("config") is None  # of transformers' own classes
-    if bool(linears) == is_stock or others.keys() != ({"classifier.weight", "classifier.bias"} if is_stock else set()):
-        raise InvalidInput(f"{source} has {[*others, *layers]}, which are not the layers of its head: save the head again")
-    if config is None:
-        trained = TASK_OF_CLASS[accepted(stored, "model_class", [*TASK_OF_CLASS], f"train {' or '.join(TASK_OF_CLASS)}", path)]
-        linear = (others["classifier.weight"], others["classifier.bias"])
-        return classifier(path, source, linear, trained, task, labels_by_id(stored, path), lambda: base_pooler(model, path))
-    trained = HEAD_TASKS[accepted(config, "head_type", [*HEAD_TASKS], f"train a head for {' or '.join(HEAD_TASKS)}", path)]
-    if trained == "classify" and len(linears[-1][0]) == 1:
-        trained = "regress"  # `adapters` has no other head for regression
-    task, function = chosen_task(task, trained, path), None
-    pooled = bool(config.get("use_pooler"))
-    if (count := len(linears) + pooled) > 2:
-        raise InvalidInput(
-            f"{path}: layers={len(linears)} with use_pooler={pooled} makes {count} layers, ours have at most two: train a head "
-            "with fewer"
-        )
-    if pooled:
-        linears, function = [base_pooler(model, path), *linears], "tanh"
-    elif count == 2:
-        function = known_function(config, "activation_function", path)
-    return ForeignHead(source, task, head_of(*linears), function, labels_by_id(config, path))

@@ -14,6 +14,7 @@ from torch import Tensor
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check_shapes, read_json
 from builder.importing.heads import Linear, chosen_labels, classifier, reordered
 from builder.learning.bodies import WholeBody, checkpoint_of
+from builder.store.resumable import digest_of
 from builder.training.cutting import cut
 from builder.training.model import TenantModel, Weights
 from hplm.adapters.layout import Layout, head_layout
@@ -38,12 +39,7 @@ LAYERS = {
 LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
 # The parts of a tokenizer that choose its tokens, and what users call them.
-TOKENIZING = {
-    "normalizer": "normalizer",
-    "pre_tokenizer": "pre-tokenizer",
-    "model": "vocabulary",
-    "post_processor": "post-processor",
-}
+TOKENIZING = {"model": "vocabulary", **{part: part for part in ("normalizer", "pre_tokenizer", "post_processor")}}
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,15 @@ def weight_files(folder: Path) -> list[Path]:
     if files := next((files for files in found if files), None):
         return files
     raise InvalidInput(f"{folder} has no weights ({' or '.join(WEIGHTS)}): copy or save the checkpoint again")
+
+
+def digest(folder: Path) -> str:
+    return digest_of(folder / CONFIG, *weight_files(folder))
+
+
+def size(folder: Path) -> int:
+    """Returns the bytes of a checkpoint's weights."""
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 class Family:

@@ -73,27 +73,25 @@ def check_shapes(tensors: Mapping[str, Tensor], layout: Layout, config: Backbone
             )
 
 
-def upper_layout(found: Foreign, upper: Changes, config: BackboneConfig) -> Layout | None:
-    """Returns a layout with the largest rank and every changed place; None if no upper layer changes."""
-    if not upper:
-        return None
+def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tuple[Layout, list[Parts]] | None:
+    """Returns a layout with the largest rank and every changed place, and its tensors by layer. None: no upper layer changes.
+
+    Smaller ranks and places that are not changed are padded with zeros, which change no result.
+    """
     ranks = [(place, rank) for own in upper.values() for place, rank in _ranks(own).items()]
-    used = {place for place, _ in ranks}
-    places = tuple(place for place in GATED_PROJECTIONS if place in used)
-    return adapter_layout(config, found.kind, max(rank for _, rank in ranks), places, found.function)
-
-
-def _ranks(own: Parts) -> dict[str, int]:
-    return {name.partition("/")[0]: len(tensor) for name, tensor in own.items() if name.endswith(("/a", "/down"))}
-
-
-def records(upper: Changes, layout: Layout) -> list[dict[str, Tensor]]:
-    """Returns the tensors by layer, padded with zeros to the layout's rank and places. Zeros change no result."""
+    places = tuple(place for place in GATED_PROJECTIONS if place in dict(ranks))
+    layout = adapter_layout(config, found.kind, max((rank for _, rank in ranks), default=0), places, found.function)
+    if layout is None:
+        return None
     layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()} for _ in range(layout.layers)]
     for layer, own in upper.items():
         for name, tensor in own.items():
             layers[layer][name][tuple(map(slice, tensor.shape))] = tensor
-    return layers
+    return layout, [storable(layer, layout, found.source) for layer in layers]
+
+
+def _ranks(own: Parts) -> dict[str, int]:
+    return {name.partition("/")[0]: len(tensor) for name, tensor in own.items() if name.endswith(("/a", "/down"))}
 
 
 def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dict[str, Tensor]:
@@ -110,7 +108,10 @@ def read_json(path: Path, way_out: str = WRITTEN) -> dict[str, Any]:
 
 
 def accepted(config: Mapping[str, Any], option: str, values: Sequence[Any], reason: str, path: Path) -> Any:
-    """Returns an option that must have one of these values. If it is missing, it has the first. Of False, all empty ones."""
+    """Returns an option that must have one of these values. False stands for every empty one.
+
+    An option that is missing has the first value, and is refused if that is None.
+    """
     value = config.get(option, values[0])
     if (value or False) not in values:
         raise InvalidInput(f"{path}: {option}={value!r} is not supported, {reason}")

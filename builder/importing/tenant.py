@@ -14,7 +14,7 @@ import torch
 
 from builder.evaluation.tenant import evaluate_weights
 from builder.importing.adapters import read_folder
-from builder.importing.foreign import Changes, Foreign, check_shapes, records, storable, upper_layout
+from builder.importing.foreign import Changes, Foreign, check_shapes, storable, upper_adapter
 from builder.importing.heads import chosen_labels, reordered
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import BuildFolder, held_tenant
@@ -124,9 +124,8 @@ def import_tenant(
             weights = storable(weights, layout, head.source)
         if before is not None:
             weights, tenant = reordered(weights, labels, before.labels), replace(tenant, labels=before.labels)
-        if (layout := upper_layout(foreign, upper, config)) is not None:
-            tenant = tenant.with_adapter(layout)
-            adapter = [storable(record, layout, foreign.source) for record in records(upper, layout)]
+        if (made := upper_adapter(foreign, upper, config)) is not None:
+            tenant, adapter = tenant.with_adapter(made[0]), made[1]
         labelled = read_test(options.test, task, tenant.labels)
 
         note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
@@ -146,8 +145,7 @@ def import_tenant(
             if before is not None and (before.domain, before.domain_version) == (meta.domain, meta.version):
                 return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=meta.domain, domain_version=meta.version)
-            merged = {"domain": meta.domain, "layers": sorted(lower), "ngrams": meta.keys, "mb": meta.megabytes}
-            report["merged"] = merged
+            report["merged"] = {"domain": meta.domain, "layers": sorted(lower), "ngrams": meta.keys, "mb": meta.megabytes}
             score(tenant)
         store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
         store.save_tenant(tenant, adapter, weights, report)

@@ -12,7 +12,7 @@ from typing import Any
 import zstandard
 
 from builder.importing.adapters import read_folder
-from builder.importing.foreign import check_shapes, records, storable, upper_layout
+from builder.importing.foreign import check_shapes, upper_adapter
 from builder.importing.heads import chosen_labels
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -194,10 +194,7 @@ def imported(work: Path, take: Taken) -> Made:
         rows = len(head.weights["weight"])
         chosen_labels(head.task, None if head.labels else [str(row) for row in range(rows)], head.labels, rows, head.source)
         check_shapes(head.weights, head_layout(CONFIG, rows, head.function), CONFIG, head.source, "the head")
-        _, upper = adapter.halves(CONFIG)
-        if (layout := upper_layout(adapter, upper, CONFIG)) is not None:
-            for record in records(upper, layout):
-                storable(record, layout, adapter.source)
+        upper_adapter(adapter, adapter.halves(CONFIG)[1], CONFIG)
 
     return work / "saved", read
 

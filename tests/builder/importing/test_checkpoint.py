@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,19 +12,18 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from builder.importing.agreement import agreement
+from builder.importing.agreement import Agreement, agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.taught import MOST_BYTES, Taught
+from builder.importing.taught import MOST_BYTES, taught
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
 from builder.store.resumable import PLAN, write_json
 from builder.store.store import Store
-from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
@@ -109,11 +109,11 @@ def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_p
         Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE),
     )
     with full_disk(disk):
-        found = Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path, most)
+        states_of = taught(lambda pack: packs.append(pack) or model.through(pack)[0], data, tmp_path, most)
     assert len(packs) == has_room
     for chosen in np.array_split(np.random.default_rng(0).permutation(len(read.texts)), 3):
         pack = reader.pack(read, chosen, DEVICE)
-        for own, wanted in zip(found.of(chosen, pack), model.states(pack), strict=True):
+        for own, wanted in zip(states_of(chosen, pack), model.through(pack)[0], strict=True):
             assert (own - wanted).norm() < 0.03 * wanted.norm()
     assert len(packs) == (1 if has_room else 3)
 
@@ -224,17 +224,19 @@ def test_the_files_of_other_releases_are_read(store, tmp_path, way):
 
 def test_agreement_counts_what_a_client_would_see():
     """By hand: of three texts, two have the same label, and the checkpoint is sure of the first."""
-    examples, spans = [Example(Path("file"), 1, "x")] * 3, np.zeros((1, 3), dtype=np.int32)
-    wanted = [(spans, np.array([logits], dtype=np.float32)) for logits in ([5, 0], [0, 1], [1, 0])]
-    own = [(spans, np.array([logits], dtype=np.float32)) for logits in ([1, 0], [0, 5], [0, 1])]
-    found = agreement(training_task("classify"), ["a", "b"], examples, own, wanted).described()
+    spans = np.zeros((1, 3), dtype=np.int32)
+
+    def of(task: str, *sides: list[list[float]]) -> Agreement:
+        rows = ([(spans, np.array([logits], dtype=np.float32)) for logits in side] for side in sides)
+        return agreement(SimpleNamespace(task=training_task(task)), *rows)
+
+    own, wanted = [[1, 0], [0, 5], [0, 1]], [[5, 0], [0, 1], [1, 0]]
+    found = of("classify", own, wanted).described()
     assert found["agreement"] == pytest.approx(2 / 3, abs=1e-4) and found["sure"] == pytest.approx(1 / 3, abs=1e-4)
     assert (found["where_sure"], found["elsewhere"]) == (1.0, 0.5) and found["divergence"] > 0
-    many = agreement(training_task("multilabel"), ["a", "b"], examples, own, wanted)
+    many = of("multilabel", own, wanted)
     assert (many.described()["answers"], many.same.tolist()) == (6, [True, True, True, True, False, False])
-    near = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.0, 2.0, 3.1)]
-    far = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.01, 2.0, 4.0)]
-    assert agreement(training_task("regress"), ["value"], examples, near, far).same.tolist() == [True, True, False]
+    assert of("regress", [[1.0], [2.0], [3.1]], [[1.01], [2.0], [4.0]]).same.tolist() == [True, True, False]
 
 
 class Harmful:
