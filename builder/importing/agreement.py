@@ -1,16 +1,15 @@
-"""Compares the answers of a tenant with those of the checkpoint that it was made from."""
+"""Compares the answers of a tenant with those of the checkpoint that it was made from, to the same texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from builder.tasks.examples import Example
-from builder.tasks.tasks import Rows, TrainingTask
+from builder.tasks.tasks import Rows
+from builder.training.data import Data
 from builder.training.tenant import WORST, shown
 from hplm.arrays import Array
 from hplm.tasks import softmax
@@ -28,7 +27,7 @@ class Agreement:
     sure: Array | None = None  # the checkpoint's probability of each of its answers; None: numbers have none
     divergence: float | None = None  # mean KL divergence from the checkpoint's probabilities, in nats
 
-    @cached_property
+    @property
     def share(self) -> float:
         return float(self.same.mean())
 
@@ -48,17 +47,16 @@ class Agreement:
         return {name: round(value, 5) if isinstance(value, float) else value for name, value in found.items()}
 
 
-def agreement(
-    task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
-) -> Agreement:
-    """Compares the rows of each text. `wanted`: those of the checkpoint."""
+def agreement(data: Data, own: Sequence[Rows], wanted: Sequence[Rows]) -> Agreement:
+    """Compares the rows of each text of `data.dev`. `wanted`: those of the checkpoint."""
+    task = data.task
     if task.served.is_number:
         mine, theirs = (np.concatenate([logits[:, 0] for _, logits in rows]) for rows in (own, wanted))
         return Agreement(np.abs(mine - theirs) <= max(NEAR * theirs.std(), SAME))
     if task.served.needs_pair:
-        pairs = list(zip(task.answers(labels, examples, own), task.answers(labels, examples, wanted), strict=True))
-        same = np.array([one.labels == other.labels for one, other in pairs])
-        return Agreement(same, np.array([other.scores[0] for _, other in pairs]))
+        mine, theirs = (task.answers(data.labels, data.dev.examples, rows) for rows in (own, wanted))
+        same = np.array([one.labels == other.labels for one, other in zip(mine, theirs, strict=True)])
+        return Agreement(same, np.array([other.scores[0] for other in theirs]))
     mine, theirs = (np.concatenate([_choices(*text, task.one_label_a_row) for text in rows]) for rows in (own, wanted))
     probabilities = softmax(theirs)
     divergence = (probabilities * np.log(np.maximum(probabilities, 1e-12) / np.maximum(softmax(mine), 1e-12))).sum(1)
@@ -72,17 +70,16 @@ def _choices(spans: Array, logits: Array, one_label_a_row: bool) -> Array:
     return np.column_stack([np.zeros(logits.size, dtype=logits.dtype), logits.ravel()])
 
 
-def differing(
-    task: TrainingTask, labels: Sequence[str], examples: Sequence[Example], own: Sequence[Rows], wanted: Sequence[Rows]
-) -> list[dict[str, Any]]:
+def differing(data: Data, own: Sequence[Rows], wanted: Sequence[Rows]) -> list[dict[str, Any]]:
     """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ."""
-    if task.served.is_number:
+    if data.task.served.is_number:
         return []
+    examples = data.dev.examples
     found = [
-        {"text": shown(example), "checkpoint": ", ".join(other.labels), "tenant": ", ".join(one.labels), "sure": sure}
-        for example, one, other in zip(
-            examples, task.answers(labels, examples, own), task.answers(labels, examples, wanted), strict=True
+        {"text": shown(example), "checkpoint": ", ".join(theirs.labels), "tenant": ", ".join(mine.labels), "sure": sure}
+        for example, mine, theirs in zip(
+            examples, *(data.task.answers(data.labels, examples, rows) for rows in (own, wanted)), strict=True
         )
-        if one.labels != other.labels and (sure := round(float(other.scores.min(initial=1.0)), 3))
+        if mine.labels != theirs.labels and (sure := round(float(theirs.scores.min(initial=1.0)), 3))
     ]
     return sorted(found, key=lambda one: -one["sure"])[:WORST]

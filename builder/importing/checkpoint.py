@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.foreign import ForeignHead, read_json
-from builder.importing.heads import check_head, chosen_labels, chosen_task, double_head, linear_head, reordered, sequence_task
+from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check_shapes, read_json
+from builder.importing.heads import Linear, chosen_labels, classifier, reordered
 from builder.learning.bodies import WholeBody, checkpoint_of
+from builder.store.resumable import digest_of
 from builder.training.cutting import cut
 from builder.training.model import TenantModel, Weights
 from hplm.adapters.layout import Layout, head_layout
@@ -24,11 +25,11 @@ from hplm.model.encoders import ENCODERS, described
 from hplm.model.layer import QKV
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-TAG, SPAN = "tag", "span"
+CLASSIFY, TAG, SPAN = "classify", "tag", "span"
 SEQUENCE = "ForSequenceClassification"
-TASK_OF_ENDING = {SEQUENCE: None, "ForTokenClassification": TAG, "ForQuestionAnswering": SPAN}  # of the names of classes
+TASK_OF_ENDING = {SEQUENCE: CLASSIFY, "ForTokenClassification": TAG, "ForQuestionAnswering": SPAN}  # of the names of classes
+LAST_OF_TASK = {TAG: "classifier", SPAN: "qa_outputs"}  # the layer that gives a token's logits
 # What a classifier of a text is: its first layer, the function behind it, its second layer.
 LAYERS = {
     "bert": ("bert.pooler.dense", "tanh", "classifier"),
@@ -38,12 +39,7 @@ LAYERS = {
 LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
 # The parts of a tokenizer that choose its tokens, and what users call them.
-TOKENIZING = {
-    "normalizer": "normalizer",
-    "pre_tokenizer": "pre-tokenizer",
-    "model": "vocabulary",
-    "post_processor": "post-processor",
-}
+TOKENIZING = {"model": "vocabulary", **{part: part for part in ("normalizer", "pre_tokenizer", "post_processor")}}
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,15 @@ def weight_files(folder: Path) -> list[Path]:
     if files := next((files for files in found if files), None):
         return files
     raise InvalidInput(f"{folder} has no weights ({' or '.join(WEIGHTS)}): copy or save the checkpoint again")
+
+
+def digest(folder: Path) -> str:
+    return digest_of(folder / CONFIG, *weight_files(folder))
+
+
+def size(folder: Path) -> int:
+    """Returns the bytes of a checkpoint's weights."""
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 class Family:
@@ -117,8 +122,8 @@ class Family:
         stored = read_json(path)
         if stored.get("model_type") not in ENCODERS:
             raise InvalidInput(f"{path} is of {described(stored.get('model_type'))}: import one of {', '.join(ENCODERS)}")
-        named = next(iter(stored.get("architectures") or ()), None)
-        ending = next((ending for ending in TASK_OF_ENDING if str(named).endswith(ending)), None)
+        named = str(next(iter(stored.get("architectures") or ()), None))
+        ending = next((ending for ending in TASK_OF_ENDING if named.endswith(ending)), None)
         if ending is None:
             raise InvalidInput(
                 f"{path}: tenants do not answer as {named} does: import a model whose class ends in {', '.join(TASK_OF_ENDING)}"
@@ -127,66 +132,51 @@ class Family:
         configuration = configuration_of(str(folder))
         self._check(folder, configuration, self._configuration, ("model_type", "num_hidden_layers"))
         checkpoint = checkpoint_of(str(folder), self._config)
-        distance = self._distance(folder, checkpoint)
+        self._check(folder, checkpoint.config, self.base.config, [field.name for field in fields(BackboneConfig)])
+        own, wanted = (json.loads(one.tokenizer_json) for one in (checkpoint, self.base))
+        for part, said in TOKENIZING.items():
+            if own.get(part) != wanted.get(part):
+                raise Misfit(folder, f"the tokenizer of {folder} has another {said} than that of {self._model!r}")
+        distance = _distance(checkpoint.weights, self.base.weights)
+        if not distance < FAR:
+            raise Misfit(
+                folder,
+                f"the weights of {folder} differ from those of {self._model!r} by {distance:.2f} of their size, more than "
+                f"fine-tuning changes ({FAR} at most)",
+            )
         names = [name for _, name in sorted(configuration.id2label.items())]  # of two, transformers 4 has not saved them
-        head = _head(folder, str(named), configuration.model_type, ending, task, names)
-        found = chosen_labels(head.task, labels, head.labels, len(head.weights["weight"]), path)
-        check_head(head.weights, head.function, checkpoint.config, path)
-        return Finetuned(checkpoint, head, found, distance)
+        head = _head(folder, named, configuration.model_type, ending, task, names)
+        labels = chosen_labels(head.task, labels, names, len(head.weights["weight"]), path)
+        found = Finetuned(checkpoint, head, labels, distance)
+        check_shapes(head.weights, found.head_layout, checkpoint.config, path, "the head")
+        return found
+
+    def _check(self, folder: Path, found: Any, base: Any, names: Iterable[str]) -> None:
+        for name in names:
+            if (own := getattr(found, name)) != (wanted := getattr(base, name)):
+                raise Misfit(folder, f"{folder} has {name} {own}, and {self._model!r} has {wanted}")
 
     def change(self, found: Finetuned, layout: Layout) -> tuple[list[Weights], float]:
         """Returns what fine-tuning changed in the upper layers, cut to a LoRA, and the share of it that is left."""
         before, after = (full_stack(checkpoint)[-layout.layers :] for checkpoint in (self.base, found.checkpoint))
         return cut(before, after, layout)
 
-    def _distance(self, folder: Path, found: Checkpoint) -> float:
-        """Returns how far a checkpoint is from the base. Refuses one that cannot descend from it."""
-        self._check(folder, found.config, self.base.config, [field.name for field in fields(BackboneConfig)])
-        if part := _other_part(found.tokenizer_json, self.base.tokenizer_json):
-            raise _misfit(folder, f"the tokenizer of {folder} has another {part} than that of {self._model!r}")
-        distance = _change(found.weights, self.base.weights)
-        if not distance < FAR:
-            raise _misfit(
-                folder,
-                f"the weights of {folder} differ from those of {self._model!r} by {distance:.2f} of their size, more than "
-                f"fine-tuning changes ({FAR} at most)",
-            )
-        return distance
-
-    def _check(self, folder: Path, found: Any, base: Any, names: Iterable[str]) -> None:
-        for name in names:
-            own, wanted = getattr(found, name), getattr(base, name)
-            if own != wanted:
-                raise _misfit(folder, f"{folder} has {name} {own}, and {self._model!r} has {wanted}")
-
 
 class Misfit(InvalidInput):
     """A checkpoint does not descend from the root's model, for this reason."""
 
-    def __init__(self, reason: str, way_out: str) -> None:
-        super().__init__(f"{reason}: {way_out}")
-        self.reason = reason
+    def __init__(self, folder: Path, reason: str) -> None:
+        self.reason, found = reason, configuration_of(str(folder))
+        sizes = f"{found.num_hidden_layers} layers of width {found.hidden_size}, {found.vocab_size:,} tokens"
+        began = read_json(folder / CONFIG).get("_name_or_path") or "MODEL"  # which earlier releases of transformers saved
+        super().__init__(
+            f"{reason}: build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
+            f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`"
+        )
 
 
-def _misfit(folder: Path, reason: str) -> Misfit:
-    """Says how to import a checkpoint that does not fit the root. Earlier releases of transformers saved what it began as."""
-    found = configuration_of(str(folder))
-    sizes = f"{found.num_hidden_layers} layers of width {found.hidden_size}, {found.vocab_size:,} tokens"
-    began = read_json(folder / CONFIG).get("_name_or_path") or "MODEL"
-    return Misfit(
-        reason,
-        f"build a root of the model that it was fine-tuned from, a {found.model_type} ({sizes}), and import it "
-        f"there: `hplm import --root {began} --from {folder} --texts FILE --store NEW`",
-    )
-
-
-def _other_part(one: str, other: str) -> str | None:
-    """Returns the first part in which two tokenizers differ, if it chooses tokens."""
-    mine, theirs = json.loads(one), json.loads(other)
-    return next((said for part, said in TOKENIZING.items() if mine.get(part) != theirs.get(part)), None)
-
-
-def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
+def _distance(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
+    """Returns the median change of a matrix."""
     names = [name for name in base if name.endswith(".weight") and base[name].ndim == 2 and name.startswith("layers.")]
     changes: list[float] = []
     for name in (*names, "words.weight"):
@@ -198,24 +188,19 @@ def _change(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
 
 def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str]) -> ForeignHead:
     """Reads the head by the class that saved it."""
-    path, loader = folder / CONFIG, getattr(silent_transformers(), f"AutoModel{ending}")
-    model, report = weights_of(str(folder), loader)
+    path, trained = folder / CONFIG, TASK_OF_ENDING[ending]
+    model, report = weights_of(str(folder), getattr(silent_transformers(), f"AutoModel{ending}"))
     if type(model).__name__ != named:
         raise InvalidInput(f"{path}: transformers has no class {named} for a {kind}: a class of your own cannot be imported")
     if report["missing_keys"]:
         raise InvalidInput(
-            f"{folder} has no {sorted(report['missing_keys'])[0]}, a part of its head: save the model after it was fine-tuned"
+            f"{folder} has no {min(report['missing_keys'])}, a part of its head: save it after it was fine-tuned"
         )
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
-    def linear(name: str) -> tuple[Tensor, Tensor | None]:
+    def linear(name: str) -> Linear:
         return tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
 
-    if (found := TASK_OF_ENDING[ending]) is not None:
-        if task not in (None, found):
-            raise InvalidInput(f"{path} is trained to {found}, not to {task}: leave --task out")
-        weights = linear_head(*linear("qa_outputs" if found == SPAN else "classifier"))
-        return ForeignHead(path, found, weights, None, labels)
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
-    own = chosen_task(task, sequence_task(folder, len(linear(last)[0]), task), path)
-    return ForeignHead(path, own, double_head(linear(first), linear(last)), function, labels)
+    outputs = linear(LAST_OF_TASK.get(trained, last))
+    return classifier(path, path, outputs, trained, task, labels, lambda: linear(first), function)

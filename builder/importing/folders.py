@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, Family, is_checkpoint, weight_files
+from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, Family, is_checkpoint, size
 from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
@@ -29,16 +29,17 @@ from hplm.tenants.snapshot import NAME
 PAGE, PICTURE = "imports.html", "imports.png"
 OWN_TEXTS = "texts.jsonl"  # in a checkpoint's folder
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
+Folders = Sequence[tuple[str, Path]]  # with the names of their tenants
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Says what became of a folder."""
+    """Says what became of a folder, or would become of it."""
 
     id: str
     folder: Path
-    tenant: TenantFile | None = None  # None: it was refused
-    report: dict[str, Any] = field(default_factory=dict[str, Any])
+    tenant: TenantFile | None = None  # None: it was refused, or only planned
+    report: dict[str, Any] = field(default_factory=dict[str, Any])  # of a planned adapter: empty
     refused: str = ""
 
     @property
@@ -47,78 +48,59 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """Says what would become of a folder."""
-
-    id: str
-    folder: Path
-    task: str = ""  # empty: it is an adapter, or refused
-    labels: int = 0
-    distance: float = 0.0  # from the root's model
-    bytes_before: int = 0
-    bytes_after: int = 0
-    refused: str = ""
-
-
 class Importer:
     """Imports folders into one store. What all checkpoints share is read once."""
 
-    def __init__(
-        self, store: Store, options: ImportOptions, matching: MatchingOptions, texts: Path | None, device: torch.device
-    ) -> None:
-        """`texts`: for checkpoints that have no file of texts in their folder; None: the corpus of the domain."""
-        self._store, self._options, self._matching, self._device = store, options, matching, device
-        self._given = texts
+    store: Store
+    options: ImportOptions
+    matching: MatchingOptions
+    given: Path | None  # texts for checkpoints that have no file of texts in their folder; None: the corpus of the domain
+    device: torch.device
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sent, (self._store.folder, self._options, self._matching, self._given, self._device)
+        return _sent, (self.store.folder, self.options, self.matching, self.given, self.device)
 
     @cached_property
     def _family(self) -> Family:
-        return Family(self._store.model, self._store.config)
+        return Family(self.store.model, self.store.config)
 
     @cached_property
     def _texts(self) -> UnlabelledTexts | None:
         """The texts for checkpoints without texts of their own; None if the domain's corpus would be and is not here."""
-        if self._given is not None:
-            return UnlabelledTexts([self._given])
-        files = self._store.corpus(self._options.domain, self._store.latest(self._options.domain))
+        if self.given is not None:
+            return UnlabelledTexts([self.given])
+        files = self.store.corpus(self.options.domain, self.store.latest(self.options.domain))
         is_here = bool(files) and all(file.exists() for file in files)
         return UnlabelledTexts(files, are_documents=True) if is_here else None
 
     def one(self, tenant_id: str, folder: Path, is_named: bool = True) -> tuple[TenantFile, dict[str, Any]]:
         """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
-        store, options = self._store, self._options
+        store, options = self.store, self.options
         if not is_named:
             _check_name(tenant_id, folder)
-            self._check_source(tenant_id, folder)
+            tenant = store.tenant(tenant_id)
+            came = store.report(tenant).get("imported", {}).get("from") if tenant is not None else folder
+            if came is None or Path(came).resolve() != folder.resolve():
+                raise InvalidInput(
+                    f"tenant {tenant_id!r} is there, and does not come from {folder} but from {came or 'a training'}: import "
+                    "it alone with --id, which may also name this tenant"
+                )
         if not is_checkpoint(folder):
-            return import_tenant(store, tenant_id, folder, options, self._device)
+            return import_tenant(store, tenant_id, folder, options, self.device)
         if options.new_domain is not None:
             raise InvalidInput(f"{folder} is a whole checkpoint, whose lower layers no table can take: leave --as-domain out")
         own = folder / OWN_TEXTS
-        texts = UnlabelledTexts([own]) if own.exists() else self._texts
-        if texts is None:
+        if (texts := UnlabelledTexts([own]) if own.exists() else self._texts) is None:
             raise InvalidInput(
                 f"{folder} is a whole checkpoint, which a tenant learns to match from texts, and the corpus of domain "
                 f"{options.domain!r} is not here: give --texts FILE"
             )
-        return import_checkpoint(store, tenant_id, folder, self._family, texts, options, self._matching, self._device)
+        return import_checkpoint(store, tenant_id, folder, self._family, texts, options, self.matching, self.device)
 
-    def _check_source(self, tenant_id: str, folder: Path) -> None:
-        """Refuses to replace a tenant that came from elsewhere only because a folder has its name."""
-        tenant = self._store.tenant(tenant_id)
-        came = self._store.report(tenant).get("imported", {}).get("from") if tenant is not None else folder
-        if came is None or Path(came).resolve() != folder.resolve():
-            raise InvalidInput(
-                f"tenant {tenant_id!r} is there, and does not come from {folder} but from {came or 'a training'}: import it "
-                "alone with --id, which may also name this tenant"
-            )
-
-    def all(self, folders: Sequence[tuple[str, Path]], at_once: int = 1) -> Iterator[Imported]:
+    def all(self, folders: Folders, at_once: int = 1) -> Iterator[Imported]:
         """Imports folders, so many at once, each in a process with one thread; yields what became of each."""
         if any(is_checkpoint(folder) for _, folder in folders):
-            _ = self._family, self._given and self._texts and self._texts.examples  # what is wrong with these is so for all
+            _ = self._family, self.given and self._texts and self._texts.examples  # what is wrong with these is so for all
         if at_once == 1:
             yield from (self.tried(*one) for one in folders)
             return
@@ -146,24 +128,21 @@ def _sent(folder: Path, *given: Any) -> Importer:
     return Importer(Store(folder), *given)
 
 
-def planned(
-    model: str, config: BackboneConfig, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
-) -> Iterator[Planned]:
+def planned(model: str, config: BackboneConfig, folders: Folders, matching: MatchingOptions) -> Iterator[Imported]:
     """Reads and checks each checkpoint for a root of this model, and yields what would become of it."""
-    family = Family(model, config)
-    adapter = matching.layout(config).weight_bytes
+    family, adapter = Family(model, config), matching.layout(config).weight_bytes
     for tenant_id, folder in folders:
+        report: dict[str, Any] = {}
         try:
             _check_name(tenant_id, folder)
-            if (folder / ADAPTER_CONFIG).exists():
-                yield Planned(tenant_id, folder)
-                continue
-            found, files = family.read(folder), weight_files(folder)
+            if not (folder / ADAPTER_CONFIG).exists():
+                found = family.read(folder)
+                sizes = {"before": size(folder), "after": adapter + found.head_layout.weight_bytes}
+                report = {"task": found.head.task, "labels": len(found.labels), "distance": found.distance, "bytes": sizes}
         except HplmError as error:
-            yield Planned(tenant_id, folder, refused=str(error))
-            continue
-        sizes = sum(file.stat().st_size for file in files), adapter + found.head_layout.weight_bytes
-        yield Planned(tenant_id, folder, found.head.task, len(found.labels), found.distance, *sizes)
+            yield Imported(tenant_id, folder, refused=str(error))
+        else:
+            yield Imported(tenant_id, folder, None, report)
 
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,36 +18,11 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.original import check_finite
 
-# The projections that each module of a layer computes, by its name in transformers' BERT.
-PLACES = {
-    "attention.self.query": ("query",),
-    "attention.self.key": ("key",),
-    "attention.self.value": ("value",),
-    "attention.output.dense": ("attention_out",),
-    "intermediate.dense": ("ffn_in",),
-    "output.dense": ("ffn_out",),
-}
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+WRITTEN = "give --from the folder that the library's own save function wrote, or save it again"
 
-# The same in its llama, opt and gpt2.
-DECODER_PLACES = {
-    "self_attn.q_proj": ("query",),
-    "self_attn.k_proj": ("key",),
-    "self_attn.v_proj": ("value",),
-    "self_attn.o_proj": ("attention_out",),
-    "self_attn.out_proj": ("attention_out",),
-    "mlp.gate_proj": ("ffn_gate",),
-    "mlp.up_proj": ("ffn_in",),
-    "mlp.down_proj": ("ffn_out",),
-    "fc1": ("ffn_in",),
-    "fc2": ("ffn_out",),
-    "attn.c_attn": ("query", "key", "value"),
-    "attn.c_proj": ("attention_out",),
-    "mlp.c_fc": ("ffn_in",),
-    "mlp.c_proj": ("ffn_out",),
-}
-
-Part = dict[str, Tensor]  # the tensors of one projection: a, b of a LoRA; down, down_bias, up, up_bias of a bottleneck
-Changes = dict[int, dict[str, Part]]  # layer -> place -> part
+Parts = dict[str, Tensor]
+Changes = dict[int, Parts]  # of each layer the tensors of a record, such as query/a
 
 
 @dataclass(frozen=True)
@@ -73,40 +49,49 @@ class Foreign:
 
     def halves(self, config: BackboneConfig) -> tuple[Changes, Changes]:
         """Returns the changes of the lower and of the upper layers, each half numbered by itself."""
-        total = config.lower_layers + config.upper_layers
-        beyond = sorted(layer for layer in self.changes if layer >= total)
-        if beyond:
+        lower = config.lower_layers
+        if (last := max(self.changes, default=0)) >= lower + config.upper_layers:
             raise InvalidInput(
-                f"{self.source} changes layer {beyond[-1]}, but backbone {config.name!r} has {config.lower_layers} lower and "
-                f"{config.upper_layers} upper layers: import into a store that keeps all layers of the model, or train again "
-                f"with {self.leave_out}"
+                f"{self.source} changes layer {last}, but backbone {config.name!r} has {lower} lower and {config.upper_layers} "
+                f"upper layers: import into a store that keeps all layers of the model, or train again with {self.leave_out}"
             )
-        _check_shapes(self, config)
-        lower = {layer: parts for layer, parts in self.changes.items() if layer < config.lower_layers}
-        upper = {layer - config.lower_layers: parts for layer, parts in self.changes.items() if layer >= config.lower_layers}
-        return lower, upper
+        for layer, own in self.changes.items():
+            for place, rank in _ranks(own).items():
+                if (layout := adapter_layout(config, self.kind, rank, (place,))) is None:
+                    raise InvalidInput(f"{self.source} has an adapter of rank 0 in layer {layer}: save the adapter again")
+                check_shapes(own, layout, config, self.source, f"layer {layer}")
+        below = {layer: own for layer, own in self.changes.items() if layer < lower}
+        return below, {layer - lower: own for layer, own in self.changes.items() if layer >= lower}
 
 
-def upper_layout(found: Foreign, upper: Changes, config: BackboneConfig) -> Layout | None:
-    """Returns a layout with the largest rank and every changed place; None if no upper layer changes."""
-    if not upper:
+def check_shapes(tensors: Mapping[str, Tensor], layout: Layout, config: BackboneConfig, source: Path, where: str) -> None:
+    for name, shape in layout.shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise InvalidInput(
+                f"{source} has {name} of {where} as {tuple(tensors[name].shape)}, backbone {config.name!r} needs {shape}: "
+                "import into a store made from the model that it was trained on"
+            )
+
+
+def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tuple[Layout, list[Parts]] | None:
+    """Returns a layout with the largest rank and every changed place, and its tensors by layer. None: no upper layer changes.
+
+    Smaller ranks and places that are not changed are padded with zeros, which change no result.
+    """
+    ranks = [(place, rank) for own in upper.values() for place, rank in _ranks(own).items()]
+    places = tuple(place for place in GATED_PROJECTIONS if place in dict(ranks))
+    layout = adapter_layout(config, found.kind, max((rank for _, rank in ranks), default=0), places, found.function)
+    if layout is None:
         return None
-    used = {place for parts in upper.values() for place in parts}
-    places = tuple(place for place in GATED_PROJECTIONS if place in used)
-    rank = max(_rank(part) for parts in upper.values() for part in parts.values())
-    return adapter_layout(config, found.kind, rank, places, found.function)
+    layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()} for _ in range(layout.layers)]
+    for layer, own in upper.items():
+        for name, tensor in own.items():
+            layers[layer][name][tuple(map(slice, tensor.shape))] = tensor
+    return layout, [storable(layer, layout, found.source) for layer in layers]
 
 
-def records(upper: Changes, layout: Layout) -> list[dict[str, Tensor]]:
-    """Returns the tensors by layer, padded with zeros to the layout's rank and places. Zeros change no result."""
-    layers = []
-    for layer in range(layout.layers):
-        record = {name: torch.zeros(shape) for name, shape in layout.shapes.items()}
-        for place, part in upper.get(layer, {}).items():
-            for name, tensor in part.items():
-                record[f"{place}/{name}"][tuple(slice(0, size) for size in tensor.shape)] = tensor
-        layers.append(record)
-    return layers
+def _ranks(own: Parts) -> dict[str, int]:
+    return {name.partition("/")[0]: len(tensor) for name, tensor in own.items() if name.endswith(("/a", "/down"))}
 
 
 def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dict[str, Tensor]:
@@ -118,41 +103,24 @@ def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dic
     return rounded
 
 
-def _rank(part: Part) -> int:
-    return len(part["a"] if "a" in part else part["down"])
-
-
-def _check_shapes(found: Foreign, config: BackboneConfig) -> None:
-    for layer, parts in found.changes.items():
-        for place, part in parts.items():
-            layout = adapter_layout(config, found.kind, _rank(part), (place,))
-            if layout is None:
-                raise InvalidInput(f"{found.source} has an adapter of rank 0 in layer {layer}: save the adapter again")
-            for name, shape in layout.shapes.items():
-                tensor = part.get(name.partition("/")[2])
-                if tensor is None:
-                    raise InvalidInput(f"{found.source} lacks {name} of layer {layer}: save the adapter again")
-                if tuple(tensor.shape) != shape:
-                    raise InvalidInput(
-                        f"{found.source} has {name} of layer {layer} as {tuple(tensor.shape)}, backbone {config.name!r} needs "
-                        f"{shape}: import into a store made from the model that the adapter was trained on"
-                    )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    way_out = "give --from the folder that the library's own save function wrote, or save it again"
+def read_json(path: Path, way_out: str = WRITTEN) -> dict[str, Any]:
     return resumable.read_json(path, InvalidInput, way_out)
 
 
-def required(config: Mapping[str, Any], option: str, path: Path) -> Any:
-    if config.get(option) is None:
-        raise InvalidInput(f"{path} lacks {option}: save the adapter again")
-    return config[option]
+def accepted(config: Mapping[str, Any], option: str, values: Sequence[Any], reason: str, path: Path) -> Any:
+    """Returns an option that must have one of these values. False stands for every empty one.
+
+    An option that is missing has the first value, and is refused if that is None.
+    """
+    value = config.get(option, values[0])
+    if (value or False) not in values:
+        raise InvalidInput(f"{path}: {option}={value!r} is not supported, {reason}")
+    return value
 
 
 def number(config: Mapping[str, Any], option: str, path: Path) -> float:
     """Returns an option that must be a number."""
-    value = required(config, option, path)
+    value = config.get(option)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{path}: {option} is {value!r}, which is no number: save the adapter again")
     return value
@@ -171,11 +139,32 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         is_safe = path.suffix == ".safetensors"
         tensors: Any = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise TypeError("it holds something else than tensors with names")
     except Exception as error:  # the libraries raise anything at a damaged file
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidInput(f"{path} cannot be read ({first_line}): copy or save it again") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise InvalidInput(f"{path} holds something else than tensors with names: save the adapter again")
     found = {str(name): tensor.float() for name, tensor in tensors.items()}
     check_finite(path, found)
     return found
+
+
+def grouped(source: Path, pattern: str, needed: set[str]) -> tuple[dict[str, Parts], Parts]:
+    """Reads tensors by module and part, which the pattern finds in their names, and those with other names.
+
+    A name without a part belongs to another kind of adapter.
+    """
+    groups: dict[str, Parts] = {}
+    others: Parts = {}
+    for stored, tensor in read_tensors(source).items():
+        name = stored.removeprefix("base_model.model.")
+        if (found := re.fullmatch(pattern, name)) is None:
+            others[name] = tensor
+        elif found[2] is None:
+            raise InvalidInput(f"{source} has {stored!r}, which no plain adapter has: train one without it")
+        else:
+            groups.setdefault(found[1], {})[found[2]] = tensor
+    for module, parts in groups.items():
+        if missing := needed - parts.keys():
+            raise InvalidInput(f"{source} lacks {', '.join(sorted(missing))} of {module!r}: save it again")
+    return groups, others

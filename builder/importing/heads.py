@@ -1,7 +1,8 @@
-"""Converts heads to our layouts: one linear layer, or two. BERT's pooler becomes the first of two."""
+"""Reads heads and converts them to our layouts: one linear layer, or two. BERT's pooler becomes the first of two."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.foreign import ForeignHead, read_json
+from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Parts, accepted, grouped, read_json, tensor_file
 from builder.tasks.tasks import training_task
-from hplm.adapters.layout import head_layout
 from hplm.errors import InvalidInput
-from hplm.model.config import BackboneConfig
 from hplm.model.layer import ACTIVATIONS
 from hplm.model.original import silent_transformers, weights_of
 from hplm.tasks import find_task
@@ -25,18 +24,87 @@ TASK_OF_PROBLEM = {
     "regression": "regress",
 }
 IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks for which these libraries save heads
-
+TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}  # of peft
+HEAD_TASKS = {"classification": "classify", "multilabel_classification": "multilabel", "tagging": "tag"}  # of adapters
+HEAD = r"heads\..+\.(\d+)\.(weight|bias)"  # names of its tensors, whose number also counts layers without weights
+POOLER = r"(?:bert\.)?pooler\.dense"
+FUNCTIONS = {name: name for name in ACTIVATIONS} | {"swish": "silu"}  # by their names in these libraries
 
 Linear = tuple[Tensor, Tensor | None]  # the weight and the bias of a layer
 
 
-def linear_head(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    return {"weight": weight, "bias": torch.zeros(len(weight)) if bias is None else bias}
+def head_of(*layers: Linear) -> dict[str, Tensor]:
+    """Returns the tensors of a head of one layer or of two."""
+    parts = [part for weight, bias in layers for part in (weight, torch.zeros(len(weight)) if bias is None else bias)]
+    return dict(zip(("dense", "dense_bias", "weight", "bias")[-len(parts) :], parts, strict=True))
 
 
-def double_head(first: Linear, last: Linear) -> dict[str, Tensor]:
-    dense = linear_head(*first)
-    return {"dense": dense["weight"], "dense_bias": dense["bias"], **linear_head(*last)}
+def peft_head(
+    folder: Path,
+    config: Mapping[str, Any],
+    saved: Parts,
+    changes: dict[str, Parts],
+    source: Path,
+    model: str,
+    task: str | None,
+) -> ForeignHead:
+    """Reads the head of a saved LoRA: modules that were saved whole. Takes the LoRA of the pooler out of `changes`."""
+    path = folder / ADAPTER_CONFIG
+    stated = accepted(config, "task_type", (False, *TASK_OF_TYPE), f"train with {' or '.join(TASK_OF_TYPE)}", path)
+    classes, way_out = (False, *TASK_OF_CLASS), f"train with {' or '.join(TASK_OF_CLASS)}"
+    base_class = accepted(config.get("auto_mapping") or {}, "base_model_class", classes, way_out, path)
+    pooler_changes = [changes.pop(name) for name in list(changes) if re.fullmatch(POOLER, name)]
+    pooler_parts = {name.rpartition(".")[2]: saved.pop(name) for name in list(saved) if re.match(POOLER, name)}
+    weight, bias = saved.pop("classifier.weight", None), saved.pop("classifier.bias", None)
+    if saved:
+        raise InvalidInput(
+            f"{source} holds {min(saved)!r} whole, which is no part of a BERT classifier: modules_to_save may name "
+            "'classifier' and 'pooler'"
+        )
+    if weight is None:
+        raise InvalidInput(f"{source} has no classifier: train with task_type, or with modules_to_save=['classifier']")
+    trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "")
+    labels = _labels(model_config(folder), folder / CONFIG)
+
+    def pooler() -> Linear:
+        is_whole = pooler_parts.keys() == {"weight", "bias"}
+        weight, bias = (pooler_parts["weight"], pooler_parts["bias"]) if is_whole else _base_pooler(model, source)
+        return weight + sum(change["b"] @ change["a"] for change in pooler_changes), bias
+
+    return classifier(path, source, (weight, bias), trained, task, labels, pooler)
+
+
+def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
+    """Reads the head that was saved beside an adapter: layers of `adapters`, or one of transformers' own classes."""
+    path = folder / "head_config.json"
+    stored = read_json(path, "save the head with the adapter, save_adapter(..., with_head=True)")
+    source = tensor_file(folder, ("model_head.safetensors", "pytorch_model_head.bin"))
+    layers, others = grouped(source, HEAD, {"weight"})
+    linears = [(layers[number]["weight"], layers[number].get("bias")) for number in sorted(layers, key=int)]
+    config, is_stock = stored.get("config"), stored.get("config") is None  # of transformers' own classes
+    if bool(linears) == is_stock or others.keys() != ({"classifier.weight", "classifier.bias"} if is_stock else set()):
+        raise InvalidInput(f"{source} has {[*others, *layers]}, which are not the layers of its head: save the head again")
+    if config is None:
+        way_out = f"train a {' or '.join(TASK_OF_CLASS)}"
+        trained = TASK_OF_CLASS[accepted(stored, "model_class", (None, *TASK_OF_CLASS), way_out, path)]
+        linear = (others["classifier.weight"], others["classifier.bias"])
+        return classifier(path, source, linear, trained, task, _labels(stored, path), lambda: _base_pooler(model, path))
+    way_out = f"train a head for {' or '.join(HEAD_TASKS)}"
+    trained = HEAD_TASKS[accepted(config, "head_type", (None, *HEAD_TASKS), way_out, path)]
+    if trained == "classify" and len(linears[-1][0]) == 1:
+        trained = "regress"  # `adapters` has no other head for regression
+    task, function = chosen_task(task, trained, path), None
+    pooled = bool(config.get("use_pooler"))
+    if (count := len(linears) + pooled) > 2:
+        raise InvalidInput(
+            f"{path}: layers={len(linears)} with use_pooler={pooled} makes {count} layers, ours have at most two: train a head "
+            "with fewer"
+        )
+    if pooled:
+        linears, function = [_base_pooler(model, path), *linears], "tanh"
+    elif count == 2:
+        function = known_function(config, "activation_function", path)
+    return ForeignHead(source, task, head_of(*linears), function, _labels(config, path))
 
 
 def classifier(
@@ -46,72 +114,62 @@ def classifier(
     trained: str | None,
     given: str | None,
     labels: list[str] | None,
-    pooler: Callable[[], Linear],
+    first: Callable[[], Linear],
+    function: str = "tanh",
 ) -> ForeignHead:
-    """Reads a head of transformers' own classes: a linear layer on the pooler or on each token.
+    """Reads a head of transformers' own classes: a linear layer on each token, or behind a first layer and a function.
 
     `path`: its configuration, `trained`: the task that it names, `given`: the task that the user names.
     """
-    if trained is not None and find_task(trained).reads_first_token:
+    if (named := trained or given) and find_task(named).reads_first_token:
         trained = sequence_task(path.parent, len(linear[0]), given)
     task = chosen_task(given, trained, path)
     if not find_task(task).reads_first_token:
-        return ForeignHead(source, task, linear_head(*linear), None, labels)
-    return ForeignHead(source, task, double_head(pooler(), linear), "tanh", labels)
+        return ForeignHead(source, task, head_of(linear), None, labels)
+    return ForeignHead(source, task, head_of(first(), linear), function, labels)
 
 
-def base_pooler(model: str, why: Path) -> Linear:
+def _base_pooler(model: str, why: Path) -> Linear:
     """Reads the pooler, a dense layer and tanh on the first token's state, of the checkpoint that the store was made from."""
     way_out = "save the adapter with its pooler (peft: modules_to_save=['classifier', 'pooler']), or train a head without one"
     try:
         loaded, report = weights_of(model, silent_transformers().AutoModel)
+        if (pooler := getattr(loaded, "pooler", None)) is None or any("pooler" in name for name in report["missing_keys"]):
+            raise InvalidInput("it has none")
     except InvalidInput as error:
-        raise InvalidInput(f"{why} reads the pooler of the model that the store was made from. {error}: {way_out}") from error
-    pooler = getattr(loaded, "pooler", None)
-    if pooler is None or any("pooler" in name for name in report["missing_keys"]):
-        raise InvalidInput(f"{why} reads BERT's pooler, which {model!r} lacks: {way_out}")
+        raise InvalidInput(f"{why} reads the pooler of {model!r}, which the store was made from. {error}: {way_out}") from error
     return pooler.dense.weight.detach(), pooler.dense.bias.detach()
 
 
-def known_function(name: str, source: Path, option: str) -> str:
-    """Returns our name of the function. These libraries have two names for some."""
-    ours = {"swish": "silu"}.get(name.lower(), name.lower())
-    if ours not in ACTIVATIONS:
-        raise InvalidInput(f"{source}: {option} {name!r} is not supported: train with one of {', '.join(ACTIVATIONS)}")
-    return ours
+def known_function(config: Mapping[str, Any], option: str, path: Path) -> str:
+    """Returns our name of a function."""
+    if (name := str(config.get(option)).lower()) not in FUNCTIONS:
+        raise InvalidInput(f"{path}: {option}={name!r} is not supported: train with one of {', '.join(FUNCTIONS)}")
+    return FUNCTIONS[name]
 
 
-def labels_by_id(stored: Mapping[str, Any], source: Path) -> list[str] | None:
+def _labels(stored: Mapping[str, Any], source: Path) -> list[str] | None:
     """Reads `label2id` or `id2label`; None if there is neither."""
-    label2id = stored.get("label2id")
-    if not label2id and stored.get("id2label"):
-        label2id = {label: int(number) for number, label in stored["id2label"].items()}
-    if not label2id:
-        return None
-    by_id = {int(number): str(label) for label, number in label2id.items()}
-    if sorted(by_id) != list(range(len(label2id))):
+    pairs = [(number, label) for label, number in (stored.get("label2id") or {}).items()]
+    by_id = {int(number): str(label) for number, label in pairs or (stored.get("id2label") or {}).items()}
+    if sorted(by_id) != list(range(max(len(pairs), len(by_id)))):
         raise InvalidInput(f"{source}: label2id does not number its labels 0, 1, 2, ...: give --labels in their order")
-    return [by_id[number] for number in range(len(by_id))]
+    return [by_id[number] for number in range(len(by_id))] or None
 
 
 def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
     """Returns the given labels, else those in the files: one a row of the head."""
     wanted = training_task(task)
-    if fixed := list(wanted.served.fixed_labels):
-        if given:
-            raise InvalidInput(f"{source} answers as every {task} does, without labels of its own: leave --labels out")
-        if rows != len(fixed):
-            raise InvalidInput(
-                f"{source} has {rows} outputs, where a {task} has {len(fixed)} ({', '.join(fixed)}): train such a head"
-            )
-        return fixed
-    if rows < wanted.fewest_labels:
+    fixed = [*wanted.served.fixed_labels]
+    if fixed and given:
+        raise InvalidInput(f"{source} answers as every {task} does, without labels of its own: leave --labels out")
+    if not fixed and rows < wanted.fewest_labels:
         raise InvalidInput(f"{source} has a single output, which tells no labels apart: train with 2 labels or more")
-    labels = given or found
-    if labels is None:
+    if (labels := fixed or given or found) is None:
         raise InvalidInput(f"{source} does not name the labels of its {rows} outputs: give --labels a,b,... in order of id")
     if len(labels) != rows:
-        raise InvalidInput(f"{source} has {rows} outputs, and there are {len(labels)} labels: give --labels for each, in order")
+        way_out = f"train a head for {task}" if fixed else "give --labels for each, in order"
+        raise InvalidInput(f"{source} has {rows} outputs, and there are {len(labels)} labels ({', '.join(labels)}): {way_out}")
     if len(set(labels)) != len(labels) or not all(labels):
         raise InvalidInput(f"{source}: the labels {labels} are not all different and not empty: give --labels")
     return labels
@@ -119,45 +177,30 @@ def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, r
 
 def model_config(folder: Path) -> dict[str, Any]:
     """Reads transformers' configuration of the whole model, if it lies beside the adapter."""
-    path = folder / "config.json"
-    return read_json(path) if path.exists() else {}
+    return read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
 
 
 def sequence_task(folder: Path, outputs: int, given: str | None) -> str:
     """Returns the task of transformers' classifier: as its configuration says, else as transformers guesses."""
-    problem = model_config(folder).get("problem_type")
-    if problem is None:
-        # Exclusive labels and independent labels look the same in the files.
-        several = "multilabel" if given == "multilabel" else "classify"
-        return "regress" if outputs == 1 else several
-    if problem not in TASK_OF_PROBLEM:
-        raise InvalidInput(
-            f"{folder / 'config.json'}: problem_type {problem!r} is not supported: train for {' or '.join(TASK_OF_PROBLEM)}"
-        )
-    return TASK_OF_PROBLEM[problem]
+    # Exclusive labels and independent labels look the same in the files.
+    guessed = "regress" if outputs == 1 else "multilabel" if given == "multilabel" else "classify"
+    way_out = f"train for {' or '.join(TASK_OF_PROBLEM)}"
+    problem = accepted(model_config(folder), "problem_type", (False, *TASK_OF_PROBLEM), way_out, folder / CONFIG)
+    return TASK_OF_PROBLEM[problem] if problem else guessed
 
 
 def chosen_task(given: str | None, found: str | None, source: Path) -> str:
     if given and found and given != found:
         raise InvalidInput(f"{source} is trained to {found}, not to {given}: leave --task out")
-    choice = f"{', '.join(IMPORTED[:-1])} or {IMPORTED[-1]}"
+    choice = f"give --task {', '.join(IMPORTED[:-1])} or {IMPORTED[-1]}"
     if not (given or found):
-        raise InvalidInput(f"{source} does not say what it was trained for: give --task {choice}")
-    if (task := given or found) not in IMPORTED:
-        raise InvalidInput(f"{source} cannot hold a head for the task {task!r}: give --task {choice}")
-    return task
+        raise InvalidInput(f"{source} does not say what it was trained for: {choice}")
+    if not found and given not in IMPORTED:
+        raise InvalidInput(f"{source} cannot hold a head for the task {given!r}: {choice}")
+    return found or str(given)
 
 
 def reordered(weights: dict[str, Tensor], labels: list[str], wanted: list[str]) -> dict[str, Tensor]:
     """Returns a head with its rows in the order of `wanted`, the order of the logits that clients know."""
     rows = [labels.index(label) for label in wanted]
     return {name: part[rows] if name in ("weight", "bias") else part for name, part in weights.items()}
-
-
-def check_head(weights: Mapping[str, Tensor], function: str | None, config: BackboneConfig, source: Path) -> None:
-    for name, shape in head_layout(config, len(weights["weight"]), function).shapes.items():
-        if tuple(weights[name].shape) != shape:
-            raise InvalidInput(
-                f"{source} has {name} of the head as {tuple(weights[name].shape)}, backbone {config.name!r} needs {shape}: "
-                "import into a store made from the model that the head was trained on"
-            )

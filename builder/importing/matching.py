@@ -7,7 +7,7 @@ changed below the tables no tenant can have, so the report says how many answers
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from builder.importing.agreement import Agreement, agreement, differing
-from builder.importing.checkpoint import CONFIG, Family, Finetuned, weight_files
+from builder.importing.agreement import agreement, differing
+from builder.importing.checkpoint import Family, Finetuned, digest, size
 from builder.importing.reports import advice
-from builder.importing.taught import Taught
+from builder.importing.taught import taught
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
@@ -28,13 +29,13 @@ from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import Savepoint, digest_of, read_json, remove_savepoints, savepoints_of, write_json
+from builder.store.resumable import Savepoint, read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
-from builder.tasks.tasks import Rows, training_task
+from builder.tasks.tasks import Rows, TrainingTask, training_task
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
@@ -103,16 +104,13 @@ class Model:
         layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
         return cls.of(PlotBody.of(store), *layouts, store.tenant_weights(tenant), device)
 
-    def states(self, pack: Pack) -> list[Tensor]:
-        """Returns the states after each upper layer."""
-        return self.own.states(self.body, pack)[1:]
-
     def through(self, pack: Pack) -> tuple[list[Tensor], Tensor]:
         """Returns the states after each upper layer, and the logits."""
-        states = self.states(pack)
+        states = self.own.states(self.body, pack)[1:]
         return states, self.own.read(states[-1][pack.reading])
 
     def rows(self, data: Data) -> list[Rows]:
+        """Returns the answers to `data.dev`."""
         return data.rows(data.dev, logits_of(self.body, self.own, data, data.dev))
 
 
@@ -137,56 +135,56 @@ def import_checkpoint(
         numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
         asked = {
             "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
-            "checkpoint": digest_of(folder / CONFIG, *weight_files(folder)), "labels": options.labels,
-            "task": options.task, "texts": texts.digest, **numbers,
+            "checkpoint": digest(folder), "labels": options.labels, "task": options.task, "texts": texts.digest, **numbers,
         }  # fmt: skip
         before = store.tenant(tenant_id)
-        is_done = before is not None and store.report(before).get("asked") == asked
-        if is_done and before is not None and options.test is None:
+        stored = store.report(before) if before is not None else {}
+        is_done = stored.get("asked") == asked
+        if before is not None and is_done and options.test is None:
             remove_savepoints(working, "import")
-            return before, store.report(before)
+            return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
             _check_agreement(report, folder, matching)
         found = family.read(folder, options.labels, options.task)
         if (before := version_before(store, tenant_id, found.head.task, found.labels)) is not None:
             found = found.with_labels(before.labels)
-        tested = read_test(options.test, found.head.task, found.labels)
-        teacher = Model.of_checkpoint(found, device)
-        reader, task = Reader(store, *domain), found.head.task
-        if is_done and before is not None and tested is not None:  # only its scores are new
-            stored = Model.of_tenant(store, before, device)
-            return before, store.report(before) | compared(stored, teacher, tested, reader, found.labels, task)
-        version = before.version + 1 if before else 1
-        learning = training_task(task).unlabelled()
-        parts = texts.divided(reader, learning, found.labels, matching.most_texts, matching.seed)
-        data = Data(reader, learning, found.labels, *parts, device)
-        saving = savepoints_of(working, "import", asked)
-        layout = matching.layout(store.config)
+        task, labels = training_task(found.head.task), found.labels
+        tested = read_test(options.test, found.head.task, labels)
+        teacher, reader = Model.of_checkpoint(found, device), Reader(store, *domain)
+
+        def scores(tenant: Model) -> dict[str, Any]:
+            return compared(tenant, teacher, tested, reader, labels, task) if tested is not None else {}
+
+        if before is not None and is_done:  # only its scores are new
+            return before, stored | scores(Model.of_tenant(store, before, device))
+        parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
+        data = Data(reader, task.unlabelled(), labels, *parts, device)
+        saving, layout = savepoints_of(working, "import", asked), matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
         report = {
-            "task": task,
+            "task": found.head.task,
             "imported": origin_of(store, folder, "transformers", store.model),
             "asked": asked,
             "note": NOTE,
             "distance": round(found.distance, 4),
             "change_held": round(kept, 4),
             **_matched(tenant, teacher, data, matching, saving / SAVED),
+            **scores(tenant),
+            "bytes": {"checkpoint": size(folder), "tenant": layout.weight_bytes + found.head_layout.weight_bytes},
         }
-        file = TenantFile(tenant_id, version, *domain, task, found.labels, rank=0, head_function=found.head.function)
-        file = file.with_adapter(layout)
-        weights = tenant.own.stored()
-        if tested is not None:
-            report |= compared(tenant, teacher, tested, reader, found.labels, task)
-        size = sum(part.nbytes for layer in (*(weights[0] or ()), weights[1]) for part in layer.values())
-        report["bytes"] = {"checkpoint": sum(file.stat().st_size for file in weight_files(folder)), "tenant": size}
         report["took"] = round(time.perf_counter() - started, 1)
-        if not _agrees(report, matching):
+        try:
+            _check_agreement(report, folder, matching)
+        except Unlike:
             refused.parent.mkdir(exist_ok=True)
             write_json(refused, report)  # the same command need not learn it again
             remove_savepoints(working, "import")
-        _check_agreement(report, folder, matching)
+            raise
+        version = before.version + 1 if before else 1
+        file = TenantFile(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
+        file = file.with_adapter(layout)
 
         def draw(picture: Path) -> None:
             title = f"{tenant_id} version {file.version}: {file.task} on {file.domain}, from {folder.name}"
@@ -194,19 +192,15 @@ def import_checkpoint(
             import_page(report, title, picture)
 
         store.chain(*domain)  # fails if the domain was deleted meanwhile
-        store.save_tenant(file, *weights, report, draw)
+        store.save_tenant(file, *tenant.own.stored(), report, draw)
         refused.unlink(missing_ok=True)
         remove_savepoints(working, "import")
         return file, report
 
 
-def _agrees(report: dict[str, Any], matching: MatchingOptions) -> bool:
-    return matching.anyway or report["after"]["agreement"] >= matching.least
-
-
 def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOptions) -> None:
-    if not _agrees(report, matching):
-        after = report["after"]
+    after = report["after"]
+    if after["agreement"] < matching.least and not matching.anyway:
         raise Unlike(
             f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
             f"than --least {matching.least:g}: {advice(report)}. --anyway stores it all the same",
@@ -216,28 +210,27 @@ def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOpt
 
 def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
     """Trains adapter and head. Returns the part of the report that says how near they came."""
-    wanted, examples = teacher.rows(data), data.dev.examples
-    variances, spread = _scales(teacher, data)
+    wanted = teacher.rows(data)
+    with torch.no_grad():
+        some = next(packed_batches(data.dev.lengths, rng=np.random.default_rng(0)))
+        states, logits = teacher.through(data.reader.pack(data.dev, some, data.device))
+    variances = [float(state.float().var(0, unbiased=False).mean()) for state in states]
+    spread = float(logits.float().std()) or 1.0
     epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed), options.epochs, DOUBT)
-    taught = Taught(teacher.states, data, saved.parent)
+    states_of = taught(lambda pack: teacher.through(pack)[0], data, saved.parent)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
         with torch.no_grad():
-            states = taught.of(chosen, pack)
+            states = states_of(chosen, pack)
             logits = teacher.own.read(states[-1][pack.reading])
         own, answers = tenant.through(pack)
-        apart = [
-            (mine.float() - theirs.float()).square().mean() / variance
-            for mine, theirs, variance in zip(own, states, variances, strict=True)
-        ]
+        pairs = zip(own, states, variances, strict=True)
+        apart = [F.mse_loss(mine.float(), theirs.float()) / variance for mine, theirs, variance in pairs]
         return torch.stack(apart).mean() + data.task.apart(answers, logits, spread), len(chosen)
 
-    def found() -> Agreement:
-        return agreement(data.task, data.labels, examples, tenant.rows(data), wanted)
-
     def examined() -> Exam:
-        now = found()
+        now = agreement(data, tenant.rows(data), wanted)
         return Exam(now.share, 1 - now.share if now.divergence is None else now.divergence, now.error)
 
     training = Training(
@@ -246,40 +239,34 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
     )  # fmt: skip
     now = train(training, epochs, Savepoint(saved))
     tenant.own.round_to_storage()
-    own, rates = tenant.rows(data), {}
-    few = replace(data, dev=data.dev.first(TIMED))
+    own, rates, few = tenant.rows(data), {}, replace(data, dev=data.dev.first(TIMED))
     for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before
         started = time.perf_counter()
-        count = len(model.rows(few))
-        rates[name] = round(count / (time.perf_counter() - started), 1)
+        rates[name] = round(len(model.rows(few)) / (time.perf_counter() - started), 1)
     return {
-        "texts": {"learned": len(data.train.examples), "judged": len(examples), "windows_found": data.dev.found},
+        "texts": {"learned": len(data.train.examples), "judged": len(wanted), "windows_found": data.dev.found},
         "before": now.exams[0]["score"],
-        "after": agreement(data.task, data.labels, examples, own, wanted).described(),
-        "differing": differing(data.task, data.labels, examples, own, wanted),
+        "after": agreement(data, own, wanted).described(),
+        "differing": differing(data, own, wanted),
         "texts_per_second": rates,
         **now.reported(),
     }
 
 
-@torch.no_grad()
-def _scales(teacher: Model, data: Data) -> tuple[list[float], float]:
-    """Returns the variance of the checkpoint's states after each upper layer, and the spread of its logits."""
-    some = next(packed_batches(data.dev.lengths, rng=np.random.default_rng(0)))
-    states, logits = teacher.through(data.reader.pack(data.dev, some, data.device))
-    return [float(state.float().var(0, unbiased=False).mean()) for state in states], float(logits.float().std()) or 1.0
+def asked_of(
+    models: Sequence[Model], examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
+) -> tuple[Data, list[list[Rows]]]:
+    """Returns each model's answers to other texts, and the texts as data."""
+    texts = reader.read(examples, task, labels)
+    data = Data(reader, task, labels, texts, texts, next(models[0].own.parameters()).device)
+    return data, [model.rows(data) for model in models]
 
 
 def compared(
-    tenant: Model, teacher: Model, tested: list[Example], reader: Reader, labels: list[str], task: str
+    tenant: Model, teacher: Model, examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
 ) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
-    own, device = training_task(task), next(teacher.own.parameters()).device
-    texts = reader.read(tested, own, labels)
-    data = Data(reader, own, labels, texts, texts, device)
-    rows = {"tenant": tenant.rows(data), "checkpoint": teacher.rows(data)}
-    answers = {side: [one.labels for one in own.answers(labels, tested, found)] for side, found in rows.items()}
-    return {
-        "test": {side: own.score(labels, tested, found).described() for side, found in answers.items()},
-        "tested": agreement(own, labels, tested, rows["tenant"], rows["checkpoint"]).described(),
-    }
+    data, rows = asked_of((tenant, teacher), examples, reader, labels, task)
+    answers = [[one.labels for one in task.answers(labels, examples, own)] for own in rows]
+    scores = [task.score(labels, examples, own).described() for own in answers]
+    return {"test": dict(zip(("tenant", "checkpoint"), scores, strict=True)), "tested": agreement(data, *rows).described()}

@@ -6,7 +6,6 @@ compared. The upper layers are the root's with the tenant's LoRA merged, and the
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,14 @@ import torch
 from torch import Tensor
 
 from builder.importing.agreement import agreement
-from builder.importing.checkpoint import (
-    LAYERS,
-    LAYERS_OF_OTHERS,
-    SEQUENCE,
-    SPAN,
-    TAG,
-    TASK_OF_ENDING,
-    Family,
-)
+from builder.importing.checkpoint import LAST_OF_TASK, LAYERS, LAYERS_OF_OTHERS, SEQUENCE, SPAN, TASK_OF_ENDING, Family
 from builder.importing.heads import TASK_OF_PROBLEM
-from builder.importing.matching import Model
+from builder.importing.matching import Model, asked_of
 from builder.store.store import Store, TenantFile, written_folder
-from builder.tasks.examples import Example, read_unlabelled
+from builder.tasks.examples import read_unlabelled
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
-from builder.training.data import Data
 from hplm.errors import InvalidInput
 from hplm.model.encoders import ENCODERS
 from hplm.model.families import KINDS
@@ -58,7 +48,7 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     adapter, head = store.tenant_weights(tenant)
     kind, upper = configuration_of(store.model).model_type, store.upper().layers
     if adapter is not None and layout is not None:
-        hold(copy.deepcopy(upper), upper, [{name: part.float() for name, part in own.items()} for own in adapter], layout)
+        hold(upper, upper, [{name: part.float() for name, part in own.items()} for own in adapter], layout)
     tensors: dict[str, Tensor] = {}
     for number, layer in enumerate(upper, store.config.lower_layers):
         for ours, names in ENCODERS[kind].names.of_layer(number).items():
@@ -77,7 +67,10 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     if tenant.task == SPAN and len(tenant.labels) > len(TASKS[SPAN].fixed_labels):
         report["lost"] = NO_ANSWER
     if texts is not None:
-        report |= _compared(store, tenant, family, folder, examples, device)
+        models = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
+        reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
+        data, rows = asked_of(models, examples, reader, tenant.labels, task)
+        report |= agreement(data, *rows).described()
     return report
 
 
@@ -96,12 +89,12 @@ def _model(store: Store, tenant: TenantFile) -> Any:
 def _head(kind: str, tenant: TenantFile, head: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tenant's head by the names that the family has for it."""
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
-    if tenant.task in (TAG, SPAN):
+    weight, bias, width = head["weight"], head["bias"], head["weight"].shape[1]
+    if tenant.task in LAST_OF_TASK:
         if tenant.head_function is not None:
             raise InvalidInput(f"the head of tenant {tenant.id!r} has two layers, and those of transformers' {tenant.task} one")
-        last, outputs = ("qa_outputs", 2) if tenant.task == SPAN else ("classifier", len(tenant.labels))  # no output for none
-        return {f"{last}.{name}": head[name][:outputs] for name in ("weight", "bias")}
-    weight, bias, width = head["weight"], head["bias"], head["weight"].shape[1]
+        last, outputs = LAST_OF_TASK[tenant.task], len(TASKS[tenant.task].fixed_labels or tenant.labels)  # without no answer
+        return {f"{last}.weight": weight[:outputs], f"{last}.bias": bias[:outputs]}
     if tenant.head_function == function:
         dense, dense_bias = head["dense"], head["dense_bias"]
     elif tenant.head_function is not None:
@@ -114,19 +107,3 @@ def _head(kind: str, tenant: TenantFile, head: dict[str, Tensor]) -> dict[str, T
     else:
         dense, dense_bias, bias = torch.eye(width), torch.full((width,), LARGE), bias - LARGE * weight.sum(1)
     return {f"{first}.weight": dense, f"{first}.bias": dense_bias, f"{last}.weight": weight, f"{last}.bias": bias}
-
-
-def _compared(
-    store: Store,
-    tenant: TenantFile,
-    family: Family,
-    folder: Path,
-    examples: list[Example],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Returns how many answers to the texts are the same, computed here."""
-    reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
-    read = reader.read(examples, task, tenant.labels)
-    data = Data(reader, task, tenant.labels, read, read, device)
-    plain, own = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
-    return agreement(task, tenant.labels, read.examples, plain.rows(data), own.rows(data)).described()

@@ -15,19 +15,16 @@ Report = Mapping[str, Any]
 
 def facts_of(report: Report) -> dict[str, str]:
     """Returns what there is to know of an import, as words."""
-    after, size, speed = report["after"], report["bytes"], report["texts_per_second"]
+    after, speed = report["after"], report["texts_per_second"]
     tested = report.get("test", {}).items()
     scores = [f"{side} {scores['metric']} {scores[scores['metric']]:.3f}" for side, scores in tested]
     return {
         "task": report["task"],
         "answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}",
-        "where it is sure": _share(after.get("where_sure")),
-        "where it is not": _share(after.get("elsewhere")),
-        "KL divergence": _number(after.get("divergence")),
+        **_agreed(after, report["bytes"]),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
         "scores": ", ".join(scores) or "-",
-        "MB, of the checkpoint": f"{size['tenant'] / 1e6:.2f}, {size['checkpoint'] / 1e6:,.1f}",
         "texts a second here, of the checkpoint": f"{speed['tenant']:,.0f}, {speed['checkpoint']:,.0f}",
         "learned for": duration(report["seconds"]),
         "what may help": advice(report) if after["agreement"] < NEAR else "-",
@@ -48,32 +45,33 @@ def advice(report: Report) -> str:
 
 def totals(reports: Sequence[Report]) -> dict[str, Any]:
     """Returns means over checkpoints, and the sums of bytes and seconds."""
-    after = [report["after"] for report in reports]
-    means = {name: _mean(one.get(name) for one in after) for name in ("agreement", "where_sure", "elsewhere", "divergence")}
-    lost = (_lost(report["test"]) for report in reports if "test" in report)
+    names = ("agreement", "where_sure", "elsewhere", "divergence")
+    means = {name: _mean(report["after"].get(name) for report in reports) for name in names}
+    scores = ([report["test"][side] for side in ("checkpoint", "tenant")] for report in reports if "test" in report)
+    lost = _mean(theirs[theirs["metric"]] - own[own["metric"]] for theirs, own in scores)
     size = {side: sum(report["bytes"][side] for report in reports) for side in ("tenant", "checkpoint")}
     took = sum(report["took"] for report in reports)
-    return {"checkpoints": len(reports), **means, "score_lost": _mean(lost), "bytes": size, "took": round(took, 1)}
+    return {"checkpoints": len(reports), **means, "score_lost": lost, "bytes": size, "took": round(took, 1)}
 
 
-def shown(found: Mapping[str, Any]) -> dict[str, str]:
+def shown(found: Report) -> dict[str, str]:
     """Returns totals as words."""
-    size = found["bytes"]
     return {
         "checkpoints": f"{found['checkpoints']:,}",
-        "answers that are theirs, mean": _share(found["agreement"]),
-        "where they are sure": _share(found["where_sure"]),
-        "where they are not": _share(found["elsewhere"]),
-        "KL divergence, mean": _number(found["divergence"]),
-        "score lost, mean": _number(found["score_lost"]),
-        "MB, of the checkpoints": f"{size['tenant'] / 1e6:,.2f}, {size['checkpoint'] / 1e6:,.1f}",
+        "answers that are the checkpoint's, mean": _word(found["agreement"], ".1%"),
+        **_agreed(found, found["bytes"]),
+        "score lost, mean": _word(found["score_lost"]),
         "took, added": duration(found["took"]),
     }
 
 
-def _lost(scores: Mapping[str, Mapping[str, Any]]) -> float:
-    own, wanted = (scores[side][scores[side]["metric"]] for side in ("tenant", "checkpoint"))
-    return wanted - own
+def _agreed(found: Report, size: Mapping[str, int]) -> dict[str, str]:
+    return {
+        "where it is sure": _word(found.get("where_sure"), ".1%"),
+        "where it is not": _word(found.get("elsewhere"), ".1%"),
+        "KL divergence": _word(found.get("divergence")),
+        "MB, of the checkpoint": f"{size['tenant'] / 1e6:,.2f}, {size['checkpoint'] / 1e6:,.1f}",
+    }
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -81,9 +79,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return round(sum(known) / len(known), 5) if known else None
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _number(number: float | None) -> str:
-    return "-" if number is None else f"{number:.3f}"
+def _word(number: float | None, form: str = ".3f") -> str:
+    return "-" if number is None else f"{number:{form}}"

@@ -1,8 +1,11 @@
-"""Imports a saved adapter as the next version of a tenant in the store, or none for a tenant that generates text."""
+"""Imports a saved adapter as the next version of a tenant in the store, or none for a tenant that generates text.
+
+The lower part of an adapter can be merged into the lower stack of a new domain.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +13,22 @@ from typing import Any
 import torch
 
 from builder.evaluation.tenant import evaluate_weights
-from builder.importing.adapterhub import is_adapterhub, read_adapterhub
-from builder.importing.foreign import Foreign, read_json, records, storable, upper_layout
-from builder.importing.heads import check_head, chosen_labels, reordered
-from builder.importing.lower import NewDomain, check_mergeable, merged
-from builder.importing.peft import is_peft, read_peft
+from builder.importing.adapters import read_folder
+from builder.importing.foreign import Changes, Foreign, check_shapes, storable, upper_adapter
+from builder.importing.heads import chosen_labels, reordered
 from builder.store.store import Store, TenantFile
-from builder.store.version import Weights
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import BuildFolder, held_tenant
+from builder.tables.domain import DomainOptions, first_version
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
+from builder.training.cutting import hold
 from builder.training.start import check_answers
-from hplm.errors import MISFITS, InvalidInput
+from hplm.adapters.layout import adapter_layout
+from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack
+from hplm.plot.table import Table
 from hplm.tasks import check_backbone
 
 WHOLE = "all layers are those that the adapter was trained on"
@@ -35,6 +41,13 @@ GENERATE = "generate"
 
 
 @dataclass(frozen=True)
+class NewDomain:
+    name: str
+    corpus: list[Path]
+    options: DomainOptions  # but its parent
+
+
+@dataclass(frozen=True)
 class ImportOptions:
     domain: str = "root"
     labels: list[str] | None = None  # default: those in the files
@@ -43,32 +56,54 @@ class ImportOptions:
     test: Path | None = None  # labelled data to score the tenant on
 
 
-def read_folder(folder: Path, model: str, task: str | None, is_decoder: bool = False) -> Foreign:
-    """Reads a folder that `peft` or `adapters` wrote. `model`: the checkpoint that the store was made from."""
-    path = folder / "adapter_config.json"
-    config = read_json(path)
-    try:
-        if is_peft(config):
-            return read_peft(folder, model, task, is_decoder)
-        if is_adapterhub(config) and not is_decoder:
-            return read_adapterhub(folder, model, task)
-    except MISFITS as error:
+@torch.no_grad()
+def merge(lower: LowerStack, changes: Changes) -> None:
+    """Adds B.A to W. The adapter was trained before the stack was adapted to windows, so this is an approximation."""
+    layout = adapter_layout(lower.config, "lora", rank=1)  # whatever the rank
+    assert layout is not None
+    hold(lower.layers, lower.layers, [changes.get(number, {}) for number in range(len(lower.layers))], layout)
+
+
+def _check_mergeable(found: Foreign, lower: Changes, config: BackboneConfig, new: NewDomain | None) -> None:
+    if not lower and new is not None:
+        raise InvalidInput(f"{found.source} changes no lower layer, so there is nothing to make a domain of: omit --as-domain")
+    last = config.lower_layers + config.upper_layers - 1
+    train = f"train it with {found.leave_out} so that it changes only layers {config.lower_layers} to {last}"
+    layers = f"lower layers ({', '.join(map(str, sorted(lower)))}), which a domain's tables replace"
+    if lower and found.kind != "lora":
+        raise InvalidInput(f"{found.source} has a {found.kind} in {layers}, and it cannot be merged into weights: {train}")
+    if lower and new is None:
         raise InvalidInput(
-            f"a configuration in {folder} has an option of another kind than its library writes ({error}): save the adapter "
-            "again"
-        ) from error
-    libraries = "`peft`, the only library whose adapters of decoders can be imported" if is_decoder else "`peft` or `adapters`"
-    raise InvalidInput(f"{path} is not of {libraries}: save the adapter with it")
+            f"{found.source} changes {layers}: {train}, or give --as-domain NAME --corpus FILE..., which makes its lower part "
+            "a domain of its own"
+        )
+
+
+def _merged(
+    store: Store, parent: str, changes: Changes, source: Path, new: NewDomain, device: torch.device
+) -> AbstractContextManager[Table]:
+    """Builds a child of `parent` with these changes, and holds its folder until the tenant on it is stored.
+
+    The same call after an interruption continues.
+    """
+
+    def adapt(build: BuildFolder, parent: tuple[str, int]) -> None:
+        merge(lower := store.lower(*parent), changes)
+        store.save_lower(new.name, 1, lower)
+
+    stat, options = source.stat(), replace(new.options, parent=parent)
+    adapter = {"adapter": [str(source.resolve()), stat.st_size, stat.st_mtime_ns]}
+    return first_version(store, new.name, new.corpus, options, adapter, adapt, device)
 
 
 def import_tenant(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
+    config = store.config
     with held_tenant(store, tenant_id), ExitStack() as building:
         if options.task is not None:
-            check_backbone(options.task, store.config)
-        config = store.config
+            check_backbone(options.task, config)
         if config.is_decoder and (options.labels or options.test is not None):
             raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
         parent = (options.domain, store.latest(options.domain))
@@ -77,39 +112,43 @@ def import_tenant(
         if head is not None:
             task, weights = head.task, head.weights
             labels = chosen_labels(task, options.labels, head.labels, len(weights["weight"]), head.source)
-            check_head(weights, head.function, config, head.source)
         lower, upper = foreign.halves(config)
-        check_mergeable(foreign, lower, store, options.new_domain)
+        _check_mergeable(foreign, lower, config, options.new_domain)
         before = version_before(store, tenant_id, task, labels)
-        if before is not None:
-            weights, labels = reordered(weights, labels, before.labels), before.labels
-        labelled = read_test(options.test, task, labels)
-
         tenant = TenantFile(tenant_id, before.version + 1 if before else 1, *parent, task, labels, rank=0)
-        stored: Weights = None, {}
+        adapter = None
         if head is not None:
             tenant = replace(tenant, head_function=head.function)
-            stored = None, storable(weights, tenant.head_layout(config), head.source)
-        if (layout := upper_layout(foreign, upper, config)) is not None:
-            tenant = tenant.with_adapter(layout)
-            stored = [storable(record, layout, foreign.source) for record in records(upper, layout)], stored[1]
+            layout = tenant.head_layout(config)
+            check_shapes(weights, layout, config, head.source, "the head")
+            weights = storable(weights, layout, head.source)
+        if before is not None:
+            weights, tenant = reordered(weights, labels, before.labels), replace(tenant, labels=before.labels)
+        if (made := upper_adapter(foreign, upper, config)) is not None:
+            tenant, adapter = tenant.with_adapter(made[0]), made[1]
+        labelled = read_test(options.test, task, tenant.labels)
 
         note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
         origin = origin_of(store, folder, foreign.library, foreign.base)
         report: dict[str, Any] = {"task": task, "imported": origin, "note": note}
-        if labelled is not None:
-            report["test"] = {f"on {parent[0]}": _score(store, tenant, stored, labelled, device)}
-        if options.new_domain is not None:
-            table = building.enter_context(merged(store, parent[0], lower, foreign, options.new_domain, device))
-            if before is not None and (before.domain, before.domain_version) == (table.meta.domain, table.meta.version):
-                return before, store.report(before)  # this import was interrupted after it had stored its tenant
-            tenant = replace(tenant, domain=table.meta.domain, domain_version=table.meta.version)
-            size = {"ngrams": table.meta.keys, "mb": table.meta.megabytes}
-            report["merged"] = {"domain": tenant.domain, "layers": sorted(lower), **size}
+
+        def score(tenant: TenantFile) -> None:
             if labelled is not None:
-                report["test"][f"on {tenant.domain}"] = _score(store, tenant, stored, labelled, device)
+                found = evaluate_weights(store, tenant, (adapter, weights), labelled, device)
+                scores = {**found.scores.described(), "windows_found": found.texts.found}
+                report.setdefault("test", {})[f"on {tenant.domain}"] = scores
+
+        score(tenant)
+        if options.new_domain is not None:
+            table = building.enter_context(_merged(store, parent[0], lower, foreign.source, options.new_domain, device))
+            meta = table.meta
+            if before is not None and (before.domain, before.domain_version) == (meta.domain, meta.version):
+                return before, store.report(before)  # this import was interrupted after it had stored its tenant
+            tenant = replace(tenant, domain=meta.domain, domain_version=meta.version)
+            report["merged"] = {"domain": meta.domain, "layers": sorted(lower), "ngrams": meta.keys, "mb": meta.megabytes}
+            score(tenant)
         store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
-        store.save_tenant(tenant, *stored, report)
+        store.save_tenant(tenant, adapter, weights, report)
         return tenant, report
 
 
@@ -133,11 +172,6 @@ def read_test(file: Path | None, task: str, labels: list[str]) -> list[Example] 
     return labelled
 
 
-def _score(store: Store, tenant: TenantFile, weights: Weights, examples: list[Example], device: torch.device) -> dict[str, Any]:
-    found = evaluate_weights(store, tenant, weights, examples, device)
-    return {**found.scores.described(), "windows_found": found.texts.found}
-
-
 def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantFile:
     """Makes a tenant without an adapter, or the next version of a tenant: with its adapter, on the newest tables of its domain.
 
@@ -147,14 +181,13 @@ def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> Ten
     with held_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
         domain = domain or (before.domain if before is not None else "root")
+        version = store.latest(domain)
         if before is None:
-            tenant = TenantFile(tenant_id, 1, domain, store.latest(domain), GENERATE, [], rank=0)
-            weights, report = (None, {}), {"task": GENERATE}
+            tenant, weights, report = TenantFile(tenant_id, 1, domain, version, GENERATE, [], 0), (None, {}), {"task": GENERATE}
+        elif (before.domain, before.domain_version) == (domain, version):
+            return before
         else:
-            tenant = replace(before, domain=domain, domain_version=store.latest(domain))
-            if tenant == before:
-                return before
-            tenant = replace(tenant, version=before.version + 1)
+            tenant = replace(before, version=before.version + 1, domain=domain, domain_version=version)
             weights, report = store.tenant_weights(before), store.report(before)
         store.save_tenant(tenant, *weights, report)
     return tenant

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.importing.checkpoint import CONFIG, Family, Finetuned, Misfit, is_checkpoint, weight_files
+from builder.importing.checkpoint import Family, Finetuned, Misfit, digest, is_checkpoint
 from builder.learning.bodies import Body, WholeBody
-from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.training.data import Data
 from builder.training.finetuning import BODY_RATE, HEAD_RATE, Trained, TrainingOptions, evaluate, finetune, logits_of
@@ -41,7 +40,7 @@ class Teacher:
     @property
     def digest(self) -> str:
         """Returns a digest of the checkpoint's files, by which the same training is known again."""
-        return DEDICATED if self.checkpoint is None else digest_of(self.checkpoint / CONFIG, *weight_files(self.checkpoint))
+        return DEDICATED if self.checkpoint is None else digest(self.checkpoint)
 
     def read(self, store: Store, tenant_id: str, task: str, labels: Sequence[str], digest: str) -> Teacher:
         """Returns it with its checkpoint in memory, before anything of an earlier training is removed.

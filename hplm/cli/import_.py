@@ -116,9 +116,9 @@ def import_(
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, named
-    from builder.importing.lower import NewDomain as Domain
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
+    from builder.importing.tenant import NewDomain as Domain
     from builder.store.resumable import PLAN
     from builder.tables.domain import DomainOptions
     from hplm.cli.build import Table
@@ -201,20 +201,21 @@ def _plan(
     found = []
     for one in planned(model, config, folders, matching):
         found.append(one)
-        fits = f"{one.task}, {one.labels} labels, changed by {one.distance:.3f}" if one.task else "an adapter"
+        of = one.report
+        fits = f"{of['task']}, {of['labels']} labels, changed by {of['distance']:.3f}" if of else "an adapter"
         say(f"{called(one.id, one.folder)}: {one.refused or fits}")
-    kept = [one for one in found if one.task]
+    kept = {one.id: one.report for one in found if one.report}
     refused = {one.id: one.refused for one in found if one.refused}
-    before, after = (sum(getattr(one, f"bytes_{side}") for one in kept) for side in ("before", "after"))
+    sizes = {side: sum(report["bytes"][side] for report in kept.values()) for side in ("before", "after")}
     each = f"{sum(took) / len(took):.0f} s each, as earlier ones here" if took else "the first one will tell its time"
     print(
-        f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}; {before / 1e6:,.1f} MB become "
-        f"{after / 1e6:,.1f} MB; {each}"
+        f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}; {sizes['before'] / 1e6:,.1f} MB "
+        f"become {sizes['after'] / 1e6:,.1f} MB; {each}"
     )
     return {
-        "fit": {one.id: {"task": one.task, "distance": one.distance, "bytes": one.bytes_after} for one in kept},
+        "fit": {name: {**report, "bytes": report["bytes"]["after"]} for name, report in kept.items()},
         "refused": refused,
-        "bytes": {"before": before, "after": after},
+        "bytes": sizes,
         "seconds_each": round(sum(took) / len(took), 1) if took else None,
     }, int(bool(refused))
 

@@ -201,10 +201,10 @@ class Imports:
             self._import(task, name, checkpoint, CASES[FIRST], task.test)
         given = {"teacher": str(checkpoint), "device": self.device, **(CASES[case].labelled or {})}
         tenant = build_tenant(store, name, None, None, task.train, task.dev, **given)
-        found, own = Family(store.model, store.config).read(checkpoint).with_labels(tenant.labels), training_task(task.task)
+        found, own = Family(store.model, store.config).read(checkpoint).with_labels(tenant.labels), training_task(tenant.task)
         sides = Model.of_tenant(store, tenant, self.device), Model.of_checkpoint(found, self.device)
         reader = Reader(store, tenant.domain, tenant.domain_version)
-        scores = compared(*sides, own.read(task.test), reader, tenant.labels, tenant.task)
+        scores = compared(*sides, own.read(task.test), reader, tenant.labels, own)
         return {**_shown(scores), "took": store.report(tenant)["seconds"]}
 
     def _texts(self, task: DemoTenant, case: Case) -> Path:

@@ -8,9 +8,8 @@ import shutil
 import pytest
 
 from builder.exits.build import build_exits
-from builder.importing.lower import NewDomain
 from builder.importing.plain import save_checkpoint
-from builder.importing.tenant import ImportOptions, import_tenant
+from builder.importing.tenant import ImportOptions, NewDomain, import_tenant
 from builder.learning.bodies import PlotBody
 from builder.learning.limits import Budget
 from builder.store import resumable

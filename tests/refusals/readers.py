@@ -11,15 +11,16 @@ from typing import Any
 
 import zstandard
 
-from builder.importing.foreign import records, storable, upper_layout
-from builder.importing.heads import check_head, chosen_labels
-from builder.importing.tenant import read_folder
+from builder.importing.adapters import read_folder
+from builder.importing.foreign import check_shapes, upper_adapter
+from builder.importing.heads import chosen_labels
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from builder.store.verification import store_parts
 from builder.tasks.examples import read_corpus
 from builder.tasks.tasks import training_task
+from hplm.adapters.layout import head_layout
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, HplmError, Internal
@@ -192,11 +193,8 @@ def imported(work: Path, take: Taken) -> Made:
         assert head is not None
         rows = len(head.weights["weight"])
         chosen_labels(head.task, None if head.labels else [str(row) for row in range(rows)], head.labels, rows, head.source)
-        check_head(head.weights, head.function, CONFIG, head.source)
-        _, upper = adapter.halves(CONFIG)
-        if (layout := upper_layout(adapter, upper, CONFIG)) is not None:
-            for record in records(upper, layout):
-                storable(record, layout, adapter.source)
+        check_shapes(head.weights, head_layout(CONFIG, rows, head.function), CONFIG, head.source, "the head")
+        upper_adapter(adapter, adapter.halves(CONFIG)[1], CONFIG)
 
     return work / "saved", read
 

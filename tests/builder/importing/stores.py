@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from builder.store.store import Store
 from hplm.model.checkpoint import load_checkpoint, split
@@ -35,11 +37,15 @@ def make_imported_store(folder: Path, lower: int = SPLIT, upper: int | None = No
     return store.folder
 
 
-def changed(folder: Path, name: str, file: str | None = None, **fields: object) -> Path:
-    """Returns a copy of a fixture, with other fields in one of its files."""
+def changed(folder: Path, name: str, file: str = "", change: dict[str, Any] | bytes | None = None) -> Path:
+    """Returns a copy of a fixture. One of its files gets other fields or tensors, or another content, or goes."""
     copy = Path(shutil.copytree(FIXTURES / name, folder / name))
-    if file is not None:
-        put(copy / file, **fields)
+    if isinstance(change, dict):
+        (put if file.endswith(".json") else put_tensors)(copy / file, **change)
+    elif change is not None:
+        (copy / file).write_bytes(change)
+    elif file:
+        (copy / file).unlink()
     return copy
 
 
@@ -48,6 +54,15 @@ def put(path: Path, **fields: object) -> None:
     stored = json.loads(path.read_text()) if path.exists() else {}
     (stored.get("config") or stored).update(fields)
     path.write_text(json.dumps(stored))
+
+
+def put_tensors(path: Path, **tensors: Any) -> None:
+    """Writes tensors into a file, or what a function makes of those that are there. None: a tensor goes."""
+    is_safe = path.suffix == ".safetensors"
+    stored = load_file(path) if is_safe else torch.load(path)
+    stored |= {name: new(stored[name]).clone() if callable(new) else new for name, new in tensors.items()}
+    left = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    save_file(left, path, metadata={"format": "pt"}) if is_safe else torch.save(left, path)
 
 
 def texts(folder: Path, count: int = 120) -> Path:

@@ -3,27 +3,28 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
-from builder.importing.agreement import agreement
+from builder.importing.agreement import Agreement, agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
-from builder.importing.matching import MatchingOptions, Model, Unlike, import_checkpoint
+from builder.importing.matching import MatchingOptions, Model, Unlike, asked_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.taught import MOST_BYTES, Taught
+from builder.importing.taught import MOST_BYTES, taught
 from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
 from builder.store.resumable import PLAN, write_json
 from builder.store.store import Store
-from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
@@ -32,8 +33,9 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
-from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, texts, tuned
+from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
 from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, some_lines
+from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.learning import by_one_step
@@ -69,8 +71,8 @@ def imported(store: Store, folder: Path, file: Path, test: Path | None = None, *
 def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, monkeypatch):
     states, packs = WholeBody.states, []
     monkeypatch.setattr(WholeBody, "states", lambda body, pack, *more: packs.append(pack) or states(body, pack, *more))
-    folder, file, test = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path), tmp_path / "test.jsonl"
-    test.write_text("\n".join(json.dumps({"text": line, "label": LABELS[0]}) for line in some_lines(20, 3)), "utf-8")
+    folder, file = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path)
+    test = write(tmp_path / "test.jsonl", ({"text": line, "label": LABELS[0]} for line in some_lines(20, 3)))
     matching = {"rank": 8, "epochs": 6, "learning_rate": 3e-3, "least": 0}
     tenant, report = imported(store, folder, file, **matching)
     assert len(packs) == 2, "the checkpoint is asked for its scales, and once for its states"
@@ -104,16 +106,14 @@ def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_p
     has_room = disk == most
     reader, task, packs = Reader(store, "root", 1), training_task("classify").unlabelled(), []
     read, _ = UnlabelledTexts([texts(tmp_path)]).divided(reader, task, LABELS, 100, 0)
-    data, model = (
-        Data(reader, task, LABELS, read, read, DEVICE),
-        Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE),
-    )
+    data = Data(reader, task, LABELS, read, read, DEVICE)
+    model = Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE)
     with full_disk(disk):
-        found = Taught(lambda pack: packs.append(pack) or model.states(pack), data, tmp_path, most)
+        states_of = taught(lambda pack: packs.append(pack) or model.through(pack)[0], data, tmp_path, most)
     assert len(packs) == has_room
     for chosen in np.array_split(np.random.default_rng(0).permutation(len(read.texts)), 3):
         pack = reader.pack(read, chosen, DEVICE)
-        for own, wanted in zip(found.of(chosen, pack), model.states(pack), strict=True):
+        for own, wanted in zip(states_of(chosen, pack), model.through(pack)[0], strict=True):
             assert (own - wanted).norm() < 0.03 * wanted.norm()
     assert len(packs) == (1 if has_room else 3)
 
@@ -125,25 +125,20 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
         imported(store, folder, file, rank=8, least=0)
     other = LABELS[::-1]
     put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
-    train, given = tmp_path / "train.jsonl", file.read_text("utf-8").splitlines()
+    given = file.read_text("utf-8").splitlines()
     labels = [2, 1] + [0] * (len(given) - 2)
     rows = ({"text": line, "label": LABELS[label]} for line, label in zip(given, labels, strict=True))
-    train.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    train = write(tmp_path / "train.jsonl", rows)
     options = {"epochs": 3, "from_version": 1, "learning_rate": 0.01, "device": DEVICE}
     made = [build_tenant(store, "acme", None, None, train, train, teacher=own, **options) for own in (None, str(folder))]
     assert [one.labels for one in made] == [LABELS, LABELS]
     task, teacher = training_task("classify"), family_of(store).read(folder).with_labels(LABELS)
-    read = Reader(store, "root", 1).read(task.read(train), task, LABELS)
-    wanted, *found = (
-        Model.of_checkpoint(teacher, DEVICE) if one is None else Model.of_tenant(store, one, DEVICE) for one in (None, *made)
-    )
-    pack = Reader(store, "root", 1).pack(read, np.arange(len(given)), DEVICE)
-    with torch.no_grad():
-        logits = [model.own(model.body, pack).log_softmax(1) for model in (wanted, *found)]
-    apart = [float((logits[0].exp() * (logits[0] - own)).sum(1).mean()) for own in logits[1:]]
+    models = [Model.of_checkpoint(teacher, DEVICE), *(Model.of_tenant(store, one, DEVICE) for one in made)]
+    data, (wanted, *found) = asked_of(models, task.read(train), Reader(store, "root", 1), LABELS, task)
+    apart = [agreement(data, own, wanted).divergence for own in found]
     assert apart[1] < 0.5 * apart[0], "the teacher's answers were not learned"
-    told, right = store.report(made[1])["teacher"], logits[0].argmax(1).cpu().numpy() == labels
-    assert told == {"dev": pytest.approx(right.mean(), abs=1e-4), "checkpoint": str(folder)}
+    right = np.equal([logits.argmax() for _, logits in wanted], labels).mean()
+    assert store.report(made[1])["teacher"] == {"dev": pytest.approx(right, abs=1e-4), "checkpoint": str(folder)}
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
     far = tuned(tmp_path / "far", change=2.0, id2label=dict(enumerate(LABELS)))
     for other, words in ((folder, ["black", "blue"]), (far, [far, "differ", "--teacher dedicated"])):
@@ -193,9 +188,8 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
 def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, config, task):
     folder, file = tuned(tmp_path / "tuned", ending, **config), texts(tmp_path, 60)
     if task == "span":
-        lines = [{"text": line[:20], "text_pair": line} for line in file.read_text("utf-8").splitlines()]
-        file = tmp_path / "pairs.jsonl"
-        file.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+        lines = file.read_text("utf-8").splitlines()
+        file = write(tmp_path / "pairs.jsonl", ({"text": line[:20], "text_pair": line} for line in lines))
     tenant, report = imported(store, folder, file, rank=4, least=0)
     assert (tenant.task, len(tenant.labels)) == (task, {"tag": 3, "multilabel": 3, "regress": 1, "span": 2}[task])
     assert report["after"]["answers"] == report["texts"]["judged"] * {"tag": 9, "multilabel": 3}.get(task, 1)
@@ -224,17 +218,19 @@ def test_the_files_of_other_releases_are_read(store, tmp_path, way):
 
 def test_agreement_counts_what_a_client_would_see():
     """By hand: of three texts, two have the same label, and the checkpoint is sure of the first."""
-    examples, spans = [Example(Path("file"), 1, "x")] * 3, np.zeros((1, 3), dtype=np.int32)
-    wanted = [(spans, np.array([logits], dtype=np.float32)) for logits in ([5, 0], [0, 1], [1, 0])]
-    own = [(spans, np.array([logits], dtype=np.float32)) for logits in ([1, 0], [0, 5], [0, 1])]
-    found = agreement(training_task("classify"), ["a", "b"], examples, own, wanted).described()
+    spans = np.zeros((1, 3), dtype=np.int32)
+
+    def of(task: str, *sides: list[list[float]]) -> Agreement:
+        rows = ([(spans, np.array([logits], dtype=np.float32)) for logits in side] for side in sides)
+        return agreement(SimpleNamespace(task=training_task(task)), *rows)
+
+    own, wanted = [[1, 0], [0, 5], [0, 1]], [[5, 0], [0, 1], [1, 0]]
+    found = of("classify", own, wanted).described()
     assert found["agreement"] == pytest.approx(2 / 3, abs=1e-4) and found["sure"] == pytest.approx(1 / 3, abs=1e-4)
     assert (found["where_sure"], found["elsewhere"]) == (1.0, 0.5) and found["divergence"] > 0
-    many = agreement(training_task("multilabel"), ["a", "b"], examples, own, wanted)
+    many = of("multilabel", own, wanted)
     assert (many.described()["answers"], many.same.tolist()) == (6, [True, True, True, True, False, False])
-    near = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.0, 2.0, 3.1)]
-    far = [(spans, np.array([[value]], dtype=np.float32)) for value in (1.01, 2.0, 4.0)]
-    assert agreement(training_task("regress"), ["value"], examples, near, far).same.tolist() == [True, True, False]
+    assert of("regress", [[1.0], [2.0], [3.1]], [[1.01], [2.0], [4.0]]).same.tolist() == [True, True, False]
 
 
 class Harmful:
@@ -274,12 +270,6 @@ OTHERS = {
 }  # fmt: skip
 
 
-def set_infinite(path: Path) -> None:
-    tensors = load_file(path)
-    tensors["bert.encoder.layer.1.output.dense.weight"][0, 0] = float("inf")
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
 def make_odd(folder: Path, good: Path, harm: Path) -> None:
     """Makes these folders. Two pickles and two models of own code would make the file `harm`."""
     for name, (fields, _) in FIELDS.items():
@@ -295,7 +285,8 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
         (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
     put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
-    set_infinite(shutil.copytree(good, folder / "not-finite") / "model.safetensors")
+    infinite = {"bert.encoder.layer.1.output.dense.weight": lambda own: own / 0}
+    put_tensors(shutil.copytree(good, folder / "not-finite") / "model.safetensors", **infinite)
     for file in shutil.copytree(good, folder / "no-tokenizer").glob("*token*"):
         file.unlink()
     save_tokenizer(tuned(folder / "words"), SIZES["vocab_size"] - 20)
@@ -331,18 +322,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
 
 
 @pytest.mark.usefixtures("one_step")
-def test_a_folder_may_bring_texts_of_its_own(store, tmp_path):
-    folder = tuned(tmp_path / "tuned")
-    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), None, DEVICE)
-    with pytest.raises(InvalidInput, match=mentioning("--texts")):
-        importer.one("acme", folder)
-    lines = [{"text": line} for line in texts(tmp_path, 60).read_text("utf-8").splitlines()]
-    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    assert importer.one("acme", folder)[1]["texts"]["judged"] == 30
-
-
-@pytest.mark.usefixtures("one_step")
-def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store, tmp_path):
+def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_corpus_of_its_domain(store, tmp_path):
     """Of its next version too. Documents may be longer than texts."""
     importer = Importer(store, ImportOptions("bio"), MatchingOptions(rank=2, least=0), None, DEVICE)
     folder, files = tuned(tmp_path / "tuned"), [corpus(tmp_path, seed, lines=30) for seed in (1, 2)]
@@ -354,8 +334,11 @@ def test_without_texts_a_checkpoint_is_matched_by_the_corpus_of_its_domain(store
     assert importer.one("acme", folder)[1]["texts"]["judged"] == 30
     pack_root(store, tmp_path / "root.tar")
     files[0].rename(tmp_path / "elsewhere")
-    (gone,) = Importer(store, ImportOptions("bio"), MatchingOptions(), None, DEVICE).all([("acme", folder)])
+    importer = replace(importer)
+    (gone,) = importer.all([("acme", folder)])
     assert mentions(gone.refused, "'bio'", "--texts")
+    write(folder / "texts.jsonl", ({"text": line} for line in texts(tmp_path, 80).read_text("utf-8").splitlines()))
+    assert importer.one("acme", folder)[1]["texts"] == {"learned": 40, "judged": 40, "windows_found": ANY}
 
 
 def test_what_may_help_depends_on_how_a_tenant_has_learned():

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from builder.importing.lower import NewDomain
-from builder.importing.tenant import ImportOptions, import_tenant, plain_tenant
+from builder.importing.tenant import ImportOptions, NewDomain, import_tenant, plain_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root
@@ -145,24 +144,18 @@ def test_the_lower_part_of_an_adapter_becomes_a_domain(tmp_path, capsys):
     assert all(torch.equal(old[name], new[name]) for old, new in zip(*weights, strict=True) for name in old)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """The store of a decoder, which refusals do not change."""
-    folder = tmp_path_factory.mktemp("plain")
-    return decoder_store(saved(drawn(MADE["llama"]()), folder / "m"), folder / "store")
-
-
 @pytest.mark.parametrize(
     "target, config, options, named",
     [
         ("q_proj", {"task_type": "SEQ_CLS"}, {}, ["lora", "'SEQ_CLS'"]),
         ("q_proj", {"use_dora": True}, {}, ["lora", "use_dora"]),
         ("embed_tokens", {}, {}, ["embed_tokens"]),
-        ("q_proj", {}, {"task": "tag"}, ["'tag'", "'m'"]),
+        ("q_proj", {}, {"task": "tag"}, ["'tag'", "'tiny'"]),
         ("q_proj", {}, {"labels": ["a"]}, ["--labels"]),
     ],
 )
-def test_what_cannot_be_imported_is_named(plain, tmp_path, target, config, options, named):
-    folder = adapted(drawn(MADE["llama"]()), tmp_path / "lora", [target], (*range(4), None), **config)
+def test_what_cannot_be_imported_is_named(folder, tmp_path, target, config, options, named):
+    store = decoder_store(folder, tmp_path / "store")
+    adapter = adapted(drawn(llama()), tmp_path / "lora", [target], (*range(4), None), **config)
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        import_tenant(plain, "acme", folder, ImportOptions(**options), DEVICE)
+        import_tenant(store, "acme", adapter, ImportOptions(**options), DEVICE)

@@ -21,6 +21,7 @@ from hplm.model.checkpoint import load_checkpoint, split
 from testing.random_store import random_tenant
 from tests.builder.importing.stores import FIXTURES, LABELS, texts
 from tests.builder.stores import build
+from tests.builder.training.small_tenants import write
 from tests.cli.commands import printed, refused
 from tests.support.device import DEVICE
 from tests.support.families import FAMILIES, SENTENCES, save_family
@@ -85,8 +86,7 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
 
 
 def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("\n".join(json.dumps({"text": "the dog", "text_pair": line}) for line in SENTENCES), "utf-8")
+    pairs = write(tmp_path / "pairs.jsonl", ({"text": "the dog", "text_pair": line} for line in SENTENCES))
     report = save_checkpoint(store, "no-answer", tmp_path / "plain", pairs, DEVICE)
     assert "no answer" in report["lost"] and report["answers"] == len(SENTENCES)
 

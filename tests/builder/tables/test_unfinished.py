@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.importing.lower import NewDomain
+from builder.importing.tenant import NewDomain
 from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.build_folder import held
