@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 
-SORTED_CHUNKS = 4  # the chunks that are sorted at once, of all levels together
+BLOCK = 1 << 20  # rows that are read at once to find the most frequent ones
 MEMORY = 512 << 20  # bytes that counting takes
 TIMED = 200_000  # tokens that are counted to tell how long all take
 
@@ -51,46 +50,17 @@ class Counts:
     def run(self, level: int) -> Run:
         return level_run(self.folder, level, self.space)
 
-    def most_frequent(self, level: int, number: int, chunk: int) -> Iterator[np.ndarray]:
-        """Yields at least the `number` most frequent keys of a level, of equally frequent ones the smaller first."""
-        for least, most in self._bands(level, number, chunk):
-            if least == most:  # all equally frequent: on disk they are in order already
-                yield from (keys for keys, _ in self._between(level, least, most, chunk))
-            else:
-                keys, counts = map(np.concatenate, zip(*self._between(level, least, most, chunk), strict=True))
-                yield keys[np.argsort(-counts.astype(np.int64), kind="stable")]
-
-    def _bands(self, level: int, number: int, chunk: int) -> list[tuple[int, int]]:
-        """Returns ranges of counts, (least, most), the highest first: single counts, or as many as can be sorted at once."""
-        histogram: Counter[int] = Counter()
-        for start, stop in self._blocks(level, chunk):
-            values, rows = np.unique(self.run(level).read_counts(start, stop), return_counts=True)
-            histogram.update(dict(zip(values.tolist(), rows.tolist(), strict=True)))
-        bands: list[tuple[int, int]] = []
-        seen = held = 0
-        for value in sorted(histogram, reverse=True):
-            if seen >= number:
-                break
-            if bands and held + histogram[value] <= SORTED_CHUNKS * chunk // len(self.levels):
-                bands[-1] = (value, bands[-1][1])
-                held += histogram[value]
-            else:
-                bands.append((value, value))
-                held = histogram[value]
-            seen += histogram[value]
-        return bands
-
-    def _between(self, level: int, least: int, most: int, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        run = self.run(level)
-        for start, stop in self._blocks(level, chunk):
-            counts = run.read_counts(start, stop)
-            chosen = np.flatnonzero((counts >= np.uint64(least)) & (counts <= np.uint64(most)))
-            if len(chosen):
-                yield run.read_keys(start, stop)[chosen], counts[chosen]
-
-    def _blocks(self, level: int, chunk: int) -> Iterator[tuple[int, int]]:
-        for start in range(0, self.levels[level], chunk):
-            yield start, min(start + chunk, self.levels[level])
+    def most_frequent(self, level: int, number: int) -> np.ndarray:
+        """Returns the `number` most frequent keys of a level, of equally frequent ones the smaller first."""
+        run, block = self.run(level), max(number, BLOCK)
+        keys, counts = run.read_keys(0, 0), run.read_counts(0, 0)
+        for start in range(0, run.rows, block):
+            stop = min(start + block, run.rows)
+            keys = np.concatenate([keys, run.read_keys(start, stop)])
+            counts = np.concatenate([counts, run.read_counts(start, stop)])
+            first = np.argsort(-counts.astype(np.int64), kind="stable")[:number]
+            keys, counts = keys[first], counts[first]
+        return keys
 
 
 def level_run(folder: Path, level: int, space: KeySpace) -> Run:

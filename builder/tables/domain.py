@@ -108,7 +108,7 @@ def _tabulated(
             check_table(store.folder, spec, counts, keep, store.lower(*start), device, copied)
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
-    table = build_table(store, spec, counts, store.lower(*branch), keep, device, build.folder, known)
+    table = build_table(store, spec, counts, store.lower(*branch), keep, device, known)
     branch_page(store, table, build.folder)
     return table
 

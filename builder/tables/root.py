@@ -68,7 +68,7 @@ def build_root(
             store.save_corpus("root", 1, corpus)
         spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
         keep = chosen_keep(counts, root=True, keep=options.keep)
-        table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
+        table = build_table(store, spec, counts, store.lower("root", 1), keep, device)
         branch_page(store, table, working)
         build.close()
         return store, table

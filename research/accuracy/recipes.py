@@ -123,7 +123,7 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
         store.save_lower(name, 1, lower)  # before the table, which makes it a branch
         spec = store.table_spec(name, 1, None if name == "root" else ("root", 1), known.meta.dtype, counts.tokens)
-        table = build_table(store, spec, counts, lower, keep, device, build, known)
+        table = build_table(store, spec, counts, lower, keep, device, known)
         put_away(build)
         return table
 

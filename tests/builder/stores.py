@@ -87,7 +87,7 @@ def build(
     corpus = tokenize_corpus([work / "corpus.txt"], store.tokenizer(), work / "tokens")
     counts = count_ngrams(corpus, store.space, work / "counts")
     spec = store.table_spec(domain, 1, None, dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower("root", 1), keep, DEVICE, work)
+    table = build_table(store, spec, counts, store.lower("root", 1), keep, DEVICE)
     return table, corpus, counts
 
 
