@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from builder.said import progress_bar, say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished, read_json
+from builder.store.resumable import META, read_json, write_json
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
 from hplm.clock import Clock
@@ -30,6 +30,7 @@ from hplm.plot.keys import KeySpace
 BLOCK = 1 << 20  # rows that are read at once to find the most frequent ones
 MEMORY = 512 << 20  # bytes that counting takes
 TIMED = 200_000  # tokens that are counted to tell how long all take
+OLDER = "progress.json"  # of a count that an earlier release began: its files have their names before they are complete
 
 
 class Counts:
@@ -48,7 +49,7 @@ class Counts:
         return sum(self.levels)
 
     def run(self, level: int) -> Run:
-        return level_run(self.folder, level, self.space)
+        return Run(self.folder, str(level), self.space.words)
 
     def most_frequent(self, level: int, number: int) -> np.ndarray:
         """Returns the `number` most frequent keys of a level, of equally frequent ones the smaller first."""
@@ -63,35 +64,31 @@ class Counts:
         return keys
 
 
-def level_run(folder: Path, level: int, space: KeySpace) -> Run:
-    return Run(folder / f"keys-{level}", folder / f"counts-{level}", space.words)
-
-
 def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY, clock: Clock = time) -> Counts:
-    """Counts a corpus. A call after an interruption continues with the missing runs and partitions."""
-    meta = _meta(space, corpus.tokens, len(corpus))
-    if is_finished(folder, meta):
-        return Counts(folder)
-    with _growing(folder, space, meta, memory) as growing:
-        if growing.done["level"] == 0:
+    """Counts a corpus. A call after an interruption continues with the missing runs and levels."""
+    runs = folder / f"runs-{memory}"  # with another memory, they have other rows
+
+    def pieces_of(level: int) -> Callable[[int], Run]:
+        return lambda number: Run(runs, f"{level}-{number}", space.words)
+
+    def count(level: int) -> Sequence[Run]:
+        if level == 0:
             most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
             say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space, clock), most, folder)
-            _count_pieces(corpus, space, folder, memory)
-        for level in range(growing.done["level"], len(space.masks)):
-            runs = _runs(folder, level, space)
-            for partition, keys, counts in _merged(growing, level, runs, memory):
-                if level + 1 < len(space.masks):
-                    shorter = keys & space.masks[level + 1]
-                    _run(folder, level + 1, partition, space).write(*summed(shorter, counts))
-                    own = np.any(shorter != keys, axis=1)
-                    keys, counts = keys[own], counts[own]
-                _append(growing, level, partition, keys, counts)
-            growing.record(level=level + 1, partition=0)
-            for run in runs:
-                run.remove()
-        if (folder / "runs").exists():
-            shutil.rmtree(folder / "runs")
-        return _finished(growing, space, meta)
+            runs.mkdir(exist_ok=True)
+            _count_pieces(corpus, space, pieces_of(0), memory)
+        return [*map(pieces_of(level), range(len(list(runs.glob(f"keys-{level}-*[0-9]")))))]
+
+    def shorten(level: int, number: int, keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Writes the shorter forms as a run of the next level, and returns the rows that have none."""
+        if level + 1 == len(space.masks):
+            return keys, counts
+        shorter = keys & space.masks[level + 1]
+        pieces_of(level + 1)(number).write(*summed(shorter, counts))
+        own = np.any(shorter != keys, axis=1)
+        return keys[own], counts[own]
+
+    return _merged(folder, space, corpus.tokens, len(corpus), memory, count, shorten)
 
 
 def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> Counts:
@@ -101,16 +98,44 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
         if part.space != space:
             named = f"{part.folder} counts {_named(part.space)}, {parts[0].folder} {_named(space)}"
             raise InvalidInput(f"{named}: only counts of the same n-grams can be added")
-    meta = _meta(space, sum(part.tokens for part in parts), sum(part.documents for part in parts))
-    if is_finished(folder, meta):
+    sums = sum(part.tokens for part in parts), sum(part.documents for part in parts)
+    return _merged(folder, space, *sums, memory, lambda level: [part.run(level) for part in parts])
+
+
+def _merged(
+    folder: Path,
+    space: KeySpace,
+    tokens: int,
+    documents: int,
+    memory: int,
+    runs_of: Callable[[int], Sequence[Run]],
+    kept: Callable[[int, int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda level, number, *rows: rows,
+) -> Counts:
+    """Merges the runs of each level, and returns the counts. A level whose keys are there is complete.
+
+    `kept`: the rows of a merged partition of a level that stay in it.
+    """
+    if (folder / META).exists():
         return Counts(folder)
-    with _growing(folder, space, meta, memory) as growing:
-        for level in range(growing.done["level"], len(space.masks)):
-            runs = [part.run(level) for part in parts]
-            for partition, keys, counts in _merged(growing, level, runs, memory):
-                _append(growing, level, partition, keys, counts)
-            growing.record(level=level + 1, partition=0)
-        return _finished(growing, space, meta)
+    if (folder / OLDER).exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    levels = [Run(folder, str(level), space.words) for level in range(len(space.masks))]
+    for level, merged in enumerate(levels):
+        if merged.keys.exists():
+            continue
+        merge = Merge(runs_of(level), memory)
+        title, rows = f"merging n-grams, level {level}", merge.rows(0, merge.partitions)
+        with progress_bar(title=title, total=rows, unit="n-gram", unit_scale=True) as bar, merged.growing() as append:
+            for number in range(merge.partitions):
+                append(*kept(level, number, *merge.read(number)))
+                bar.update(merge.rows(number, number + 1))
+    for runs in folder.glob("runs*"):
+        shutil.rmtree(runs)
+    window, distinct = space.window, [level.rows for level in levels]
+    meta = {"vocabulary": space.vocabulary, "n": window.n, "causal": window.causal, "tokens": tokens, "documents": documents}
+    write_json(folder / META, {**meta, "distinct": distinct})
+    return Counts(folder)
 
 
 def most_bytes(tokens: int, space: KeySpace) -> int:
@@ -130,12 +155,10 @@ def _seconds(corpus: Corpus, space: KeySpace, clock: Clock) -> float:
     return (clock.monotonic() - started) * corpus.tokens / max(1, len(tokens))
 
 
-def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int) -> None:
-    (folder / "runs").mkdir(exist_ok=True)
+def _count_pieces(corpus: Corpus, space: KeySpace, piece: Callable[[int], Run], memory: int) -> None:
     with progress_bar(title="counting n-grams", total=corpus.tokens, unit="token", unit_scale=True) as bar:
         for number, (tokens, lengths) in enumerate(corpus.pieces(rows_in(memory, space.words))):
-            run = _run(folder, 0, number, space)
-            if not run.keys.exists():
+            if not (run := piece(number)).keys.exists():
                 if (highest := tokens.max(initial=0)) >= space.vocabulary:
                     raise InvalidInput(f"{corpus.folder} holds token {highest}, the vocabulary {space.vocabulary}: tokenise it")
                 keys = space.of(tokens, lengths)
@@ -143,49 +166,5 @@ def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int) ->
             bar.update(len(tokens))
 
 
-def _merged(
-    growing: ResumableFiles, level: int, runs: Sequence[Run], memory: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields (number, keys, counts) of the partitions of a level that are not recorded yet."""
-    merge, first = Merge(runs, memory), growing.done["partition"]
-    rows, done = merge.rows(0, merge.partitions), merge.rows(0, first)
-    title = f"merging n-grams, level {level}"
-    with progress_bar(title=title, total=rows, initial=done, unit="n-gram", unit_scale=True) as bar:
-        for partition in range(first, merge.partitions):
-            yield partition, *merge.read(partition)
-            bar.update(merge.rows(partition, partition + 1))
-
-
-def _growing(folder: Path, space: KeySpace, meta: dict, memory: int) -> ResumableFiles:
-    names = [f"{part}-{level}" for level in range(len(space.masks)) for part in ("keys", "counts")]
-    return ResumableFiles(folder, names, meta | {"memory": memory}, {"level": 0, "partition": 0})
-
-
-def _append(growing: ResumableFiles, level: int, partition: int, keys: np.ndarray, counts: np.ndarray) -> None:
-    growing.append(f"keys-{level}", keys)
-    growing.append(f"counts-{level}", counts)
-    growing.record(partition=partition + 1)
-
-
-def _finished(growing: ResumableFiles, space: KeySpace, meta: dict) -> Counts:
-    distinct = [level_run(growing.folder, level, space).rows for level in range(len(space.masks))]
-    growing.finish(meta | {"distinct": distinct})
-    return Counts(growing.folder)
-
-
-def _meta(space: KeySpace, tokens: int, documents: int) -> dict:
-    window = space.window
-    return {"vocabulary": space.vocabulary, "n": window.n, "causal": window.causal, "tokens": tokens, "documents": documents}
-
-
 def _named(space: KeySpace) -> str:
     return f"{'causal ' if space.window.causal else ''}{space.window.n}-grams of {space.vocabulary} tokens"
-
-
-def _run(folder: Path, level: int, number: int, space: KeySpace) -> Run:
-    return Run(folder / "runs" / f"keys-{level}-{number}", folder / "runs" / f"counts-{level}-{number}", space.words)
-
-
-def _runs(folder: Path, level: int, space: KeySpace) -> list[Run]:
-    number = len(list((folder / "runs").glob(f"keys-{level}-*[0-9]")))
-    return [_run(folder, level, i, space) for i in range(number)]
