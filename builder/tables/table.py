@@ -44,8 +44,8 @@ def build_table(
     store: Store,
     spec: TableSpec,
     counts: Counts | None,
-    lower: LowerStack,
     keep: float,
+    lower: LowerStack,
     device: torch.device,
     known: Table | None = None,
 ) -> Table:
