@@ -60,12 +60,16 @@ def begun_plan(folder: Path) -> dict[str, Any] | None:
 
 def digest_of(*files: Path) -> str:
     """Returns a short digest of the contents of the files, one after the other."""
+    return whole_digest_of(*files)[:12]
+
+
+def whole_digest_of(*files: Path) -> str:
     content = hashlib.sha256()
     for file in files:
         with open(file, "rb") as opened:
             while block := opened.read(1 << 20):
                 content.update(block)
-    return content.hexdigest()[:12]
+    return content.hexdigest()
 
 
 def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
