@@ -44,10 +44,6 @@ class Counts:
         for level, rows in enumerate(self.levels):
             self.run(level).check(rows)
 
-    @property
-    def distinct(self) -> int:
-        return sum(self.levels)
-
     def run(self, level: int) -> Run:
         return Run(self.folder, str(level), self.space.words)
 
@@ -77,6 +73,8 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
             say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space, clock), most, folder)
             runs.mkdir(exist_ok=True)
             _count_pieces(corpus, space, pieces_of(0), memory)
+        for merged in runs.glob(f"*s-{level - 1}-*"):
+            merged.unlink()
         return [*map(pieces_of(level), range(len(list(runs.glob(f"keys-{level}-*[0-9]")))))]
 
     def shorten(level: int, number: int, keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -96,8 +94,9 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
     space = parts[0].space
     for part in parts:
         if part.space != space:
-            named = f"{part.folder} counts {_named(part.space)}, {parts[0].folder} {_named(space)}"
-            raise InvalidInput(f"{named}: only counts of the same n-grams can be added")
+            raise InvalidInput(
+                f"{part.folder} counts {part.space}, {parts[0].folder} {space}: only counts of the same are added"
+            )
     sums = sum(part.tokens for part in parts), sum(part.documents for part in parts)
     return _merged(folder, space, *sums, memory, lambda level: [part.run(level) for part in parts])
 
@@ -164,7 +163,3 @@ def _count_pieces(corpus: Corpus, space: KeySpace, piece: Callable[[int], Run], 
                 keys = space.of(tokens, lengths)
                 run.write(*summed(keys, np.ones(len(keys), dtype=np.uint64)))
             bar.update(len(tokens))
-
-
-def _named(space: KeySpace) -> str:
-    return f"{'causal ' if space.window.causal else ''}{space.window.n}-grams of {space.vocabulary} tokens"

@@ -25,8 +25,8 @@ class Ranking:
     def __init__(self, counts: Counts, root: bool) -> None:
         self._counts = counts
         self.root = root
-        self.shorter = SHORTER_IN_ROOT if root else 1  # times the share of whole windows
-        self._factors = [self.shorter if level else 1 for level in range(len(counts.levels))]
+        # The share of each level, in shares of the whole windows.
+        self._factors = [SHORTER_IN_ROOT if root and level else 1 for level in range(len(counts.levels))]
 
     def number(self, keep: float) -> int:
         """Returns how many keys a table takes."""
