@@ -19,6 +19,7 @@ from bench.turns import in_turn
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
+from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import HplmError
 from loadtest.chaos.history import (
@@ -226,7 +227,7 @@ def _revoked(cluster: ServedCluster, material: Material, table_mb: float) -> Row
     """Revokes a key as soon as a large table is published, which all replicas then open."""
     say(f"making a table of {table_mb:,.0f} MB")
     store, manager, tenant = material.store, cluster.manager(), material.tenants[-1]
-    row_bytes = store.table_spec(NEWCOMER, 1, ("root", 1), "fp16", 0).row_bytes
+    row_bytes = table_spec(store.config, NEWCOMER, 1, ("root", 1), "fp16", 0).row_bytes
     random_table(store, NEWCOMER, 1, ("root", 1), round(1e6 * table_mb / row_bytes), seed=9)  # most tokens bring a new row
     manager.add_key(tenant)  # a last one cannot be revoked
     secret, key = manager.add_key(tenant)

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from builder.store.branches import table_spec
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
@@ -160,7 +161,7 @@ def random_layers(layout: Layout, spread: float, generator: torch.Generator) -> 
 def random_table(
     store: Store, domain: str, version: int, parent: tuple[str, int] | None, corpus_tokens: int, seed: int, dtype: str = "fp16"
 ) -> None:
-    spec = store.table_spec(domain, version, parent, dtype, corpus_tokens)
+    spec = table_spec(store.config, domain, version, parent, dtype, corpus_tokens)
     keys = ranked_keys(random_documents(store.config, corpus_tokens, 64, seed), spec.space, root=parent is None)
     write_table(store.table_folder(domain, version), spec, keys, random_values(spec, seed))
 

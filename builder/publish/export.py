@@ -104,13 +104,9 @@ def check_export(store: Store, options: ServingOptions) -> None:
 
 def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
     """Returns the tables that tenants use, the newest of each domain, and those they fall back to; the root first."""
-    needed = {(tenant.domain, tenant.domain_version) for tenant in tenants}
-    needed |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
-    for start in list(needed):
-        step: tuple[str, int] | None = start
-        while step is not None:
-            needed.add(step)
-            step = store.table(*step).meta.parent_branch
+    starts = {(tenant.domain, tenant.domain_version) for tenant in tenants}
+    starts |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
+    needed = {step for start in starts for step in store.chain(*start)}
     return [branch for branch in store.domains() if branch in needed]
 
 

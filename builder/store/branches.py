@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -31,10 +33,16 @@ def check_root(folder: Path) -> None:
 
 
 class Branches:
-    """The part of a `Store` that reads and writes its branches, and reads the upper stack that all share."""
+    """The part of a `Store` that reads and writes its branches and the upper stack that all share. It may have no root yet."""
 
-    folder: Path
-    config: BackboneConfig
+    config: BackboneConfig  # once the store is there
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def work_folder(self, domain: str, version: int) -> Path:
+        """Returns the folder in which a branch is built."""
+        return self.folder / "building" / f"{domain}-{version}"
 
     def table_folder(self, domain: str, version: int) -> Path:
         return self.folder / "plot" / domain / str(version)
@@ -56,24 +64,22 @@ class Branches:
     def space(self) -> KeySpace:
         return KeySpace(self.config.vocabulary, self.config.window)
 
-    def table_spec(
-        self, domain: str, version: int, parent: tuple[str, int] | None, dtype: str, corpus_tokens: int
-    ) -> TableSpec:
-        return table_spec(self.config, domain, version, parent, dtype, corpus_tokens)
-
     def domains(self) -> list[tuple[str, int]]:
         """Returns every table: the root first, then by name and version."""
         folders = [meta.parent for meta in self.folder.glob("plot/*/*/meta.json")]
         found = [(folder.parent.name, int(folder.name)) for folder in folders if folder.name.isdecimal()]
         return sorted(found, key=lambda domain: (domain[0] != "root", domain))
 
+    def versions(self, domain: str) -> list[int]:
+        """Returns the versions of a domain, oldest first."""
+        return [version for name, version in self.domains() if name == domain]
+
     def latest(self, domain: str) -> int:
-        versions = [version for name, version in self.domains() if name == domain]
-        if not versions:
+        if not (versions := self.versions(domain)):
             check_root(self.folder)
             known = ", ".join(sorted({name for name, _ in self.domains()})) or "none yet"
             raise InvalidInput(f"domain {domain!r} is not in {self.folder}: known are {known}")
-        return max(versions)
+        return versions[-1]
 
     def table(self, domain: str, version: int) -> Table:
         return Table(self.table_folder(domain, version))
@@ -138,8 +144,30 @@ class Branches:
         """Saves the head. Call it before `save_lower`: a branch with a lower stack counts as adapted."""
         replace_weights(self._below(domain, version, ".head.safetensors"), weights)
 
+    def remove_branch(self, domain: str, version: int) -> None:
+        """Removes a finished or unfinished branch. The table goes last, so an interrupted removal can be repeated."""
+        remove_folder(self.counts_folder(domain, version))
+        for path in self.lower_files(domain, version):
+            path.unlink(missing_ok=True)
+        table = self.table_folder(domain, version)
+        remove_folder(table.with_name(table.name + ".writing"))
+        remove_folder(table)
+
     def _below(self, domain: str, version: int, suffix: str = ".safetensors") -> Path:
         return self.folder / "lower" / f"{domain}-{version}{suffix}"
+
+
+def remove_folder(folder: Path, going: Path | None = None) -> None:
+    """Renames the folder before it removes it, so that a folder with this name is always complete."""
+    going = going or folder.with_name(folder.name + ".removed")
+    if going.exists():  # an earlier removal was interrupted
+        shutil.rmtree(going)
+    if folder.exists():
+        going.parent.mkdir(exist_ok=True)
+        folder.rename(going)
+        shutil.rmtree(going)
+    with suppress(OSError):  # it is not empty, or another process removed it
+        going.parent.rmdir()
 
 
 def table_spec(

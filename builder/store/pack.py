@@ -5,17 +5,19 @@ The file is a tar archive. Its first member, `root.json`, has the size and the S
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
+import shutil
 import tarfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, cast
+
+import msgspec
 
 from builder.store.branches import CORPUS
-from builder.store.resumable import replaced, write_json
+from builder.store.resumable import replaced, whole_digest_of, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store, absolute_model, check_name, written_folder
 from hplm.errors import Broken, InvalidInput
@@ -25,10 +27,24 @@ from hplm.plot.room import check_room
 FORMAT = 1
 MANIFEST = "root.json"
 UNPACKED = "unpacked"
-BLOCK = 1 << 20
 
 
-def pack_root(store: Store, file: Path) -> dict[str, Any]:
+class Packed(msgspec.Struct):
+    """A file of a packed root."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct):
+    format: int
+    backbone: str = ""
+    model: str = ""
+    version: int = 1
+    files: dict[str, Packed] = {}
+
+
+def pack_root(store: Store, file: Path) -> Manifest:
     """Writes the newest version of the store's root to a file, and returns its manifest. The same root gives the same bytes."""
     if file.is_dir():
         raise InvalidInput(f"{file} is a folder: name a file in it")
@@ -39,20 +55,14 @@ def pack_root(store: Store, file: Path) -> dict[str, Any]:
         paths += sorted(path for path in folder.glob("*") if path.name != CORPUS)  # which names files of this machine
     needed = sum(path.stat().st_size for path in paths)
     check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
-    files = {path.relative_to(store.folder).as_posix(): _described(path) for path in paths}
-    manifest = {
-        "format": FORMAT,
-        "backbone": store.config.name,
-        "model": store.model,
-        "version": version,
-        "files": files,
-    }
-    text = (json.dumps(manifest, indent=1) + "\n").encode()
+    files = {path.relative_to(store.folder).as_posix(): Packed(path.stat().st_size, whole_digest_of(path)) for path in paths}
+    manifest = Manifest(FORMAT, store.config.name, store.model, version, files)
+    text = (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()
     with replaced(file) as temporary, tarfile.open(temporary, "w") as archive:
         archive.addfile(_member(MANIFEST, len(text)), io.BytesIO(text))
         for name, described in files.items():
             with open(store.folder / name, "rb") as source:
-                archive.addfile(_member(name, described["bytes"]), source)
+                archive.addfile(_member(name, described.bytes), source)
     return manifest
 
 
@@ -91,57 +101,35 @@ def _moved_out(unpacked: Path, folder: Path) -> Store:
 
 
 def _unpack(archive: tarfile.TarFile, file: Path, folder: Path) -> None:
-    left = _manifest(archive, file)["files"]
+    left = _manifest(archive, file).files
     for member in archive.getmembers()[1:]:
-        if member.name not in left:
-            raise Broken(f"{file} holds {member.name!r}, which {MANIFEST} does not name: copy it again")
-        described, path = left.pop(member.name), folder / member.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        source = archive.extractfile(member) if member.isreg() else None
-        with open(path, "wb") as target:
-            digest = _copied(source, target) if source is not None else None
-        if digest != described["sha256"]:
+        if (described := left.pop(member.name, None)) is None or not member.isreg():
+            raise Broken(f"{file} holds {member.name!r}, which {MANIFEST} does not name as a file: copy it again")
+        if (path := PurePosixPath(member.name)).is_absolute() or ".." in path.parts:
+            raise Broken(f"{file} holds {member.name!r}, which lies outside of a store: do not use it")
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "wb") as writing:
+            shutil.copyfileobj(cast(IO[bytes], archive.extractfile(member)), writing)
+        if whole_digest_of(target) != described.sha256:
             raise Broken(f"{member.name} in {file} does not match its checksum: copy it again")
     if left:
         raise Broken(f"{file} ends before {next(iter(left))}: copy it again")
     Store(folder)  # refuses another format
 
 
-def _manifest(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
+def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
     member = archive.next()
     source = archive.extractfile(member) if member is not None and member.name == MANIFEST else None
     if source is None:
         raise InvalidInput(f"{file} is not a packed root: name a file of `hplm root pack`")
     try:
-        manifest = json.loads(source.read())
-    except ValueError as error:
-        raise Broken(f"{MANIFEST} in {file} is not JSON ({error}): copy it again") from None
-    if not isinstance(manifest, dict):
-        raise Broken(f"{MANIFEST} in {file} holds no JSON object: copy it again")
-    if manifest.get("format") != FORMAT:
-        raise InvalidInput(f"{file} has format {manifest.get('format')!r}, this version of hplm reads {FORMAT}: pack it again")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(isinstance(one, dict) and "sha256" in one for one in files.values()):
-        raise Broken(f"{MANIFEST} in {file} does not describe its files: copy it again")
-    for name in files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise Broken(f"{file} holds {name!r}, which lies outside of a store: do not use it")
+        manifest = msgspec.json.decode(source.read(), type=Manifest)
+    except (ValueError, RecursionError) as error:
+        raise Broken(f"{MANIFEST} in {file} does not describe its files ({error}): copy it again") from None
+    if manifest.format != FORMAT:
+        raise InvalidInput(f"{file} has format {manifest.format}, this version of hplm reads {FORMAT}: pack it again")
     return manifest
-
-
-def _described(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as source:
-        return {"bytes": path.stat().st_size, "sha256": _copied(source, None)}
-
-
-def _copied(source: IO[bytes], target: IO[bytes] | None) -> str:
-    """Copies to `target`, if there is one, and returns the SHA-256."""
-    digest = hashlib.sha256()
-    while block := source.read(BLOCK):
-        digest.update(block)
-        if target is not None:
-            target.write(block)
-    return digest.hexdigest()
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -1,4 +1,4 @@
-"""Files that are written together and can be continued after the process was killed at any point."""
+"""Files that are complete under their names, and what an interrupted build has saved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +16,11 @@ import numpy as np
 import torch
 
 from builder.said import say
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import Broken, HplmError
 
 META = "meta.json"
-PROGRESS = "progress.json"
 PLAN = "plan.json"  # of an unfinished build, in its folder
 SECONDS_BETWEEN = 30.0  # two savepoints
-
-
-class ResumableFiles(ExitStack):
-    """`meta.json` is written last and marks the folder as complete. Until then `progress.json` holds the valid file sizes."""
-
-    def __init__(self, folder: Path, names: Sequence[str], task: dict[str, Any], start: dict[str, Any]) -> None:
-        """`task`: describes the work; a continued run must give the same one. `start`: the progress of a new run."""
-        super().__init__()
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.done, self._task = folder, start, task
-        sizes = dict.fromkeys(names, 0)
-        if (folder / PROGRESS).exists():
-            recorded = read_json(folder / PROGRESS)
-            check_task(folder, recorded["task"], task)
-            self.done, sizes = recorded["done"], recorded["sizes"]
-        self._files = {name: self.enter_context(open(folder / name, "ab")) for name in names}  # noqa: SIM115
-        for name, file in self._files.items():
-            if file.tell() < sizes[name]:
-                raise InvalidInput(f"{folder / name} is shorter than {PROGRESS} says: remove {folder} and start again")
-            file.truncate(sizes[name])
-        self.record()
-
-    def append(self, name: str, array: np.ndarray) -> None:
-        np.ascontiguousarray(array).tofile(self._files[name])
-
-    def record(self, **done: Any) -> None:
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        self.done = self.done | done
-        sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
-        write_json(self.folder / PROGRESS, {"task": self._task, "done": self.done, "sizes": sizes})
-
-    def finish(self, meta: dict) -> None:
-        write_json(self.folder / META, meta)
-        (self.folder / PROGRESS).unlink()
-
-
-def is_finished(folder: Path, task: dict) -> bool:
-    if not (folder / META).exists():
-        return False
-    meta = read_json(folder / META)
-    check_task(folder, {name: meta.get(name) for name in task}, task)
-    (folder / PROGRESS).unlink(missing_ok=True)  # a process died right after its last step
-    return True
-
-
-def check_task(folder: Path, begun: dict, asked: dict) -> None:
-    for name, value in asked.items():
-        if begun.get(name) != value:
-            raise InvalidInput(
-                f"{folder} was begun with {name} {begun.get(name)}, not {value}: remove it, or choose another folder"
-            )
 
 
 @contextmanager
@@ -114,12 +60,16 @@ def begun_plan(folder: Path) -> dict[str, Any] | None:
 
 def digest_of(*files: Path) -> str:
     """Returns a short digest of the contents of the files, one after the other."""
+    return whole_digest_of(*files)[:12]
+
+
+def whole_digest_of(*files: Path) -> str:
     content = hashlib.sha256()
     for file in files:
         with open(file, "rb") as opened:
             while block := opened.read(1 << 20):
                 content.update(block)
-    return content.hexdigest()[:12]
+    return content.hexdigest()
 
 
 def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:

@@ -22,10 +22,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from builder.said import say
-from builder.store.branches import UPPER, Branches, check_root, replace_weights
+from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
 from builder.store.resumable import begun_plan, read_json, replaced, write_json
 from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput
@@ -80,7 +80,7 @@ def written_folder(folder: Path) -> Iterator[Path]:
 
 class Store(Branches):
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         path = folder / "store.json"
         if not path.exists():
             check_root(folder)
@@ -96,16 +96,9 @@ class Store(Branches):
 
     @classmethod
     def create(
-        cls,
-        folder: Path,
-        model: str,
-        config: BackboneConfig,
-        tokenizer_json: str,
-        lower: LowerStack,
-        upper: UpperStack,
-        head: nn.Module | None = None,
+        cls, folder: Path, model: str, config: BackboneConfig, tokenizer_json: str, lower: LowerStack | None, upper: UpperStack
     ) -> Store:
-        """Writes a store without tables. `store.json` is written last and makes it a store."""
+        """Writes a store without tables. `store.json`, written last, makes it a store. `lower` None: it has yet to learn."""
         if (folder / "store.json").exists():
             raise InvalidInput(f"{folder} holds a store already: choose another --store, or remove it")
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,18 +107,13 @@ class Store(Branches):
         with replaced(folder / "tokenizer.json") as temporary:
             temporary.write_text(tokenizer_json, "utf-8")
         replace_weights(folder / UPPER, upper.state_dict())
-        if head is not None:
-            replace_weights(folder / "lower" / "root-1.head.safetensors", head.state_dict())
-        replace_weights(folder / "lower" / "root-1.safetensors", lower.state_dict())
+        if lower is not None:
+            Branches(folder).save_lower("root", 1, lower)
         write_json(folder / "store.json", {"format": FORMAT, "model": model})
         return cls(folder)
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / "tokenizer.json", self.config.positions, self.config.start_id)
-
-    def work_folder(self, domain: str, version: int) -> Path:
-        """Returns the folder in which a branch is built."""
-        return self.folder / "building" / f"{domain}-{version}"
 
     def tenant_work_folder(self, tenant_id: str) -> Path:
         return self.folder / "building" / "tenants" / tenant_id
@@ -166,22 +154,11 @@ class Store(Branches):
         except Broken as error:
             say(f"old versions of tables are kept until all tenants can be read: {error}")
             return []
-        versions: dict[str, list[int]] = {}
-        for domain, version in self.domains():
-            versions.setdefault(domain, []).append(version)
-        old = [(domain, version) for domain, found in versions.items() for version in found[:-2] if not users[domain, version]]
+        old = [(domain, version) for domain, version in self.domains() if version in self.versions(domain)[:-2]]
+        old = [branch for branch in old if not users[branch]]
         for branch in old:
             self.remove_branch(*branch)
         return old
-
-    def remove_branch(self, domain: str, version: int) -> None:
-        """Removes a finished or unfinished branch. The table goes last, so an interrupted removal can be repeated."""
-        _remove_folder(self.counts_folder(domain, version))
-        for path in self.lower_files(domain, version):
-            path.unlink(missing_ok=True)
-        table = self.table_folder(domain, version)
-        _remove_folder(table.with_name(table.name + ".writing"))
-        _remove_folder(table)
 
     def remove_unfinished(self, domain: str) -> None:
         """Removes the remains of interrupted builds: a later build of the same name must not continue them."""
@@ -249,14 +226,7 @@ class Store(Branches):
 
     def remove_tenant(self, tenant_id: str) -> None:
         """Removes all versions of a tenant. They leave `tenants` together, so an interrupted removal leaves none there."""
-        going = self.folder / "removed" / tenant_id
-        if going.exists():  # an earlier removal was interrupted
-            shutil.rmtree(going)
-        going.parent.mkdir(exist_ok=True)
-        (self.folder / "tenants" / tenant_id).rename(going)
-        shutil.rmtree(going)
-        with suppress(OSError):  # another removal was interrupted
-            going.parent.rmdir()
+        remove_folder(self.folder / "tenants" / tenant_id, self.folder / "removed" / tenant_id)
 
     def tenant_version(self, tenant_id: str, version: int) -> TenantFile:
         return described(self.tenant_folder(tenant_id, version))
@@ -316,15 +286,3 @@ class Store(Branches):
 
         self.save_version(tenant, found, report, keep)
         return tenant
-
-
-def _remove_folder(folder: Path) -> None:
-    """Renames the folder before it removes it, so that a folder with this name is always complete."""
-    going = folder.with_name(folder.name + ".removed")
-    if going.exists():  # an earlier removal was interrupted
-        shutil.rmtree(going)
-    if folder.exists():
-        folder.rename(going)
-        shutil.rmtree(going)
-    with suppress(OSError):  # it is not empty, or another process removed it
-        folder.parent.rmdir()

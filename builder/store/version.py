@@ -81,27 +81,15 @@ def described(folder: Path) -> TenantFile:
     path = _record(folder)
     try:
         header = read_header(path)
-        tenant, layouts = header["tenant"], {name: Layout.of(key) for name, key in header["layouts"].items()}
-        adapter, head = layouts.get("adapter"), layouts.get("head")
-        if (
-            not all(type(name) is str for name in (tenant["domain"], tenant["task"], *tenant["labels"]))
-            or type(tenant["domain_version"]) is not int
-        ):
-            raise TypeError("its domain, task and labels are not all words")
+        layouts = {name: Layout.of(key) for name, key in header["layouts"].items()}
+        named = {"id": folder.parent.name, "version": int(folder.name), "rank": 0}
+        tenant = msgspec.convert({**header["tenant"], **named}, TenantFile)
     except (*MISFITS, OSError) as error:
         raise Broken(f"{path} does not describe a tenant ({error}): {WAY_OUT}") from None
-    described = TenantFile(
-        id=folder.parent.name,
-        version=int(folder.name),
-        domain=tenant["domain"],
-        domain_version=tenant["domain_version"],
-        task=tenant["task"],
-        labels=list(tenant["labels"]),
-        rank=0,
-        head_function=head.function if head is not None and head.kind == "head2" else None,
-        dtype=(adapter or head or Layout).dtype,
-    )
-    return described.with_adapter(adapter) if adapter is not None else described
+    adapter, head = layouts.get("adapter"), layouts.get("head")
+    function = head.function if head is not None and head.kind == "head2" else None
+    tenant = replace(tenant, head_function=function, dtype=(adapter or head or Layout).dtype)
+    return tenant.with_adapter(adapter) if adapter is not None else tenant
 
 
 def read_version(folder: Path, config: BackboneConfig) -> Knowledge:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from builder.learning.distil import readable
+from builder.page import branch_page
+from builder.store.branches import Branches
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
 from builder.tables.text_files import check_file
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import Tokenizer
-from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
+from hplm.plot.table import Table
 
 ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents
 
@@ -32,14 +33,17 @@ def held(folder: Path, what: str) -> Iterator[None]:
     """Holds the folder in which `what` is built, for this process alone. Removes it in the end if it is empty."""
     handle = _opened(folder)
     try:
-        if not _locked(handle, folder):
-            raise InvalidInput(f"{what} is being built by another process: wait for it")
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # an interrupted build continues from its content
-                folder.rmdir()
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), folder.stat()):
+            raise FileNotFoundError
+    except (BlockingIOError, FileNotFoundError):  # another process holds it, or has just removed it
+        os.close(handle)
+        raise InvalidInput(f"{what} is being built by another process: wait for it") from None
+    try:
+        yield
     finally:
+        with suppress(OSError):  # an interrupted build continues from its content
+            folder.rmdir()
         os.close(handle)
 
 
@@ -69,84 +73,55 @@ def _opened(folder: Path) -> int:
             return os.open(folder, os.O_RDONLY)
 
 
-def _locked(handle: int, folder: Path) -> bool:
-    """Returns False if another process holds the folder, or has just removed it."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-
-
+@dataclass(frozen=True)
 class BuildFolder:
-    """The held folder of one unfinished branch and its plan. A build with another plan is never continued."""
+    """The held folder of one unfinished branch."""
 
-    def __init__(self, folder: Path, corpus: list[Path], options: dict[str, Any], clear: Callable[[], object]) -> None:
-        """`clear` removes what a build left outside of this folder, when the folder was removed to start again."""
-        self.folder = folder
-        self._paths, self._clear = corpus, clear
-        plan = _plan_of(corpus, options)
-        begun = begun_plan(folder)
-        if begun is None or (begun != plan and _nothing_made(folder)):
-            clear()
-            write_json(folder / PLAN, plan)
-            return
-        before, now = (_options(one) for one in (begun, plan))
-        changed = [f"{name} {before.get(name)} (now {value})" for name, value in now.items() if before.get(name) != value]
-        if begun["corpus"] != plan["corpus"]:
-            files = [[path for path, *_ in one["corpus"]] for one in (begun, plan)]
-            changed.append(f"--corpus {' '.join(files[0])}" + (", as it was" if files[0] == files[1] else ""))
-        if changed:
-            raise InvalidInput(
-                f"{folder} holds an interrupted build with {', '.join(changed)}: give the same command to finish it, or remove "
-                "that folder to start again"
-            )
+    folder: Path
+    paths: Sequence[Path]  # of its corpus
 
-    @property
-    def has_corpus(self) -> bool:
-        return bool(self._paths)
+    def corpus(self, store: Store) -> Corpus:
+        return tokenize_corpus(self.paths, store.tokenizer(), self.folder / FOLDER)
 
-    def corpus(self, tokenizer: Tokenizer) -> Corpus:
-        with self._binding_nobody():
-            return tokenize_corpus(self._paths, tokenizer, self.folder / FOLDER)
-
-    def documents(self, tokenizer: Tokenizer, seed: int) -> list[np.ndarray]:
+    def documents(self, store: Store, seed: int) -> list[np.ndarray]:
         """Returns the documents of an adaptation: the whole corpus, or as many documents of a large one as fit in memory."""
-        documents = _some_documents(self.corpus(tokenizer), seed)
-        with self._binding_nobody():
-            readable(documents)
+        corpus = self.corpus(store)
+        share = ADAPTATION_TOKENS / max(1, corpus.tokens)
+        chosen = np.flatnonzero(np.random.default_rng(seed).random(len(corpus)) < share)
+        readable(documents := [corpus[int(i)] for i in chosen])
         return documents
 
-    def count(self, space: KeySpace, tokenizer: Tokenizer, folder: Path) -> Counts:
+    def count(self, store: Store, folder: Path) -> Counts:
         """Counts the n-grams of the corpus into `folder`."""
-        return count_ngrams(self.corpus(tokenizer), space, folder)
+        return count_ngrams(self.corpus(store), store.space, folder)
 
-    @contextmanager
-    def refusable(self) -> Iterator[None]:
-        """Removes all that was made if the disk has no room for the table: with another --keep it is a new build.
 
-        What an interrupted call has learned stays: the same command goes on once the disk has room.
-        """
-        try:
-            yield
-        except NoSpace:
-            if not any(self.folder.glob("*.pt")):
-                self._clear()
-                self.close()
-            raise
+@contextmanager
+def begun(
+    store: Branches, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any], clear: Callable[[], object]
+) -> Iterator[BuildFolder]:
+    """Begins to build a branch in its held folder, or goes on with it. A build with another plan is never continued.
 
-    def close(self) -> None:
-        """Removes the folder: the branch is finished, or refused."""
-        put_away(self.folder)
-
-    @contextmanager
-    def _binding_nobody(self) -> Iterator[None]:
-        """Removes the folder if the corpus is refused: a corrected corpus is a new build."""
-        try:
-            yield
-        except InvalidInput:
-            self.close()
-            raise
+    One that is refused before its lower layers are there, or have begun to learn, leaves nothing: with other options or a
+    corrected corpus it is a new build. `clear` removes what a build left outside of its folder.
+    """
+    folder = store.work_folder(*branch)
+    plan, before = _plan_of(corpus, options), begun_plan(folder)
+    if before is None or (before != plan and all(path.name.startswith(PLAN) for path in folder.iterdir())):  # nothing was made
+        clear()
+        write_json(folder / PLAN, plan)
+    elif before != plan:
+        raise InvalidInput(
+            f"{folder} holds an interrupted build with {_changed(before, plan)}: give the same command to finish it, or remove "
+            "that folder to start again"
+        )
+    try:
+        yield BuildFolder(folder, corpus)
+    except (InvalidInput, NoSpace):
+        if not store.has_lower(*branch) and not any(folder.glob("*.pt")):
+            clear()
+            put_away(folder)
+        raise
 
 
 def parent_version_begun(folder: Path, parent: str) -> int | None:
@@ -155,9 +130,13 @@ def parent_version_begun(folder: Path, parent: str) -> int | None:
     return options.get("parent version") if options.get("parent") == parent else None
 
 
-def was_just_finished(folder: Path, corpus: list[Path], options: dict[str, Any]) -> bool:
-    """Returns whether this build finished its branch but was interrupted before it removed its folder."""
-    return begun_plan(folder) == _plan_of(corpus, options)
+def just_finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any]) -> Table | None:
+    """Returns the table of a build that has finished its branch, but was interrupted before it removed its folder."""
+    folder = store.work_folder(*branch)
+    if begun_plan(folder) != _plan_of(corpus, options):
+        return None
+    branch_page(store, table := store.table(*branch), folder)  # it may be missing
+    return table
 
 
 def put_away(folder: Path) -> None:
@@ -169,33 +148,29 @@ def put_away(folder: Path) -> None:
             path.unlink()
 
 
-def _options(plan: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of a plan as a command has them. A window is two of them."""
-    options = json.loads(json.dumps(plan["options"]))  # as a file returns it
-    if (window := options.pop("window", None)) is not None:
-        options |= {"window": window["n"], "causal": window["causal"]}
-    return {
-        name if " " in name else f"--{name.replace('_', '-')}": "not given" if value is None else value
-        for name, value in options.items()
-    }
-
-
-def _nothing_made(folder: Path) -> bool:
-    """Returns whether an earlier command failed before it made anything: its plan need not be repeated."""
-    return all(path.name.startswith(PLAN) for path in folder.iterdir())
-
-
-def _plan_of(corpus: list[Path], options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the plan of a build, as a file returns it: its options, and its corpus as it is now."""
+def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the plan of a build: its options, and its corpus as it is now."""
     for path in corpus:
         check_file(path)
     inputs = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in corpus]
     return {"corpus": inputs, "options": options}
 
 
-def _some_documents(corpus: Corpus, seed: int) -> list[np.ndarray]:
-    if corpus.tokens <= ADAPTATION_TOKENS:
-        return list(corpus)
-    share = ADAPTATION_TOKENS / corpus.tokens
-    chosen = np.flatnonzero(np.random.default_rng(seed).random(len(corpus)) < share)
-    return [corpus[int(i)] for i in chosen]
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Says what a plan had that is another one now, as a command has it."""
+    options = before["options"]
+    changed = [
+        f"{name if ' ' in name else '--' + name.replace('_', '-')} {_given(options.get(name))} (now {_given(value)})"
+        for name, value in now["options"].items()
+        if options.get(name) != value
+    ]
+    if before["corpus"] != now["corpus"]:
+        files, given = ([path for path, *_ in plan["corpus"]] for plan in (before, now))
+        changed.append(f"--corpus {' '.join(files)}" + (", as it was" if files == given else ""))
+    return ", ".join(changed)
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, dict):  # a window
+        return f"{value['n']}{' --causal' * value['causal']}"
+    return "not given" if value is None else value

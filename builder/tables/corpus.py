@@ -2,11 +2,12 @@
 
 tokens     uint32, all documents end to end; one that is longer than the model takes is several
 ends       uint64, where each document ends
-meta.json  how many of both, how many lines were read, and of which inputs
+meta.json  how many of both, and how many lines were read; `begun.json` until all are
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from builder.said import progress_bar, say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished, mapped, read_json
+from builder.store.resumable import META, mapped, read_json, write_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
 from hplm.clock import Clock
@@ -67,27 +68,34 @@ class Corpus(Sequence[np.ndarray]):
 
 def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, clock: Clock = time) -> Corpus:
     """Tokenises files into a corpus. A call after an interruption continues after the last saved documents."""
+    if (folder / META).exists():
+        return Corpus(folder)
     for path in paths:
         check_file(path)
-    sizes = [path.stat().st_size for path in paths]
-    task = {"inputs": [[path.name, size] for path, size in zip(paths, sizes, strict=True)]}
-    if is_finished(folder, task):
-        return Corpus(folder)
-    _say_costs(paths, sum(sizes), tokenizer, folder.parent, clock)
-    bar = progress_bar(title="tokenising the corpus", total=sum(sizes), unit="B", unit_scale=True)
-    with bar, ResumableFiles(folder, ("tokens", "ends"), task, {"lines": 0, "documents": 0, "tokens": 0}) as growing:
-        seconds, begun_with = 0.0, growing.done["tokens"]
-        for batch in _batches(islice(read_corpus(paths, bar.update), growing.done["lines"], None)):
+    size = sum(path.stat().st_size for path in paths)
+    _say_costs(paths, size, tokenizer, folder.parent, clock)
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = folder / "begun.json"
+    done = read_json(begun) if begun.exists() else {"lines": 0, "documents": 0, "tokens": 0}
+    seconds, begun_with = 0.0, done["tokens"]
+    bar = progress_bar(title="tokenising the corpus", total=size, unit="B", unit_scale=True)
+    with bar, open(folder / "tokens", "ab") as tokens, open(folder / "ends", "ab") as ends:
+        tokens.truncate(4 * done["tokens"])
+        ends.truncate(8 * done["documents"])
+        for batch in _batches(islice(read_corpus(paths, bar.update), done["lines"], None)):
             started = time.perf_counter()
             documents = tokenizer.encode_documents(batch)
-            ends = np.cumsum([len(document) for document in documents]) + growing.done["tokens"]
-            growing.append("tokens", np.concatenate(documents).astype(np.uint32))
-            growing.append("ends", ends.astype(np.uint64))
-            read = {"lines": growing.done["lines"] + len(batch), "documents": growing.done["documents"] + len(documents)}
-            growing.record(**read, tokens=int(ends[-1]))
+            until = np.cumsum([len(document) for document in documents]) + done["tokens"]
+            np.concatenate(documents).astype(np.uint32).tofile(tokens)
+            until.astype(np.uint64).tofile(ends)
+            for file in (tokens, ends):
+                file.flush()
+                os.fsync(file.fileno())
+            read = {"lines": done["lines"] + len(batch), "documents": done["documents"] + len(documents)}
+            write_json(begun, done := {**read, "tokens": int(until[-1])})
             seconds += time.perf_counter() - started
-            bar.set_postfix_str(f"{(growing.done['tokens'] - begun_with) / seconds:,.0f} tokens/s", refresh=False)
-        growing.finish(growing.done | task)
+            bar.set_postfix_str(f"{(done['tokens'] - begun_with) / seconds:,.0f} tokens/s", refresh=False)
+    begun.rename(folder / META)
     return Corpus(folder)
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from builder.said import progress_bar, say_costs
-from builder.store.resumable import META, ResumableFiles, is_finished, read_json
+from builder.store.resumable import META, read_json, write_json
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
 from hplm.clock import Clock
@@ -28,9 +27,10 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 
-SORTED_CHUNKS = 4  # the chunks that are sorted at once, of all levels together
+BLOCK = 1 << 20  # rows that are read at once to find the most frequent ones
 MEMORY = 512 << 20  # bytes that counting takes
 TIMED = 200_000  # tokens that are counted to tell how long all take
+OLDER = "progress.json"  # of a count that an earlier release began: its files have their names before they are complete
 
 
 class Counts:
@@ -44,84 +44,49 @@ class Counts:
         for level, rows in enumerate(self.levels):
             self.run(level).check(rows)
 
-    @property
-    def distinct(self) -> int:
-        return sum(self.levels)
-
     def run(self, level: int) -> Run:
-        return level_run(self.folder, level, self.space)
+        return Run(self.folder, str(level), self.space.words)
 
-    def most_frequent(self, level: int, number: int, chunk: int) -> Iterator[np.ndarray]:
-        """Yields at least the `number` most frequent keys of a level, of equally frequent ones the smaller first."""
-        for least, most in self._bands(level, number, chunk):
-            if least == most:  # all equally frequent: on disk they are in order already
-                yield from (keys for keys, _ in self._between(level, least, most, chunk))
-            else:
-                keys, counts = map(np.concatenate, zip(*self._between(level, least, most, chunk), strict=True))
-                yield keys[np.argsort(-counts.astype(np.int64), kind="stable")]
-
-    def _bands(self, level: int, number: int, chunk: int) -> list[tuple[int, int]]:
-        """Returns ranges of counts, (least, most), the highest first: single counts, or as many as can be sorted at once."""
-        histogram: Counter[int] = Counter()
-        for start, stop in self._blocks(level, chunk):
-            values, rows = np.unique(self.run(level).read_counts(start, stop), return_counts=True)
-            histogram.update(dict(zip(values.tolist(), rows.tolist(), strict=True)))
-        bands: list[tuple[int, int]] = []
-        seen = held = 0
-        for value in sorted(histogram, reverse=True):
-            if seen >= number:
-                break
-            if bands and held + histogram[value] <= SORTED_CHUNKS * chunk // len(self.levels):
-                bands[-1] = (value, bands[-1][1])
-                held += histogram[value]
-            else:
-                bands.append((value, value))
-                held = histogram[value]
-            seen += histogram[value]
-        return bands
-
-    def _between(self, level: int, least: int, most: int, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        run = self.run(level)
-        for start, stop in self._blocks(level, chunk):
-            counts = run.read_counts(start, stop)
-            chosen = np.flatnonzero((counts >= np.uint64(least)) & (counts <= np.uint64(most)))
-            if len(chosen):
-                yield run.read_keys(start, stop)[chosen], counts[chosen]
-
-    def _blocks(self, level: int, chunk: int) -> Iterator[tuple[int, int]]:
-        for start in range(0, self.levels[level], chunk):
-            yield start, min(start + chunk, self.levels[level])
-
-
-def level_run(folder: Path, level: int, space: KeySpace) -> Run:
-    return Run(folder / f"keys-{level}", folder / f"counts-{level}", space.words)
+    def most_frequent(self, level: int, number: int) -> np.ndarray:
+        """Returns the `number` most frequent keys of a level, of equally frequent ones the smaller first."""
+        run, block = self.run(level), max(number, BLOCK)
+        keys, counts = run.read_keys(0, 0), run.read_counts(0, 0)
+        for start in range(0, run.rows, block):
+            stop = min(start + block, run.rows)
+            keys = np.concatenate([keys, run.read_keys(start, stop)])
+            counts = np.concatenate([counts, run.read_counts(start, stop)])
+            first = np.argsort(-counts.astype(np.int64), kind="stable")[:number]
+            keys, counts = keys[first], counts[first]
+        return keys
 
 
 def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY, clock: Clock = time) -> Counts:
-    """Counts a corpus. A call after an interruption continues with the missing runs and partitions."""
-    meta = _meta(space, corpus.tokens, len(corpus))
-    if is_finished(folder, meta):
-        return Counts(folder)
-    with _growing(folder, space, meta, memory) as growing:
-        if growing.done["level"] == 0:
+    """Counts a corpus. A call after an interruption continues with the missing runs and levels."""
+    runs = folder / f"runs-{memory}"  # with another memory, they have other rows
+
+    def pieces_of(level: int) -> Callable[[int], Run]:
+        return lambda number: Run(runs, f"{level}-{number}", space.words)
+
+    def count(level: int) -> Sequence[Run]:
+        if level == 0:
             most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
             say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space, clock), most, folder)
-            _count_pieces(corpus, space, folder, memory)
-        for level in range(growing.done["level"], len(space.masks)):
-            runs = _runs(folder, level, space)
-            for partition, keys, counts in _merged(growing, level, runs, memory):
-                if level + 1 < len(space.masks):
-                    shorter = keys & space.masks[level + 1]
-                    _run(folder, level + 1, partition, space).write(*summed(shorter, counts))
-                    own = np.any(shorter != keys, axis=1)
-                    keys, counts = keys[own], counts[own]
-                _append(growing, level, partition, keys, counts)
-            growing.record(level=level + 1, partition=0)
-            for run in runs:
-                run.remove()
-        if (folder / "runs").exists():
-            shutil.rmtree(folder / "runs")
-        return _finished(growing, space, meta)
+            runs.mkdir(exist_ok=True)
+            _count_pieces(corpus, space, pieces_of(0), memory)
+        for merged in runs.glob(f"*s-{level - 1}-*"):
+            merged.unlink()
+        return [*map(pieces_of(level), range(len(list(runs.glob(f"keys-{level}-*[0-9]")))))]
+
+    def shorten(level: int, number: int, keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Writes the shorter forms as a run of the next level, and returns the rows that have none."""
+        if level + 1 == len(space.masks):
+            return keys, counts
+        shorter = keys & space.masks[level + 1]
+        pieces_of(level + 1)(number).write(*summed(shorter, counts))
+        own = np.any(shorter != keys, axis=1)
+        return keys[own], counts[own]
+
+    return _merged(folder, space, corpus.tokens, len(corpus), memory, count, shorten)
 
 
 def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> Counts:
@@ -129,18 +94,47 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
     space = parts[0].space
     for part in parts:
         if part.space != space:
-            named = f"{part.folder} counts {_named(part.space)}, {parts[0].folder} {_named(space)}"
-            raise InvalidInput(f"{named}: only counts of the same n-grams can be added")
-    meta = _meta(space, sum(part.tokens for part in parts), sum(part.documents for part in parts))
-    if is_finished(folder, meta):
+            raise InvalidInput(
+                f"{part.folder} counts {part.space}, {parts[0].folder} {space}: only counts of the same are added"
+            )
+    sums = sum(part.tokens for part in parts), sum(part.documents for part in parts)
+    return _merged(folder, space, *sums, memory, lambda level: [part.run(level) for part in parts])
+
+
+def _merged(
+    folder: Path,
+    space: KeySpace,
+    tokens: int,
+    documents: int,
+    memory: int,
+    runs_of: Callable[[int], Sequence[Run]],
+    kept: Callable[[int, int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda level, number, *rows: rows,
+) -> Counts:
+    """Merges the runs of each level, and returns the counts. A level whose keys are there is complete.
+
+    `kept`: the rows of a merged partition of a level that stay in it.
+    """
+    if (folder / META).exists():
         return Counts(folder)
-    with _growing(folder, space, meta, memory) as growing:
-        for level in range(growing.done["level"], len(space.masks)):
-            runs = [part.run(level) for part in parts]
-            for partition, keys, counts in _merged(growing, level, runs, memory):
-                _append(growing, level, partition, keys, counts)
-            growing.record(level=level + 1, partition=0)
-        return _finished(growing, space, meta)
+    if (folder / OLDER).exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    levels = [Run(folder, str(level), space.words) for level in range(len(space.masks))]
+    for level, merged in enumerate(levels):
+        if merged.keys.exists():
+            continue
+        merge = Merge(runs_of(level), memory)
+        title, rows = f"merging n-grams, level {level}", merge.rows(0, merge.partitions)
+        with progress_bar(title=title, total=rows, unit="n-gram", unit_scale=True) as bar, merged.growing() as append:
+            for number in range(merge.partitions):
+                append(*kept(level, number, *merge.read(number)))
+                bar.update(merge.rows(number, number + 1))
+    for runs in folder.glob("runs*"):
+        shutil.rmtree(runs)
+    window, distinct = space.window, [level.rows for level in levels]
+    meta = {"vocabulary": space.vocabulary, "n": window.n, "causal": window.causal, "tokens": tokens, "documents": documents}
+    write_json(folder / META, {**meta, "distinct": distinct})
+    return Counts(folder)
 
 
 def most_bytes(tokens: int, space: KeySpace) -> int:
@@ -160,62 +154,12 @@ def _seconds(corpus: Corpus, space: KeySpace, clock: Clock) -> float:
     return (clock.monotonic() - started) * corpus.tokens / max(1, len(tokens))
 
 
-def _count_pieces(corpus: Corpus, space: KeySpace, folder: Path, memory: int) -> None:
-    (folder / "runs").mkdir(exist_ok=True)
+def _count_pieces(corpus: Corpus, space: KeySpace, piece: Callable[[int], Run], memory: int) -> None:
     with progress_bar(title="counting n-grams", total=corpus.tokens, unit="token", unit_scale=True) as bar:
         for number, (tokens, lengths) in enumerate(corpus.pieces(rows_in(memory, space.words))):
-            run = _run(folder, 0, number, space)
-            if not run.keys.exists():
+            if not (run := piece(number)).keys.exists():
                 if (highest := tokens.max(initial=0)) >= space.vocabulary:
                     raise InvalidInput(f"{corpus.folder} holds token {highest}, the vocabulary {space.vocabulary}: tokenise it")
                 keys = space.of(tokens, lengths)
                 run.write(*summed(keys, np.ones(len(keys), dtype=np.uint64)))
             bar.update(len(tokens))
-
-
-def _merged(
-    growing: ResumableFiles, level: int, runs: Sequence[Run], memory: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields (number, keys, counts) of the partitions of a level that are not recorded yet."""
-    merge, first = Merge(runs, memory), growing.done["partition"]
-    rows, done = merge.rows(0, merge.partitions), merge.rows(0, first)
-    title = f"merging n-grams, level {level}"
-    with progress_bar(title=title, total=rows, initial=done, unit="n-gram", unit_scale=True) as bar:
-        for partition in range(first, merge.partitions):
-            yield partition, *merge.read(partition)
-            bar.update(merge.rows(partition, partition + 1))
-
-
-def _growing(folder: Path, space: KeySpace, meta: dict, memory: int) -> ResumableFiles:
-    names = [f"{part}-{level}" for level in range(len(space.masks)) for part in ("keys", "counts")]
-    return ResumableFiles(folder, names, meta | {"memory": memory}, {"level": 0, "partition": 0})
-
-
-def _append(growing: ResumableFiles, level: int, partition: int, keys: np.ndarray, counts: np.ndarray) -> None:
-    growing.append(f"keys-{level}", keys)
-    growing.append(f"counts-{level}", counts)
-    growing.record(partition=partition + 1)
-
-
-def _finished(growing: ResumableFiles, space: KeySpace, meta: dict) -> Counts:
-    distinct = [level_run(growing.folder, level, space).rows for level in range(len(space.masks))]
-    growing.finish(meta | {"distinct": distinct})
-    return Counts(growing.folder)
-
-
-def _meta(space: KeySpace, tokens: int, documents: int) -> dict:
-    window = space.window
-    return {"vocabulary": space.vocabulary, "n": window.n, "causal": window.causal, "tokens": tokens, "documents": documents}
-
-
-def _named(space: KeySpace) -> str:
-    return f"{'causal ' if space.window.causal else ''}{space.window.n}-grams of {space.vocabulary} tokens"
-
-
-def _run(folder: Path, level: int, number: int, space: KeySpace) -> Run:
-    return Run(folder / "runs" / f"keys-{level}-{number}", folder / "runs" / f"counts-{level}-{number}", space.words)
-
-
-def _runs(folder: Path, level: int, space: KeySpace) -> list[Run]:
-    number = len(list((folder / "runs").glob(f"keys-{level}-*[0-9]")))
-    return [_run(folder, level, i, space) for i in range(number)]

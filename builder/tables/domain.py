@@ -17,8 +17,9 @@ from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.page import branch_page
 from builder.said import say
+from builder.store.branches import table_spec
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import BuildFolder, held, held_next, parent_version_begun, put_away, was_just_finished
+from builder.tables.build_folder import BuildFolder, begun, held, held_next, just_finished, parent_version_begun, put_away
 from builder.tables.counts import Counts, add_counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
@@ -69,18 +70,16 @@ def first_version(
     with held(working, f"domain {name!r}"):
         parent = (options.parent, parent_version_begun(working, options.parent) or store.latest(options.parent))
         plan = {"parent version": parent[1], **asdict(options), **way}
-        if all(domain != name for domain, _ in store.domains()):
-            build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, 1))
-            if not store.has_lower(name, 1):
-                _refuse_little(store, build, name, options)
-            counts = build.count(store.space, store.tokenizer(), store.counts_folder(name, 1))
-            store.save_corpus(name, 1, corpus)
-            keep = chosen_keep(counts, root=False, keep=options.keep)
-            spec = store.table_spec(name, 1, parent, options.dtype, counts.tokens)
-            table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
-        elif was_just_finished(working, corpus, plan):
-            branch_page(store, table := store.table(name, 1), working)  # it may be missing
-        else:
+        if not store.versions(name):
+            with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
+                if not store.has_lower(name, 1):
+                    _refuse_little(build.corpus(store).tokens, name, options)
+                counts = build.count(store, store.counts_folder(name, 1))
+                store.save_corpus(name, 1, corpus)
+                keep = chosen_keep(counts, root=False, keep=options.keep)
+                spec = table_spec(store.config, name, 1, parent, options.dtype, counts.tokens)
+                table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
+        elif (table := just_finished(store, (name, 1), corpus, plan)) is None:
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
                 "(--name, or --as-domain of an import)"
@@ -90,25 +89,15 @@ def first_version(
 
 
 def _tabulated(
-    store: Store,
-    build: BuildFolder,
-    spec: TableSpec,
-    counts: Counts,
-    keep: float,
-    start: tuple[str, int],
-    adapt: Adapt,
-    device: torch.device,
-    known: Table | None = None,
-) -> Table:
+    store: Store, build: BuildFolder, spec: TableSpec, counts: Counts, keep: float, start: tuple[str, int], adapt: Adapt,
+    device: torch.device, known: Table | None = None,
+) -> Table:  # fmt: skip
     """Makes the lower stack of a branch from that of `start`, and then its table."""
-    branch = spec.domain, spec.version
-    if not store.has_lower(*branch):
-        with build.refusable():
-            copied = known.meta.keys if known is not None else 0
-            check_table(store.folder, spec, counts, keep, store.lower(*start), device, copied)
+    if not store.has_lower(spec.domain, spec.version):
+        check_table(store.folder, spec, counts, keep, store.lower(*start), device, known.meta.keys if known is not None else 0)
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
-    table = build_table(store, spec, counts, store.lower(*branch), keep, device, build.folder, known)
+    table = build_table(store, spec, counts, keep, store.lower(spec.domain, spec.version), device, known)
     branch_page(store, table, build.folder)
     return table
 
@@ -133,9 +122,8 @@ def update_domain(
     with held_next(store, name) as version:
         before = store.table(name, version - 1)
         with held(finished := store.work_folder(name, version - 1), f"domain {name!r}"):
-            if was_just_finished(finished, corpus, plan):
+            if just_finished(store, (name, version - 1), corpus, plan) is not None:
                 store.sweep()  # before the plan is removed: if this fails, the same command is recognised
-                branch_page(store, before, finished)  # it may be missing
                 put_away(finished)
                 return before
         dtype = options.dtype or before.meta.dtype
@@ -146,18 +134,16 @@ def update_domain(
             )
         old_counts = Counts(store.counts_folder(name, version - 1))
         keep = Ranking(old_counts, root=parent is None).keep_for(before.meta.keys) if options.keep is None else options.keep
-        working = store.work_folder(name, version)
-        build = BuildFolder(working, corpus, plan, clear=lambda: store.remove_branch(name, version))
-        new_counts = build.count(store.space, store.tokenizer(), build.folder / "counts")
-        counts = add_counts([old_counts, new_counts], store.counts_folder(name, version))
-        store.save_corpus(name, version, [*store.corpus(name, version - 1), *corpus])
-        spec = store.table_spec(name, version, parent, dtype, counts.tokens)
-        learned = not budget.empty and not store.config.is_decoder
-        known = before if not learned and dtype == before.meta.dtype else None
-        adapt = partial(_adapt, store, (name, version), options, budget, device)
-        table = _tabulated(store, build, spec, counts, keep, (name, version - 1), adapt, device, known)
+        with begun(store, (name, version), corpus, plan, partial(store.remove_branch, name, version)) as build:
+            counts = add_counts([old_counts, build.count(store, build.folder / "counts")], store.counts_folder(name, version))
+            store.save_corpus(name, version, [*store.corpus(name, version - 1), *corpus])
+            spec = table_spec(store.config, name, version, parent, dtype, counts.tokens)
+            learned = not budget.empty and not store.config.is_decoder
+            known = before if not learned and dtype == before.meta.dtype else None
+            adapt = partial(_adapt, store, (name, version), options, budget, device)
+            table = _tabulated(store, build, spec, counts, keep, (name, version - 1), adapt, device, known)
         store.sweep()
-        build.close()
+        put_away(build.folder)
         return table
 
 
@@ -171,7 +157,7 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
     else:
         holding = held(store.work_folder(name, version), f"domain {name!r}")
     with holding:
-        versions = [found for domain, found in store.domains() if domain == name and version in (None, found)]
+        versions = [found for found in store.versions(name) if version in (None, found)]
         if not versions:
             raise InvalidInput(f"domain {name!r} has no version {version}")
         _refuse_used(store, name, versions, version)
@@ -194,10 +180,8 @@ def _refuse_used(store: Store, name: str, versions: list[int], version: int | No
         )
 
 
-def _refuse_little(store: Store, build: BuildFolder, name: str, options: DomainOptions) -> None:
-    tokens = build.corpus(store.tokenizer()).tokens
+def _refuse_little(tokens: int, name: str, options: DomainOptions) -> None:
     if tokens < options.min_tokens:
-        build.close()
         raise InvalidInput(
             f"the corpus of domain {name!r} has {tokens:,} tokens, fewer than {options.min_tokens:,}: its table would "
             f"rarely be hit. Give more text, build the tenants on {options.parent!r}, or lower --min-tokens"
@@ -205,14 +189,9 @@ def _refuse_little(store: Store, build: BuildFolder, name: str, options: DomainO
 
 
 def _adapt(
-    store: Store,
-    branch: tuple[str, int],
-    options: DomainOptions | UpdateOptions,
-    budget: Budget,
-    device: torch.device,
-    build: BuildFolder,
-    start: tuple[str, int],
-) -> None:
+    store: Store, branch: tuple[str, int], options: DomainOptions | UpdateOptions, budget: Budget, device: torch.device,
+    build: BuildFolder, start: tuple[str, int],
+) -> None:  # fmt: skip
     """Makes the lower stack of `branch` from that of `start`."""
     if options.learn not in LEARN:
         raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
@@ -222,7 +201,7 @@ def _adapt(
     if store.config.is_decoder and not budget.empty:
         say(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted")
     elif not budget.empty:
-        documents = build.documents(store.tokenizer(), options.seed)
+        documents = build.documents(store, options.seed)
         given = documents, budget, options.seed, device, build.folder / "learning.pt"
         report = LEARN[options.learn](store, start, branch, lower, *given)
         save_report(store.folder, *branch, {"learn": options.learn, **report})

@@ -44,9 +44,8 @@ def built_branches(store: Store) -> list[dict[str, Any]]:
 
 def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> dict[str, Any]:
     """Returns all facts about a branch that need no text. `version`: default is the newest."""
-    newest = store.latest(domain)
+    newest, versions = store.latest(domain), store.versions(domain)
     version = newest if version is None else version
-    versions = [found for name, found in store.domains() if name == domain]
     if version not in versions:
         raise InvalidInput(f"domain {domain!r} has no version {version}: there are {', '.join(map(str, versions))}")
     table = store.table(domain, version)

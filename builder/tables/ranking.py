@@ -10,9 +10,6 @@ because all domains fall back to them (research/findings/README.md says how well
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-
 import numpy as np
 
 from builder.tables.counts import Counts
@@ -28,8 +25,8 @@ class Ranking:
     def __init__(self, counts: Counts, root: bool) -> None:
         self._counts = counts
         self.root = root
-        self.shorter = SHORTER_IN_ROOT if root else 1  # times the share of whole windows
-        self._factors = [self.shorter if level else 1 for level in range(len(counts.levels))]
+        # The share of each level, in shares of the whole windows.
+        self._factors = [SHORTER_IN_ROOT if root and level else 1 for level in range(len(counts.levels))]
 
     def number(self, keep: float) -> int:
         """Returns how many keys a table takes."""
@@ -51,50 +48,21 @@ class Ranking:
         taken = self.taken(keep)
         return sum(taken[:-1]) + self._counts.space.vocabulary if self.root else sum(taken)
 
-    def keys(self, number: int, chunk: int = 1 << 20) -> Iterator[np.ndarray]:
-        """Yields the first `number` keys, `chunk` at a time."""
-        number = min(number, self._counts.distinct)
-        chunks, rest = divmod(number, chunk)
-        yield from _cut(self._advancing(number, chunk), [chunk] * chunks + [rest] * (rest > 0))
+    def keys(self, number: int) -> np.ndarray:
+        """Returns the first `number` keys.
+
+        Key i of a level with n keys is at (i + 1/2) / (n * factor) of the order. Of two keys at one place, that of the deeper
+        level is first.
+        """
+        levels = [(level, min(rows, number)) for level, rows in enumerate(self._counts.levels)][::-1]
+        places = [(np.arange(most) + 0.5) / (self._counts.levels[level] * self._factors[level]) for level, most in levels]
+        keys = [self._counts.most_frequent(level, most) for level, most in levels]
+        return np.concatenate(keys)[np.argsort(np.concatenate(places), kind="stable")[:number]]
 
     def taken(self, keep: float) -> list[int]:
         """Returns how many keys of each level a table takes."""
         levels = zip(self._counts.levels, self._factors, strict=True)
         return [min(rows, int(keep * factor * rows + 0.5)) for rows, factor in levels]
-
-    def _advancing(self, number: int, chunk: int) -> Iterator[np.ndarray]:
-        """Yields at least the first `number` keys. All levels advance together, about `chunk` keys at a time.
-
-        Key i of a level with n keys is at (i + 1/2) / (n * factor) of the order. Of two keys at one place, that of the deeper
-        level is first.
-        """
-        weights = [rows * factor for rows, factor in zip(self._counts.levels, self._factors, strict=True)]
-        steps = max(1, -(-sum(weights) // chunk))
-        ends = [[0] * len(weights)]  # by step and level: how many keys are before the end of the step
-        while sum(ends[-1]) < number:
-            places = ((2 * len(ends) * weight + steps) // (2 * steps) for weight in weights)
-            ends.append([min(rows, place) for rows, place in zip(self._counts.levels, places, strict=True)])
-        used = [level for level in reversed(range(len(weights))) if ends[-1][level]]
-        streams = []
-        for level in used:
-            sizes = [last[level] - first[level] for first, last in pairwise(ends)]
-            streams.append(_cut(self._counts.most_frequent(level, ends[-1][level], chunk), sizes))
-        for first, last in pairwise(ends):
-            keys = [next(stream) for stream in streams]
-            places = [(np.arange(first[level], last[level]) + 0.5) / weights[level] for level in used]
-            yield np.concatenate(keys)[np.argsort(np.concatenate(places), kind="stable")]
-
-
-def _cut(arrays: Iterable[np.ndarray], sizes: Sequence[int]) -> Iterator[np.ndarray]:
-    """Yields the rows of consecutive arrays again, in arrays of other sizes."""
-    left = iter(arrays)
-    held: list[np.ndarray] = []
-    for size in sizes:
-        while not held or sum(map(len, held)) < size:
-            held.append(next(left))
-        together = np.concatenate(held)
-        yield together[:size]
-        held = [together[size:]]
 
 
 def check_keep(keep: float | None) -> None:

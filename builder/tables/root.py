@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,16 @@ from builder.learning.masked import further_pretrain, given_head
 from builder.page import branch_page
 from builder.pictures import draw_learning
 from builder.said import say
-from builder.store.branches import table_spec
+from builder.store.branches import UPPER, Branches, replace_weights, table_spec
 from builder.store.resumable import write_json
 from builder.store.store import Store, absolute_model, check_name
-from builder.tables.build_folder import BuildFolder, held, put_away, was_just_finished
+from builder.tables.build_folder import BuildFolder, begun, held, just_finished, put_away
+from builder.tables.counts import Counts
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import Checkpoint, load_checkpoint, split
-from hplm.model.stacks import LowerStack
-from hplm.model.tokenizer import Tokenizer
+from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import TRIGRAMS, Window
-from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table
+from hplm.plot.table import Table, TableSpec
 
 
 @dataclass(frozen=True)
@@ -51,81 +49,69 @@ def build_root(
 
     A decoder without lower layers needs no corpus: its table holds the vectors of its words.
     """
-    model = absolute_model(model)
-    working, plan = folder / "building" / "root-1", {"model": model, **asdict(options), **asdict(budget)}
-    with held(working, f"the root of {folder}"):
+    model, place = absolute_model(model), Branches(folder)
+    plan = {"model": model, **asdict(options), **asdict(budget)}
+    with held(place.work_folder("root", 1), f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
-            if was_just_finished(working, corpus, plan):
-                branch_page(store, table := store.table("root", 1), working)  # it may be missing
-                put_away(working)
-                return store, table
-            raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-        build = BuildFolder(working, corpus, plan, clear=lambda: _clear(folder))
-        begun = (folder / "store.json").exists()
-        store = Store(folder) if begun else _adapted(model, build, folder, options, budget, device)
-        counts = build.count(store.space, store.tokenizer(), _counts(folder)) if corpus else None
-        if counts is not None:
-            store.save_corpus("root", 1, corpus)
-        spec = store.table_spec("root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
-        keep = chosen_keep(counts, root=True, keep=options.keep)
-        table = build_table(store, spec, counts, store.lower("root", 1), keep, device, build.folder)
-        branch_page(store, table, working)
-        build.close()
+            if (table := just_finished(store, ("root", 1), corpus, plan)) is None:
+                raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
+        else:
+            with begun(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
+                if not (folder / "store.json").exists() or not place.has_lower("root", 1):
+                    _learn(build, model, folder, options, budget, device)
+                store = Store(folder)
+                table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
+                branch_page(store, table, build.folder)
+        put_away(place.work_folder("root", 1))
         return store, table
 
 
-def _counts(folder: Path) -> Path:
-    """As `Store.counts_folder` of the root: it is there before the store is."""
-    return folder / "counts" / "root" / "1"
+def _clear(place: Branches) -> None:
+    place.remove_branch("root", 1)
+    if (place.folder / "store.json").exists():  # else files of these names may be others'
+        for name in ("store.json", "backbone.json", "tokenizer.json", UPPER):
+            (place.folder / name).unlink(missing_ok=True)
 
 
-def _clear(folder: Path) -> None:
-    shutil.rmtree(_counts(folder), ignore_errors=True)
-    if (folder / "store.json").exists():
-        Store(folder).remove_branch("root", 1)
-        (folder / "store.json").unlink()
+def _planned(store: Store, build: BuildFolder, options: RootOptions) -> tuple[TableSpec, Counts | None, float]:
+    """Counts the corpus, if there is one. Returns what the table is, its counts, and the share of them that it takes."""
+    counts, tokens = None, 0
+    if build.paths:
+        counts = build.count(store, store.counts_folder("root", 1))
+        store.save_corpus("root", 1, build.paths)
+        tokens = counts.tokens
+    spec = table_spec(store.config, "root", 1, None, options.dtype, tokens)
+    return spec, counts, chosen_keep(counts, root=True, keep=options.keep)
 
 
-def _adapted(model: str, build: BuildFolder, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> Store:
+def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> None:
+    """Makes the store, unless it is there, refuses a table without room, and saves the lower layers once they have learned."""
     checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
-    check_name("backbone", checkpoint.config.name)
-    if checkpoint.config.lower_layers and not build.has_corpus:
-        without = ", or --lower 0, which needs none" if checkpoint.config.is_decoder else ""
+    config, (lower, upper) = checkpoint.config, split(checkpoint)
+    check_name("backbone", config.name)
+    if config.lower_layers and not build.paths:
+        without = ", or --lower 0, which needs none" if config.is_decoder else ""
         raise InvalidInput(f"the n-grams of a table come from a corpus: give --corpus FILE...{without}")
-    lower, upper = split(checkpoint)
-    _refuse_large(build, folder, checkpoint, lower, options, device)
-    if checkpoint.skipbert or checkpoint.config.is_decoder:
-        if checkpoint.config.lower_layers and not budget.empty:
-            why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
-            say(f"{model}: {why}; nothing is adapted")
-        return Store.create(folder, model, checkpoint.config, checkpoint.tokenizer_json, lower, upper)
-    documents = build.documents(Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions), options.seed)
-    seed, config, masked = options.seed, checkpoint.config, budget.part(options.masked)
-    distilling = replace(budget.part(1 - options.masked), until=budget.until)
-    saved = build.folder / "learning.pt"
-    report = distil(checkpoint, lower, upper, documents, distilling, seed, device, saved=saved)
-    head = None
-    if not masked.empty:
-        saved = build.folder / "masked.pt"
-        head, guessing = further_pretrain(
-            config, lower, upper, given_head(model, config), "the checkpoint's", documents, masked, seed, device, saved=saved
-        )
-        report["masked"] = guessing
-    save_report(folder, "root", 1, report)
-    return Store.create(folder, model, config, checkpoint.tokenizer_json, lower, upper, head)
-
-
-def _refuse_large(
-    build: BuildFolder, folder: Path, checkpoint: Checkpoint, lower: LowerStack, options: RootOptions, device: torch.device
-) -> None:
-    """Counts the n-grams before anything learns, so that a table that has no room is refused at once."""
-    config, counts = checkpoint.config, None
-    if build.has_corpus:
-        tokenizer = Tokenizer(checkpoint.tokenizer_json, config.positions, config.start_id)
-        counts = build.count(KeySpace(config.vocabulary, config.window), tokenizer, _counts(folder))
-    spec = table_spec(config, "root", 1, None, options.dtype, counts.tokens if counts is not None else 0)
-    with build.refusable():
-        check_table(folder, spec, counts, chosen_keep(counts, True, options.keep), lower, device)
+    if not (folder / "store.json").exists():
+        Store.create(folder, model, config, checkpoint.tokenizer_json, None, upper)
+    store = Store(folder)
+    check_table(folder, *_planned(store, build, options), lower, device)
+    if not (checkpoint.skipbert or config.is_decoder):
+        documents, seed, masked = build.documents(store, options.seed), options.seed, budget.part(options.masked)
+        distilling = replace(budget.part(1 - options.masked), until=budget.until)
+        report = distil(checkpoint, lower, upper, documents, distilling, seed, device, saved=build.folder / "learning.pt")
+        if not masked.empty:
+            saved, given = build.folder / "masked.pt", (given_head(model, config), "the checkpoint's")
+            head, report["masked"] = further_pretrain(
+                config, lower, upper, *given, documents, masked, seed, device, saved=saved
+            )
+            store.save_masked_head("root", 1, head.state_dict())
+        save_report(folder, "root", 1, report)
+        replace_weights(folder / UPPER, upper.state_dict())
+    elif config.lower_layers and not budget.empty:
+        why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
+        say(f"{model}: {why}; nothing is adapted")
+    store.save_lower("root", 1, lower)
 
 
 def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:

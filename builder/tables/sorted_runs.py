@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,17 @@ BYTES = 8  # of one word of a key, and of one count
 class Run:
     """A sorted run on disk. Rows are read, not mapped: mapped pages would count as memory of the process."""
 
-    keys: Path
-    counts: Path
+    folder: Path
+    name: str
     words: int
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / f"keys-{self.name}"
+
+    @property
+    def counts(self) -> Path:
+        return self.folder / f"counts-{self.name}"
 
     @property
     def rows(self) -> int:
@@ -42,21 +51,31 @@ class Run:
         """Returns the first row whose key is not smaller than `key`."""
         return bisect_left(range(self.rows), key, key=self.key)
 
+    @contextmanager
+    def growing(self) -> Iterator[Callable[[np.ndarray, np.ndarray], None]]:
+        """Appends rows to it. Counts get their name before keys: a run with keys is complete."""
+        with (
+            replaced(self.keys) as keys,
+            replaced(self.counts) as counts,
+            open(keys, "wb") as first,
+            open(counts, "wb") as second,
+        ):
+
+            def append(keys: np.ndarray, counts: np.ndarray) -> None:
+                keys.tofile(first)
+                counts.tofile(second)
+
+            yield append
+
     def write(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        """Writes the counts, then the keys: a run with keys is complete."""
-        for path, array in ((self.counts, counts), (self.keys, keys)):
-            with replaced(path) as temporary:
-                array.tofile(temporary)
+        with self.growing() as append:
+            append(keys, counts)
 
     def check(self, rows: int) -> None:
         for path, width in ((self.keys, self.words), (self.counts, 1)):
             expected, size = rows * width * BYTES, path.stat().st_size
             if size != expected:
                 raise Broken(f"{path} has {size} bytes, not {expected}: count the corpus again")
-
-    def remove(self) -> None:
-        self.keys.unlink()
-        self.counts.unlink()
 
 
 def row_bytes(words: int) -> int:

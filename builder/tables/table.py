@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +14,11 @@ from torch import Tensor
 
 from builder.learning.limits import check_seed
 from builder.said import duration, progress_bar, say
-from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking, check_keep
 from hplm.model.stacks import LowerStack
 from hplm.plot.index import IndexMeta
-from hplm.plot.keys import KeySpace
 from hplm.plot.room import check_room
 from hplm.plot.table import Table, TableMeta, TableSpec
 from hplm.plot.writing import BATCH, write_table
@@ -46,10 +44,9 @@ def build_table(
     store: Store,
     spec: TableSpec,
     counts: Counts | None,
-    lower: LowerStack,
     keep: float,
+    lower: LowerStack,
     device: torch.device,
-    work: Path,
     known: Table | None = None,
 ) -> Table:
     """Builds a table of the most frequent n-grams. The root also holds every single token, so that each lookup ends in it.
@@ -58,10 +55,7 @@ def build_table(
 
     Cut anywhere, a call with the same arguments goes on. `known`, an earlier version by the same lower stack, saves computing.
     """
-    if counts is None:
-        keys = spec.space.unigrams()
-    else:
-        keys = _ordered_keys(work / "order", spec.space, Ranking(counts, root=spec.parent is None), keep)
+    keys = spec.space.unigrams() if counts is None else _keys(spec, Ranking(counts, root=spec.parent is None), keep)
     lower = lower.to(device).eval()
 
     @torch.inference_mode()
@@ -74,33 +68,23 @@ def build_table(
         return write_table(folder, spec, keys, values_of, progress=bar.update, known=known, resume=True)
 
 
-def table_bytes(meta: TableMeta, ngrams: int, dtype: str) -> int:
+def table_bytes(spec: TableSpec, ngrams: int, dtype: str) -> int:
     """Returns the bytes of such a table with so many n-grams, without the few bytes of padding after its keys."""
-    resized = replace(meta, keys=ngrams, dtype=dtype, index=replace(meta.index, keys=ngrams))
-    return sum(resized.sizes().values())
+    of: dict[str, Any] = {field.name: getattr(spec, field.name) for field in fields(TableSpec)} | {"dtype": dtype}
+    return sum(
+        TableMeta(**of, keys=ngrams, least_cosine=1.0, index=IndexMeta(ngrams, spec.space.words, 0, {})).sizes().values()
+    )
 
 
-def _ordered_keys(path: Path, space: KeySpace, ranking: Ranking, keep: float) -> np.ndarray:
-    """Writes the keys to a file in the order of their rows, since they may not fit in memory."""
-    if not path.exists():
-        with replaced(path) as writing, open(writing, "wb") as file:
-            for chunk in _chosen(space, ranking, keep):
-                chunk.astype("<u8").tofile(file)
-    if not path.stat().st_size:
-        return np.empty((0, space.words), dtype=np.uint64)
-    return np.memmap(path, "<u8", "r").reshape(-1, space.words)
-
-
-def _chosen(space: KeySpace, ranking: Ranking, keep: float) -> Iterator[np.ndarray]:
-    """Yields the first keys of the ranking and, for a root, the single tokens that are not among them."""
-    unigrams = space.unigrams()
-    missing = np.ones(len(unigrams), dtype=bool)
-    for chunk in ranking.keys(ranking.number(keep)):
-        alone = chunk[((chunk & space.masks[-1]) == chunk).all(1)]
-        missing[space.unpack(alone)[:, space.window.centre] - 1] = False
-        yield chunk
-    if ranking.root:
-        yield unigrams[missing]
+def _keys(spec: TableSpec, ranking: Ranking, keep: float) -> np.ndarray:
+    """Returns the first keys of the ranking and, for a root, the single tokens that are not among them."""
+    space, keys = spec.space, ranking.keys(ranking.number(keep))
+    if not ranking.root:
+        return keys
+    alone = keys[((keys & space.masks[-1]) == keys).all(1)]
+    missing = np.ones(spec.vocabulary, dtype=bool)
+    missing[space.unpack(alone)[:, space.window.centre] - 1] = False
+    return np.concatenate([keys, space.unigrams()[missing]])
 
 
 def chosen_keep(counts: Counts | None, root: bool, keep: float | None) -> float:
@@ -119,11 +103,11 @@ def check_table(
     """
     what = f"the table of domain {spec.domain!r}"
     if counts is None:  # it holds the words of a decoder, which are copied
-        check_room(store, _bytes(spec, spec.vocabulary), what, "free some space")
+        check_room(store, table_bytes(spec, spec.vocabulary, spec.dtype), what, "free some space")
         return
     ranking = Ranking(counts, spec.parent is None)
     ngrams, most = ranking.size(keep), ranking.size(1.0)
-    needed, computed = _bytes(spec, ngrams), max(0, ngrams - known)
+    needed, computed = table_bytes(spec, ngrams, spec.dtype), max(0, ngrams - known)
     said = f"{spec.domain}: {ngrams:,} n-grams will take {needed / 1e9:,.2f} GB"
     if computed and counts.levels[0]:
         said += f" and about {duration(computed / _rate(spec, counts, lower, device))} to compute here"
@@ -132,13 +116,6 @@ def check_table(
     say(said)
     fitting = ranking.keep_for(int(FILLED * ngrams * shutil.disk_usage(store).free / max(1, needed)))
     check_room(store, needed, what, f"give --keep {fitting:.2g}, or --dtype int8, or free some space")
-
-
-def _bytes(spec: TableSpec, ngrams: int) -> int:
-    """Returns the bytes of a table and of the file with its order."""
-    words = spec.space.words
-    meta = TableMeta(**asdict(spec), keys=ngrams, least_cosine=1.0, index=IndexMeta(ngrams, words, 0, {}))
-    return sum(meta.sizes().values()) + 8 * ngrams * words
 
 
 @torch.no_grad()  # and not in inference mode: the stack moves to the device, and learns there afterwards

@@ -6,7 +6,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,41 +29,34 @@ Progress = Callable[[int], object]  # called with the number of stored bytes tha
 
 
 def raw_lines(path: Path, progress: Progress | None = None) -> Iterator[bytes]:
+    """Yields the lines. Refuses what would fill memory or disk: a file may unpack to thousands of times its size."""
     check_file(path)
+    most = max(ALWAYS_UNPACKED, MOST_UNPACKED * path.stat().st_size) if path.suffix in COMPRESSED else None
+    told = unpacked = 0
     with open(path, "rb", buffering=0) as file:
-        kept, told = io.BufferedReader(file, READ_AT_ONCE), 0
+        kept = io.BufferedReader(file, READ_AT_ONCE)  # it would close the file once nothing holds it
+        content = _content(path, kept)
         try:
-            tell = progress if file.seekable() else None  # a pipe has no places
-            for number, line in enumerate(chain(_lines(path, _content(path, kept)), [b""])):  # the end is told too
-                if tell is not None and (not line or number % TOLD_EVERY == 0):
-                    read = file.tell()
-                    tell(read - told)
+            for number in count(1):
+                line = content.readline(LONGEST_LINE + 1)
+                if progress is not None and (not line or number % TOLD_EVERY == 1) and file.seekable():  # a pipe has no places
+                    progress((read := file.tell()) - told)
                     told = read
-                if line:
-                    yield line
+                if not line:
+                    return
+                if len(line) > LONGEST_LINE:
+                    raise InvalidInput(
+                        f"{path}:{number}: a line of more than {LONGEST_LINE >> 20} MB: give each document a line of its own"
+                    )
+                unpacked += len(line)
+                if most is not None and unpacked > most:
+                    raise InvalidInput(
+                        f"{path} unpacks to more than {most >> 20} MB, over {MOST_UNPACKED} times its size: this is no usual "
+                        "text. If you want to read it all the same, unpack it first"
+                    )
+                yield line
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise InvalidInput(f"{path} is truncated or corrupt ({error}): download or compress it again") from None
-
-
-def _lines(path: Path, content: BinaryIO | io.BufferedIOBase) -> Iterator[bytes]:
-    """Refuses what would fill memory or disk: a file may unpack to thousands of times its size."""
-    most = max(ALWAYS_UNPACKED, MOST_UNPACKED * path.stat().st_size) if path.suffix in COMPRESSED else None
-    unpacked = 0
-    for number in count(1):
-        line = content.readline(LONGEST_LINE + 1)
-        if not line:
-            return
-        if len(line) > LONGEST_LINE:
-            raise InvalidInput(
-                f"{path}:{number}: a line of more than {LONGEST_LINE >> 20} MB: put each document into a line of its own"
-            )
-        unpacked += len(line)
-        if most is not None and unpacked > most:
-            raise InvalidInput(
-                f"{path} unpacks to more than {most >> 20} MB, over {MOST_UNPACKED} times its size: this is no usual text. "
-                "If you want to read it all the same, unpack it first"
-            )
-        yield line
 
 
 def check_file(path: Path) -> None:

@@ -101,8 +101,8 @@ def pack(file: Packed, /, *, store: StoreFolder, json: Json = False) -> dict:
 
     manifest = pack_root(open_store(store), file)
     size = file.stat().st_size
-    print(f"root of backbone {manifest['backbone']}: {file}, {size / 1e6:,.1f} MB")
-    return {"backbone": manifest["backbone"], "version": manifest["version"], "file": str(file), "bytes": size}
+    print(f"root of backbone {manifest.backbone}: {file}, {size / 1e6:,.1f} MB")
+    return {"backbone": manifest.backbone, "version": manifest.version, "file": str(file), "bytes": size}
 
 
 def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str | None = None, json: Json = False) -> dict:

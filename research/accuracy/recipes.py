@@ -20,6 +20,7 @@ from builder.learning.loop import Exam, Group, Training, train
 from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
 from builder.learning.windows import Reading, TextPack, index_of
 from builder.packed_batches import positions_of
+from builder.store.branches import table_spec
 from builder.store.resumable import Savepoint, replaced
 from builder.store.store import Store
 from builder.tables.build_folder import held, put_away
@@ -122,8 +123,8 @@ def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: floa
         put_away(build)
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
         store.save_lower(name, 1, lower)  # before the table, which makes it a branch
-        spec = store.table_spec(name, 1, None if name == "root" else ("root", 1), known.meta.dtype, counts.tokens)
-        table = build_table(store, spec, counts, lower, keep, device, build, known)
+        spec = table_spec(store.config, name, 1, None if name == "root" else ("root", 1), known.meta.dtype, counts.tokens)
+        table = build_table(store, spec, counts, keep, lower, device, known)
         put_away(build)
         return table
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from builder.learning.bodies import WholeBody
+from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, random_backbone
@@ -67,7 +68,7 @@ def flat_store(store: Store, folder: Path, whole: Body, with_adapters: bool) -> 
     """
     tokenizer_json = (store.folder / "tokenizer.json").read_text("utf-8")
     flat = Store.create(folder, store.model, whole.config, tokenizer_json, LowerStack(whole.config), whole.upper)
-    spec, words = flat.table_spec("root", 1, None, "fp16", corpus_tokens=0), whole.words.weight
+    spec, words = table_spec(flat.config, "root", 1, None, "fp16", corpus_tokens=0), whole.words.weight
 
     def values_of(windows: np.ndarray) -> torch.Tensor:
         return words[torch.from_numpy(windows - 1)]

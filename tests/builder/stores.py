@@ -19,6 +19,7 @@ import torch
 
 from builder.learning.limits import Budget
 from builder.said import no_progress_bars
+from builder.store.branches import table_spec
 from builder.store.store import Store, TenantFile
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
@@ -86,8 +87,8 @@ def build(
     (work / "corpus.txt").write_text("\n".join(lines), "utf-8")
     corpus = tokenize_corpus([work / "corpus.txt"], store.tokenizer(), work / "tokens")
     counts = count_ngrams(corpus, store.space, work / "counts")
-    spec = store.table_spec(domain, 1, None, dtype, counts.tokens)
-    table = build_table(store, spec, counts, store.lower("root", 1), keep, DEVICE, work)
+    spec = table_spec(store.config, domain, 1, None, dtype, counts.tokens)
+    table = build_table(store, spec, counts, keep, store.lower("root", 1), DEVICE)
     return table, corpus, counts
 
 
@@ -146,7 +147,7 @@ def rows(table: Table) -> dict[bytes, bytes]:
 def give_other_values(store: Store, domain: str, version: int) -> None:
     """Writes the table of a branch again, with random values."""
     table = store.table(domain, version)
-    spec = store.table_spec(domain, version, table.meta.parent_branch, table.meta.dtype, table.meta.corpus_tokens)
+    spec = table_spec(store.config, domain, version, table.meta.parent_branch, table.meta.dtype, table.meta.corpus_tokens)
     keys = table.index.by_row().copy()
     shutil.rmtree(table.folder)
     write_table(table.folder, spec, keys, random_values(spec, seed=1234))

@@ -69,8 +69,8 @@ def test_an_update_keeps_the_share_of_the_version_before_and_the_order_of_the_ra
     ranking = Ranking(Counts(store.counts_folder(name, 2)), root=name == "root")
     kept = ranking.keep_for(updated.meta.keys)
     assert kept == pytest.approx(keep, abs=0.01)
-    keys, wanted = updated.index.by_row(), list(ranking.keys(ranking.number(kept)))
-    assert len(np.unique(keys)) == len(keys) and all((keys[: len(part)] == part).all() for part in wanted)
+    keys, wanted = updated.index.by_row(), ranking.keys(ranking.number(kept))
+    assert len(np.unique(keys)) == len(keys) and (keys[: len(wanted)] == wanted).all()
 
 
 def test_versions_that_nobody_needs_are_deleted(tmp_path):

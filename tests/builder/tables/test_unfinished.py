@@ -19,7 +19,6 @@ from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
-from research.accuracy.recipes import recut_domain
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
 from tests.support.device import DEVICE
@@ -115,14 +114,6 @@ def test_a_domain_on_a_parent_that_is_deleted_meanwhile_is_not_built(tmp_path):
     with pytest.raises(InvalidInput, match=mentioning(store.table_folder("bio", 1))):
         add_domain(without, "cells", 2, parent="bio")
     assert store.domains() == [("root", 1)]
-
-
-def test_a_table_cut_to_one_size_is_cut_anew_to_another(tmp_path):
-    store = with_bio(tmp_path)
-    recut = partial(recut_domain, store, "bio", store)
-    (working := store.work_folder("less", 1)).mkdir(parents=True)
-    (working / "order").write_bytes(bytes(16))  # an interrupted one of another size
-    assert recut("less", 0.25, DEVICE).meta.keys == recut("same", 0.25, DEVICE).meta.keys > 2
 
 
 def test_an_interrupted_build_continues_on_the_parents_version_of_its_start(tmp_path):
