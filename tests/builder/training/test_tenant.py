@@ -162,7 +162,7 @@ def test_the_stored_heads_of_each_number_of_students_add_up_to_what_their_classi
     for _ in range(3):
         team.add()
     with torch.no_grad():
-        for part in team.parameters():
+        for part in team.parts().parameters():
             part.copy_(torch.randn_like(part).half())
         hidden = torch.randn(4, TOY.hidden)
         said = team.read(team.joined(torch.stack([member.read(hidden) for member in team.members])))
