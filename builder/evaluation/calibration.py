@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from builder.evaluation.fitting import Cases, bins_of, calibration_error, fitted
-from builder.evaluation.tenant import ServedBody, opened
+from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
+from builder.learning.bodies import PlotBody
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
-from builder.tasks.tasks import TrainingTask
+from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
@@ -29,14 +30,9 @@ WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
 
 def calibrate_tenant(
-    store: Store,
-    tenant_id: str,
-    file: Path,
-    precision: Precision,
-    device: torch.device,
-    delta: float | None = None,
+    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, delta: float | None = None,
     seen: Sequence[Path] = (),
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing.
 
     `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
@@ -44,7 +40,7 @@ def calibrate_tenant(
     with held_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         texts = UnseenTexts(store, tenant, file, seen, "a calibration")
-        _check_delta(tenant, texts.task, delta)
+        check_delta(tenant, delta)
         asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
         found, report = store.knowledge(tenant), store.report(tenant)
         if found.students is not None:
@@ -63,39 +59,27 @@ def calibrate_tenant(
         fit = fitted(cases, delta)
         plain = Calibration()
         own = {
-            "tenant": tenant.id,
-            "version": tenant.version + 1,
-            "task": tenant.task,
-            "file": str(file),
-            "texts": len(cases),
-            "left_out": texts.left_out,
-            "precision": precision.name,
-            "delta": delta,
+            "tenant": tenant.id, "version": tenant.version + 1, "task": tenant.task, "file": str(file), "texts": len(cases),
+            "left_out": texts.left_out, "precision": precision.name, "delta": delta,
             "right": round(float(cases.right.mean()), 4),
             "before": None if texts.task.served.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
             "after": _described(fit.confidences, fit.losses, cases),
-        }
+        }  # fmt: skip
         report["calibration"] = {"asked": asked, "report": own}
         store.save_next(tenant, replace(found, calibration=fit.calibration), report)
         return own, True
 
 
-def _check_delta(tenant: TenantFile, task: TrainingTask, delta: float | None) -> None:
-    if delta is None:
-        return
-    if not task.served.is_number:
+def check_delta(tenant: TenantFile, delta: float | None) -> None:
+    if delta is not None and not training_task(tenant.task).served.is_number:
         raise InvalidInput(f"delta {delta:g} is for numbers, but tenant {tenant.id!r} has the task {tenant.task}: leave it out")
-    if not 0 < delta < math.inf:
+    if delta is not None and not 0 < delta < math.inf:
         raise InvalidInput(f"delta {delta:g}: give a number above 0")
 
 
 def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dict[str, Any]:
-    bins = bins_of(confidences, cases.right)
-    return {
-        "ece": round(calibration_error(bins), 4),
-        "nll": round(float(losses.mean()), 4),
-        "bins": [asdict(one) for one in bins],
-    }
+    bins, nll = bins_of(confidences, cases.right), round(float(losses.mean()), 4)
+    return {"ece": round(calibration_error(bins), 4), "nll": nll, "bins": [asdict(one) for one in bins]}
 
 
 def _usual_delta(texts: UnseenTexts) -> float:
@@ -106,7 +90,7 @@ def _usual_delta(texts: UnseenTexts) -> float:
     return delta
 
 
-def _cases(tenant: TenantFile, task: TrainingTask, body: ServedBody, model: TenantModel, data: Data, delta: float) -> Cases:
+def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data, delta: float) -> Cases:
     """Returns the answers to texts of which a word can be read. `delta`: the largest error of a right number."""
     served, labels = task.served, tenant.labels
     assert served.evidence is not None  # as `UnseenTexts` checks

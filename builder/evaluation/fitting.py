@@ -41,12 +41,8 @@ class Cases:
         logits = np.full((len(evidence), choices, widest), -np.inf)
         for number, one in enumerate(evidence):
             logits[number, :, : one.logits.shape[1]] = one.logits
-        return cls(
-            logits=logits,
-            chosen=np.array([one.chosen for one in evidence]),
-            right=np.array(right, dtype=bool),
-            classes=np.array(classes) if classes is not None else None,
-        )
+        chosen, known = np.array([one.chosen for one in evidence]), np.array(classes) if classes is not None else None
+        return cls(logits, chosen, np.array(right, dtype=bool), known)
 
     def __len__(self) -> int:
         return len(self.right)
@@ -106,12 +102,7 @@ def _candidates(cases: Cases, delta: float | None) -> list[Fit]:
     if delta is not None:
         counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
         return [partial(fit_bins, delta=delta, count=count) for count in counts]
-    return [_unchanged, fit_temperature]
-
-
-def _unchanged(cases: Cases) -> Calibration:
-    """Returns what softmax says: few texts may give a temperature that is worse on others."""
-    return Calibration()
+    return [lambda _: Calibration(), fit_temperature]  # few texts may give a temperature that is worse on others than none
 
 
 def fit_temperature(cases: Cases) -> Calibration:
@@ -134,20 +125,15 @@ def fit_bins(cases: Cases, delta: float, count: int) -> Calibration:
 
     Half a right and half a wrong text are added to each bin, so that no share is 0 or 1.
     """
-    edges = np.unique(_all_rounded(np.quantile(cases.values, np.linspace(0, 1, count + 1)[1:-1])))
+    edges = np.unique([_rounded(edge) for edge in np.quantile(cases.values, np.linspace(0, 1, count + 1)[1:-1])])
     places = np.searchsorted(edges, cases.values, side="right")
     texts, right = (np.bincount(own, minlength=len(edges) + 1) for own in (places, places[cases.right]))
-    shares = (right + 0.5) / (texts + 1)
-    return Calibration(BINS, delta=_rounded(delta), edges=tuple(edges.tolist()), shares=tuple(_all_rounded(shares)))
+    shares = tuple(_rounded(share) for share in (right + 0.5) / (texts + 1))
+    return Calibration(BINS, delta=_rounded(delta), edges=tuple(edges.tolist()), shares=shares)
 
 
 def _rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
-
-
-def _all_rounded(numbers: Array) -> list[float]:
-    flat: list[float] = numbers.tolist()
-    return [_rounded(number) for number in flat]
 
 
 @dataclass(frozen=True)

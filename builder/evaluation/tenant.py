@@ -8,26 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from builder.learning.bodies import PlotBody
 from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.students.team import ServedTeam
+from builder.students.team import served
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
-from builder.tasks.lookup import Pack, Reader, Texts
+from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data
-from builder.training.finetuning import logits_of
+from builder.training.finetuning import Answering, logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
-from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import Adapt
-from hplm.model.stacks import UpperStack
 
 TEXTS_AT_ONCE = 16  # in a request
 
@@ -40,50 +36,33 @@ class Evaluation:
     scores: Scores
 
     def described(self) -> dict[str, Any]:
-        tenant = self.tenant
+        tenant, texts = self.tenant, self.texts
         return {
-            "tenant": tenant.id,
-            "version": tenant.version,
-            "task": tenant.task,
-            "file": str(self.texts.examples[0].file),
-            "texts": len(self.texts.examples),
-            "texts_cut": self.texts.cut,
-            "windows_found": self.texts.found,
-            **self.scores.described(),
-        }
+            "tenant": tenant.id, "version": tenant.version, "task": tenant.task, "file": str(texts.examples[0].file),
+            "texts": len(texts.examples), "texts_cut": texts.cut, "windows_found": texts.found, **self.scores.described(),
+        }  # fmt: skip
 
 
 def evaluate_tenant(
-    store: Store,
-    tenant_id: str,
-    file: Path,
-    device: torch.device | None = None,
-    eight_bits: bool = False,
+    store: Store, tenant_id: str, file: Path, device: torch.device | None = None, eight_bits: bool = False,
     members: int | None = None,
-) -> Evaluation:
+) -> Evaluation:  # fmt: skip
     """`eight_bits`: computes the shared products in 8 bits, on the CPU.
 
     `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
     """
     device = device or resolve_device("auto")
     tenant = store.known_tenant(tenant_id)
-    examples = training_task(tenant.task).read(file)
+    examples, found = training_task(tenant.task).read(file), store.knowledge(tenant).students
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    students = store.knowledge(tenant).students
-    numbers = range(members) if members is not None else None
-    model = ServedTeam(students, numbers).to(device) if students is not None and members != 0 else None
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, eight_bits, model)
+    students = served(found.members[:members], found.students.depth, device) if found is not None and members != 0 else None
+    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, eight_bits, students)
 
 
 def evaluate_weights(
-    store: Store,
-    tenant: TenantFile,
-    weights: Weights,
-    examples: Sequence[Example],
-    device: torch.device,
-    eight_bits: bool = False,
-    students: ServedTeam | None = None,
-) -> Evaluation:
+    store: Store, tenant: TenantFile, weights: Weights, examples: Sequence[Example], device: torch.device,
+    eight_bits: bool = False, students: Answering | None = None,
+) -> Evaluation:  # fmt: skip
     """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
     precision = Precision(torch.float32, eight_bits)
     body, model, data = opened(store, tenant, weights, examples, device, precision)
@@ -92,38 +71,17 @@ def evaluate_weights(
     return Evaluation(tenant, data.dev, answers, scores)
 
 
-class ServedBody(PlotBody):
-    """Computes in an engine's precision. Heads read 32 bits, as in an engine."""
-
-    def __init__(self, upper: UpperStack, heads: int, precision: Precision) -> None:
-        if precision.eight_bits:
-            to_eight_bits(upper.layers)
-        super().__init__(upper.to(precision.dtype).eval(), heads)
-        self._dtype = precision.dtype
-
-    def entering(self, sums: Tensor) -> Tensor:
-        return sums.to(self._dtype)
-
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
-        return super().forward(pack, adapters, layers).float()
-
-
 def opened(
-    store: Store,
-    tenant: TenantFile,
-    weights: Weights,
-    examples: Sequence[Example],
-    device: torch.device,
-    precision: Precision,
+    store: Store, tenant: TenantFile, weights: Weights, examples: Sequence[Example], device: torch.device, precision: Precision,
     task: TrainingTask | None = None,
-) -> tuple[ServedBody, TenantModel, Data]:
+) -> tuple[PlotBody, TenantModel, Data]:  # fmt: skip
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
     config = store.config
     reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
     texts = reader.read(examples, task, tenant.labels)
     model = TenantModel.of(tenant.adapter_layout(config), tenant.head_layout(config), *weights)
     data = Data(reader, task, tenant.labels, texts, texts, device)
-    return ServedBody(store.upper(), config.heads, precision).to(device), model.to(device), data
+    return PlotBody.of(store, precision).to(device), model.to(device), data
 
 
 def score_served(client: Any, evaluation: Evaluation) -> Scores:
@@ -137,14 +95,11 @@ def score_served(client: Any, evaluation: Evaluation) -> Scores:
         pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
         told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
         for i, answer in zip(some, told, strict=True):
-            _check_version(tenant.id, tenant.version, answer.version)
+            if answer.version != str(tenant.version):
+                raise InvalidInput(
+                    f"the server answers with version {answer.version} of tenant {tenant.id!r}, the store's newest is "
+                    f"{tenant.version}: `hplm tenant update` it, or export again (after a rollback a server's numbers are "
+                    "ahead of the store's)"
+                )
             answers[i] = list(answer.labels)
     return training_task(tenant.task).score(tenant.labels, examples, answers)
-
-
-def _check_version(tenant_id: str, here: int, there: str) -> None:
-    if there != str(here):
-        raise InvalidInput(
-            f"the server answers with version {there} of tenant {tenant_id!r}, the store's newest is {here}: "
-            "`hplm tenant update` it, or export again (after a rollback a server's numbers are ahead of the store's)"
-        )

@@ -27,15 +27,9 @@ class UnseenTexts:
     """
 
     def __init__(
-        self,
-        store: Store,
-        tenant: TenantFile,
-        file: Path,
-        seen: Sequence[Path],
-        purpose: str,
-        parts: Sequence[str] = PARTS,
+        self, store: Store, tenant: TenantFile, file: Path, seen: Sequence[Path], purpose: str, parts: Sequence[str] = PARTS,
         with_labels: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`seen`: more files of texts to leave out, also moved ones. `purpose` is a word for errors.
 
         `parts`: of the training's data, those that are left out. `with_labels`: whether the texts must have labels.
@@ -43,17 +37,11 @@ class UnseenTexts:
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
             raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
-        self.file = file
-        self.digest = digest_of_file(file)
+        self.file, self.digest = file, digest_of_file(file)
         self.is_labelled = with_labels or has_labels(file)
-        self._tenant = tenant
-        self._purpose = purpose
+        self._tenant, self._purpose = tenant, purpose
         self._used = {digest_of_file(path): path for path in (*learned_by(store, tenant, seen, parts), *seen)}
-
-    @property
-    def seen(self) -> list[str]:
-        """The digests of the files whose texts are left out."""
-        return sorted(self._used)
+        self.seen = sorted(self._used)  # the digests of the files whose texts are left out
 
     @cached_property
     def fresh(self) -> list[Example]:

@@ -52,31 +52,18 @@ def _mean_error(outputs: Tensor, answers: Tensor) -> float:
 
 
 def answered_by(
-    tenant: TenantFile,
-    task: TrainingTask,
-    states: States,
-    outputs: Sequence[Tensor],
-    calibrations: Sequence[Calibration],
-    full: Calibration,
-    config: BackboneConfig,
-) -> tuple[Answered, list[list[TextAnswer]]]:
+    tenant: TenantFile, task: TrainingTask, states: States, outputs: Sequence[Tensor], calibrations: Sequence[Calibration],
+    full: Calibration, config: BackboneConfig,
+) -> tuple[Answered, list[list[TextAnswer]]]:  # fmt: skip
     """Returns what is known about the answers of exits, and the answers themselves: of each exit, then of the full stack."""
-    served, labels, texts = task.served, tenant.labels, len(states.rows_of)
+    served, labels, texts, delta = task.served, tenant.labels, len(states.rows_of), calibrations[0].delta
     assert served.same is not None  # as the caller has checked
-    own = [states.of_texts(logits) for logits in (*outputs, states.logits)]
-    answers = [
-        [served.answer(logits[:, : len(labels)], spans, labels) for logits, spans in zip(of_exit, states.spans, strict=True)]
-        for of_exit in own
-    ]
-    confidences = np.array(
-        [
-            [served.confidence(calibration, logits, spans, labels) for logits, spans in zip(of_exit, states.spans, strict=True)]
-            for calibration, of_exit in zip(calibrations, own[:-1], strict=True)
-        ]
-    )
-    delta = calibrations[0].delta
+    own = [list(zip(states.of_texts(logits), states.spans, strict=True)) for logits in (*outputs, states.logits)]
+    answers = [[served.answer(logits[:, : len(labels)], spans, labels) for logits, spans in rows] for rows in own]
+    pairs = zip(calibrations, own[:-1], strict=True)
+    confidences = np.array([[served.confidence(calibration, *row, labels) for row in rows] for calibration, rows in pairs])
     agrees = np.array(
-        [[served.same(*pair, delta) for pair in zip(of_exit, answers[-1], strict=True)] for of_exit in answers], dtype=bool
+        [[served.same(*pair, delta) for pair in zip(one, answers[-1], strict=True)] for one in answers], dtype=bool
     )
     losses = 1.0 - agrees
     if served.read_each is not None:  # one label: the full stack's own probabilities say how much worse another one is
@@ -105,9 +92,8 @@ def lost_by(
     """Returns the points lost by texts that leave, by their labels, and how far off that may be; None for numbers."""
     if task.served.is_number:
         return None
-    right = np.array(
-        [[set(answer.labels) == set(example.labels) if not task.one_label_a_row else answer.labels == list(example.labels)
-          for answer, example in zip(of_exit, examples, strict=True)] for of_exit in answers], dtype=float
-    )  # fmt: skip
+    form = list if task.one_label_a_row else set  # each row has a label, or the labels have no order
+    pairs = [zip(of_exit, examples, strict=True) for of_exit in answers]
+    right = np.array([[form(answer.labels) == form(example.labels) for answer, example in own] for own in pairs], float)
     lost = Estimate.of(right[-1] - right[left, np.arange(right.shape[1])])
     return {"points": lost.points, "off": lost.off, "full": round(100 * float(right[-1].mean()), 2)}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.evaluation.calibration import check_delta
 from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
@@ -35,16 +36,9 @@ DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 
 def build_exits(
-    store: Store,
-    tenant_id: str,
-    file: Path,
-    precision: Precision,
-    device: torch.device,
-    drops: Sequence[float] = DROPS,
-    delta: float | None = None,
-    seen: Sequence[Path] = (),
-    seed: int = 0,
-) -> tuple[dict[str, Any], bool]:
+    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, drops: Sequence[float] = DROPS,
+    delta: float | None = None, seen: Sequence[Path] = (), seed: int = 0,
+) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with exits. Returns the report, and whether they are new: the same call again changes nothing.
 
     The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. After an interruption, heads
@@ -89,16 +83,10 @@ def build_exits(
             for plan, one in zip(told, kept, strict=True):
                 plan["lost"] = lost_by(task, choosing, answers, answered.left_at(one.plan))
         own = {
-            "tenant": tenant.id,
-            "version": tenant.version + 1,
-            "task": tenant.task,
-            "file": str(file),
-            "learned_texts": len(learning.rows_of),
-            "texts": len(judged.rows_of),
-            "precision": precision.name,
-            "delta": near if task.served.is_number else None,
-            "plans": told,
-        }
+            "tenant": tenant.id, "version": tenant.version + 1, "task": tenant.task, "file": str(file),
+            "learned_texts": len(learning.rows_of), "texts": len(judged.rows_of), "precision": precision.name,
+            "delta": near if task.served.is_number else None, "plans": told,
+        }  # fmt: skip
         report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         store.save_next(tenant, replace(before, exits=exits, students=None), report)
@@ -123,8 +111,7 @@ def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> N
     check_task(tenant.id, tenant.task)
     if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
         raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
-    if delta is not None and (tenant.task != "regress" or not 0 < delta < float("inf")):
-        raise InvalidInput(f"delta {delta:g}: give a number above 0, and only for a tenant that answers with numbers")
+    check_delta(tenant, delta)
 
 
 def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[list[Example], list[Example]]:
@@ -132,19 +119,15 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
         return read_labelled(training, Bare), texts.fresh
-    examples = texts.fresh
-    order = np.random.default_rng(0).permutation(len(examples)).tolist()
+    order = np.random.default_rng(0).permutation(len(texts.fresh)).tolist()
     cut = round(LEARN * len(order))
-    learning, choosing = ([examples[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
+    learning, choosing = ([texts.fresh[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
     return learning, choosing
 
 
 def described(one: Chosen) -> dict[str, Any]:
+    plan, loss = one.plan, one.loss
     return {
-        "cost": one.plan.cost,
-        "exit": one.plan.exit,
-        "leaves": one.plan.leaves,
-        "agrees": one.agrees,
-        "expected_loss": one.loss.points,
-        "expected_loss_off": one.loss.off,
-    }
+        "cost": plan.cost, "exit": plan.exit, "leaves": plan.leaves, "agrees": one.agrees, "expected_loss": loss.points,
+        "expected_loss_off": loss.off,
+    }  # fmt: skip

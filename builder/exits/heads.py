@@ -9,28 +9,26 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from builder.exits.states import States
 from builder.learning.limits import Epochs
-from builder.learning.loop import Diverged, Exam, Group, Training, train
+from builder.learning.loop import Exam, Group, Training, train
 from builder.store.resumable import Savepoint
 from builder.tasks.tasks import TrainingTask
+from builder.training.model import Weights, rounded, slot, tiles
 from hplm.adapters.layout import Layout
-from hplm.adapters.tiles import Tiles
 
 BATCH_ROWS = 128
 EPOCHS = 30  # at most
 PATIENCE = 4  # epochs in which no exit gets better at texts that were put aside
 ASIDE = 0.1  # share of the texts
 RATE, WARM_UP, DECAY = 2e-3, 50, 0.05  # warming up takes so many steps
+WAY_OUT = "Its texts may be too few, or all alike: give other ones"
 
 LEAST = 0.05  # of the mean spread: numbers that vary less count less, or their weights would be too large for 16 bits
 TINY = 1e-6
-
-Weights = dict[str, Tensor]
 
 
 class Head(nn.Module):
@@ -38,16 +36,12 @@ class Head(nn.Module):
 
     def __init__(self, layout: Layout, seen: Tensor, generator: torch.Generator) -> None:
         super().__init__()
-        self._layout = layout
-        spread = seen.std(dim=0)
+        self._layout, spread = layout, seen.std(dim=0)
         self._mean, self._scale = seen.mean(dim=0), 1 / spread.clamp(min=LEAST * float(spread.mean()) + TINY)
-        self.weights = nn.ParameterDict({name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()})
-        for name in layout.drawn:
-            nn.init.normal_(self.weights[name], std=self.weights[name].shape[-1] ** -0.5, generator=generator)
+        self.weights = slot(layout, generator, None)
 
     def forward(self, seen: Tensor) -> Tensor:
-        rows = Tiles(np.zeros(len(seen), dtype=np.int64), seen.device)
-        return self._layout.read((seen - self._mean) * self._scale, rows, dict(self.weights.items()))
+        return self._layout.read((seen - self._mean) * self._scale, tiles(seen), dict(self.weights.items()))
 
     def stored(self, scale: tuple[float, float] | None) -> Weights:
         """Returns weights for rows as they are, as records store them. `scale`: mean and spread, if it answers numbers."""
@@ -58,53 +52,42 @@ class Head(nn.Module):
             mean, spread = scale
             found["weight"] = torch.stack([weights["weight"][0] * spread, weights["weight"][1]])
             found["bias"] = torch.stack([weights["bias"][0] * spread + mean, weights["bias"][1] + math.log(spread)])
-        rounded = {name: weight.to(self._layout.torch_dtype) for name, weight in found.items()}
-        if not all(weight.isfinite().all() for weight in rounded.values()):
-            raise Diverged("an exit has a weight that is too large for 16 bits: its texts may be too few or all alike")
-        return rounded
+        return rounded(found, self._layout, "an exit diverged", WAY_OUT)
 
 
 def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, folder: Path | None = None) -> list[Weights]:
     """Returns the weights of each exit's head. `folder`: of savepoints, from which the same call goes on."""
-    aside = max(1, round(ASIDE * len(states.rows_of)))
-    first = sum(states.rows_of[:-aside])
+    assert task.distance is not None  # as the caller has checked
+    distance, aside = task.distance, max(1, round(ASIDE * len(states.rows_of)))
+    first = sum(states.rows_of[:-aside])  # rows, by which heads learn; the others score them
     scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.served.is_number else None
     answers = states.logits if scale is None else (states.logits - scale[0]) / scale[1]
     chance = torch.Generator().manual_seed(seed)
-    epochs = [torch.randperm(first, generator=chance).split(BATCH_ROWS) for _ in range(EPOCHS)]
-    limits = Epochs(epochs, PATIENCE, warm_up=min(1.0, WARM_UP / (EPOCHS * len(epochs[0]))))
-    found: list[Weights] = []
-    for number, seen in enumerate(states.exits):
+    batches = [torch.randperm(first, generator=chance).split(BATCH_ROWS) for _ in range(EPOCHS)]
+    epochs = Epochs(batches, PATIENCE, warm_up=min(1.0, WARM_UP / (EPOCHS * len(batches[0]))))
+
+    def learn(number: int, seen: Tensor) -> Weights:
         head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
-        training = _training(f"exit {number + 1} of {len(states.exits)}", head, seen, answers, first, task, limits)
-        train(training, limits, Savepoint(folder / f"exit-{number}.pt" if folder is not None else None))
-        found.append(head.stored(scale))
-    return found
 
+        def loss_of(rows: Tensor) -> tuple[Tensor, int]:
+            return distance(head(seen[rows].float()), answers[rows]), len(rows)
 
-def _training(
-    title: str, head: Head, seen: Tensor, answers: Tensor, first: int, task: TrainingTask, epochs: Epochs[Tensor]
-) -> Training[Tensor]:
-    """Returns the training of one head by the first rows. The others score it."""
-    distance = task.distance
-    assert distance is not None  # as the caller has checked
+        @torch.inference_mode()
+        def examined() -> Exam:
+            loss = float(distance(head(seen[first:].float()), answers[first:]))
+            return Exam(-loss, loss)
 
-    def loss_of(rows: Tensor) -> tuple[Tensor, int]:
-        return distance(head(seen[rows].float()), answers[rows]), len(rows)
+        training = Training(
+            f"exit {number + 1} of {len(states.exits)}", seen.device, [Group(RATE, dict(head.named_parameters()))],
+            epochs.starting, loss_of, examined, WAY_OUT, start_counts=False, decay=DECAY, betas=(0.9, 0.999),
+        )  # fmt: skip
+        train(training, epochs, Savepoint(folder / f"exit-{number}.pt" if folder is not None else None))
+        return head.stored(scale)
 
-    @torch.inference_mode()
-    def examined() -> Exam:
-        loss = float(distance(head(seen[first:].float()), answers[first:]))
-        return Exam(-loss, loss)
-
-    return Training(
-        title, seen.device, [Group(RATE, dict(head.named_parameters()))], epochs.starting, loss_of, examined,
-        "Its texts may be too few, or all alike: give other ones", start_counts=False, decay=DECAY, betas=(0.9, 0.999),
-    )  # fmt: skip
+    return [learn(*own) for own in enumerate(states.exits)]
 
 
 @torch.inference_mode()
 def outputs_of(weights: Weights, layout: Layout, seen: Tensor) -> Tensor:
     """Returns what a stored head says of rows: what the engine computes."""
-    rows = Tiles(np.zeros(len(seen), dtype=np.int64), seen.device)
-    return layout.read(seen.float(), rows, {name: weight.float()[None] for name, weight in weights.items()})
+    return layout.read(seen.float(), tiles(seen), {name: weight.float()[None] for name, weight in weights.items()})

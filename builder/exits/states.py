@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from builder.learning.bodies import PlotBody
-from builder.tasks.lookup import Pack
 from builder.training.data import Data
 from builder.training.model import TenantModel
 from hplm.arrays import Array
@@ -48,16 +47,9 @@ def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | N
     logits = torch.empty(rows, len(data.labels))
     for some, pack in data.packs(texts, title="computing what exits see"):
         here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
-        seen, answers = _seen(body, model, pack)
-        for kept, own in zip((*exits, logits), (*seen, answers), strict=True):
+        *entering, last = model.states(body, pack)
+        reading, rows_of, lengths = array_of(pack.reading.cpu()), np.array(pack.rows_of), np.array(pack.lengths)
+        seen = [with_means(x, reading, rows_of, np.cumsum(lengths) - lengths, lengths) for x in entering]
+        for kept, own in zip((*exits, logits), (*seen, model.read(last[pack.reading].float())), strict=True):
             kept[here] = own.to(kept)
     return States(exits, logits, counts.tolist(), [text.spans for text in texts.texts], texts.lengths)
-
-
-def _seen(body: PlotBody, model: TenantModel, pack: Pack) -> tuple[list[Tensor], Tensor]:
-    """Returns what each exit sees of the rows that are read, and the full stack's logits."""
-    *entering, last = model.states(body, pack)
-    reading, rows_of, lengths = array_of(pack.reading.cpu()), np.array(pack.rows_of), np.array(pack.lengths)
-    starts = np.cumsum(lengths) - lengths
-    seen = [with_means(x, reading, rows_of, starts, lengths) for x in entering]
-    return seen, model.read(last[pack.reading].float())

@@ -69,13 +69,8 @@ class Answered:
         left = self.left_at(leaving)
         leaves = left < len(self.confidences)
         agrees = self.agrees[left, np.arange(len(left))][leaves]
-        return Plan(
-            exit=leaving.exit,
-            threshold=leaving.threshold,
-            leaves=round(float(leaves.mean()), 4),
-            agrees=round(float(agrees.mean()), 4) if len(agrees) else 1.0,
-            cost=round(min(1.0, self.cost_of(leaving)), 4),
-        )
+        share, same = round(float(leaves.mean()), 4), round(float(agrees.mean()), 4) if len(agrees) else 1.0
+        return Plan(*leaving, leaves=share, agrees=same, cost=round(min(1.0, self.cost_of(leaving)), 4))
 
 
 @dataclass(frozen=True)
@@ -100,13 +95,10 @@ def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
         judged = answered.part(others)
         for number, leaving in enumerate(within(answered.part(mine), drops)):
             left[number, others] = judged.left_at(leaving)
+    agree = answered.agrees[left, np.arange(texts)].mean(axis=1)
     return [
-        Chosen(
-            answered.plan(leaving),
-            Estimate.of(answered.losses_of(own)),
-            round(float(answered.agrees[own, np.arange(texts)].mean()), 4),
-        )
-        for leaving, own in zip(within(answered, drops), left, strict=True)
+        Chosen(answered.plan(leaving), Estimate.of(answered.losses_of(own)), round(float(same), 4))
+        for leaving, own, same in zip(within(answered, drops), left, agree, strict=True)
     ]
 
 

@@ -67,8 +67,6 @@ class MatchingOptions:
         check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST)
         if not 0 <= self.least <= 1:
             raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
-        if not self.learning_rate > 0:
-            raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
 
     def layout(self, config: BackboneConfig) -> Layout:
         layout = adapter_layout(config, "lora", self.rank, tuple(PROJECTIONS))

@@ -6,7 +6,7 @@ Both return hidden states of the tokens that the head reads, and compute no more
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from builder.store.store import Store
+from hplm.engine.engine import Precision
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
+from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
 from hplm.model.stacks import UpperStack, through
 
@@ -24,10 +26,36 @@ if TYPE_CHECKING:
     from builder.tasks.lookup import Pack
 
 
-class PlotBody(nn.Module):
-    """The tables and the shared upper stack."""
+class Body(nn.Module):
+    """Upper layers, on which adapters work, above what `below` says of a pack."""
 
-    reads_tables = True
+    @property
+    def upper_layers(self) -> Layers:
+        raise NotImplementedError
+
+    def below(self, pack: Pack) -> tuple[Tensor, Attend]:
+        """Returns what enters the upper layers, and their attention."""
+        raise NotImplementedError
+
+    def part(self, name: str) -> Iterable[nn.Parameter]:
+        """Returns the parameters that learn, by a name of `TrainingOptions.body_part`."""
+        return self.upper_layers.parameters()
+
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        """Returns the states of the rows that are read, after all upper layers or the first. Heads read 32 bits."""
+        return through(self.upper_layers[:layers], *self.below(pack), adapters, pack.reading).float()
+
+    def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
+        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
+        own, (x, attend) = self.upper_layers[:layers], self.below(pack)
+        states = [x]
+        for layer, adapt in zip(own, adapters or [unchanged] * len(own), strict=True):
+            states.append(layer(states[-1], attend, adapt))
+        return states
+
+
+class PlotBody(Body):
+    """The tables and the shared upper stack."""
 
     def __init__(self, upper: UpperStack, heads: int) -> None:
         super().__init__()
@@ -35,44 +63,30 @@ class PlotBody(nn.Module):
         self._heads = heads
 
     @classmethod
-    def of(cls, store: Store) -> PlotBody:
-        return cls(store.upper(), store.config.heads)
+    def of(cls, store: Store, precision: Precision | None = None) -> PlotBody:
+        """`precision`: of an engine, in which it computes; None: 32 bits, to learn."""
+        upper = store.upper()
+        if precision is not None:
+            if precision.eight_bits:
+                to_eight_bits(upper.layers)
+            upper.to(precision.dtype).eval()
+        return cls(upper, store.config.heads)
 
     @property
     def upper_layers(self) -> Layers:
         return self.upper.layers
 
-    def part(self, name: str) -> Iterator[nn.Parameter]:
-        if name == "lower":
-            raise ValueError("a model on tables has no lower layers to train")
-        return self.upper.layers.parameters()
-
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
-        return through(self.upper.layers[:layers], *self._below(pack), adapters, pack.reading)
-
-    def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
-        return _after_each(self.upper.layers[:layers], *self._below(pack), adapters)
-
-    def entering(self, sums: Tensor) -> Tensor:
-        """Returns rows of the tables as the layers take them."""
-        return sums
-
-    def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
-        """Returns what enters the upper layers, and their attention."""
-        assert pack.sums is not None  # as `reads_tables` says
-        x = self.upper.enter(self.entering(pack.sums), pack.positions, pack.segments)
-        return x, PackedAttention(pack.lengths, self._heads, x.device)
+    def below(self, pack: Pack) -> tuple[Tensor, Attend]:
+        sums = pack.sums().to(self.upper.positions.weight.dtype)
+        return self.upper.enter(sums, pack.positions, pack.segments), PackedAttention(pack.lengths, self._heads, sums.device)
 
 
-class WholeBody(nn.Module):
+class WholeBody(Body):
     """The original model with computed lower layers; adapters work on its upper layers."""
-
-    reads_tables = False
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
-        config, weights, layers = checkpoint.config, checkpoint.weights, full_stack(checkpoint)
+        config, weights = checkpoint.config, checkpoint.weights
         self._heads, self._lower, self._upper = config.heads, config.lower_layers, config.upper_layers
         self.words, self.positions, self.segments = (
             nn.Embedding.from_pretrained(weights[f"{part}.weight"].clone(), freeze=False)
@@ -80,7 +94,7 @@ class WholeBody(nn.Module):
         )
         self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
         self.norm.load_state_dict({kind: weights[f"norm.{kind}"] for kind in ("weight", "bias")})
-        self.layers = layers
+        self.layers = full_stack(checkpoint)
 
     @classmethod
     def of(cls, store: Store) -> WholeBody:
@@ -90,19 +104,9 @@ class WholeBody(nn.Module):
     def upper_layers(self) -> Layers:
         return self.layers[len(self.layers) - self._upper :]
 
-    def part(self, name: str) -> Iterator[nn.Parameter]:
-        upper = list(self.upper_layers.parameters())
-        if name == "all":
-            return self.parameters()
-        above = {id(parameter) for parameter in upper}
-        return iter(upper if name == "upper" else [other for other in self.parameters() if id(other) not in above])
-
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
-        return through(self.upper_layers[:layers], *self._below(pack), adapters, pack.reading)
-
-    def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
-        return _after_each(self.upper_layers[:layers], *self._below(pack), adapters)
+    def part(self, name: str) -> Iterable[nn.Parameter]:
+        upper = set(self.upper_layers.parameters())
+        return [parameter for parameter in self.parameters() if name == "all" or (parameter in upper) == (name == "upper")]
 
     @torch.inference_mode()
     def taught(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
@@ -112,8 +116,7 @@ class WholeBody(nn.Module):
         at_split = through(self.layers[: self._lower], x, attend)
         return at_split, through(self.layers[self._lower :], at_split, attend)
 
-    def _below(self, pack: Pack) -> tuple[Tensor, Attend]:
-        """Returns what the lower layers compute, and the attention of all layers."""
+    def below(self, pack: Pack) -> tuple[Tensor, Attend]:
         attend = PackedAttention(pack.lengths, self._heads, pack.tokens.device)
         with nullcontext() if self.words.weight.requires_grad else torch.no_grad():
             x = self._embedded(pack.tokens, pack.positions, pack.segments)
@@ -132,13 +135,3 @@ class WholeBody(nn.Module):
 def checkpoint_of(model: str, config: BackboneConfig) -> Checkpoint:
     """Loads a model that is divided as a backbone is."""
     return load_checkpoint(model, config.name, config.lower_layers, config.upper_layers, config.window)
-
-
-def _after_each(layers: Layers, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None) -> list[Tensor]:
-    states = [x]
-    for layer, adapt in zip(layers, adapters or [unchanged] * len(layers), strict=True):
-        states.append(layer(states[-1], attend, adapt))
-    return states
-
-
-Body = PlotBody | WholeBody

@@ -19,9 +19,9 @@ from torch import Tensor
 from builder.hardware import half_precision, step_tokens
 from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
-from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.loop import Exam, Group, Training, train
 from builder.learning.ridge import fit
-from builder.learning.windows import Lesson, Reading, Shrinking, Student, TextPack, in_packs, lesson_of
+from builder.learning.windows import Lesson, Shrinking, Student, TextPack, in_packs, lesson_of, reading
 from builder.said import say
 from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
@@ -42,16 +42,9 @@ WAY_OUT = (
 
 
 def distil(
-    checkpoint: Checkpoint,
-    lower: LowerStack,
-    upper: UpperStack,
-    documents: Sequence[np.ndarray],
-    budget: Budget,
-    seed: int,
-    device: torch.device,
-    saved: Path | None = None,
-    train_upper: bool = True,
-) -> dict[str, Any]:
+    checkpoint: Checkpoint, lower: LowerStack, upper: UpperStack, documents: Sequence[np.ndarray], budget: Budget, seed: int,
+    device: torch.device, saved: Path | None = None, train_upper: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Changes `lower` and, with `train_upper`, `upper` in place, and returns the report. A result that explains held-out texts
     worse than the start is dropped. After an interruption the same call continues from `saved`."""
     started = time.monotonic()
@@ -59,11 +52,11 @@ def distil(
     teacher = WholeBody(checkpoint).to(device).eval().requires_grad_(False)
     student = Student(lower, upper).to(device).requires_grad_(False)
     lesson, chance = partial(lesson_of, Shrinking(checkpoint.config, device), teacher), np.random.default_rng(seed)
-    reading = Reading(checkpoint.config, training, seed, step_tokens(device))
+    batches = partial(reading, checkpoint.config, training, seed, step_tokens(device))
     with half_precision(device):
         held = [lesson(texts, chance) for texts in in_packs(held_out)]
-        first = [lesson(*given) for given in islice(reading.starting(0), FIT_LESSONS)] if train_upper else []
-    scale = _variances(held)
+        first = [lesson(*given) for given in islice(batches(), FIT_LESSONS)] if train_upper else []
+    scale = _variance([one.at_split for one in held]), _variance([one.at_end for one in held])
     start = _examined(student, held, scale)
     if first:
         fit(student, teacher, first)
@@ -82,34 +75,26 @@ def distil(
         return {}
 
     learning = Training(
-        "adapting", device, groups_of(student, train_upper), reading.starting, loss_of,
-        lambda: _examined(student, held, scale), WAY_OUT, keep_apart,
+        "adapting", device, groups_of(student, train_upper), batches, loss_of, lambda: _examined(student, held, scale), WAY_OUT,
+        keep_apart,
     )  # fmt: skip
     now = train(learning, budget, Savepoint(saved), time.monotonic() - started)
-    _report_missed(now, budget)
+    if not now.steps and not budget.empty and not budget.is_reached(now):
+        say("adapting: the time was over before the first step, so the model is that of the start: give more --minutes")
+    elif budget.until is not None and not budget.is_reached(now):
+        say(
+            f"adapting: {now.exams[now.kept]['score']:.3f} of the variance is explained after {now.steps:,} steps, less than "
+            f"--until {budget.until:g}: allow more --minutes or --steps"
+        )
     student.requires_grad_(True)
     return {
         "documents": len(documents),
-        "held_out_tokens": sum(lesson.tokens for lesson in held),
+        "held_out_tokens": sum(one.tokens for one in held),
         "seed": seed,
         "at_start": {**start.facts, "at_end": start.score},  # before the closed-form start; the first exam comes after it
         "tokens": now.units,
         **now.reported(),
     }
-
-
-def _report_missed(now: Progress, budget: Budget) -> None:
-    """Prints a warning if nothing was learned, or less than the goal."""
-    if not now.steps and not budget.empty and not budget.is_reached(now):
-        said = "the time was over before the first step, so the model is that of the start: give more --minutes"
-    elif budget.until is not None and not budget.is_reached(now):
-        said = (
-            f"{now.exams[now.kept]['score']:.3f} of the variance is explained after {now.steps:,} steps, less than --until "
-            f"{budget.until:g}: allow more --minutes or --steps"
-        )
-    else:
-        return
-    say(f"adapting: {said}")
 
 
 def split_documents(documents: Sequence[np.ndarray], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -132,21 +117,20 @@ def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
     """Returns the parameters that learn. Word vectors stay fixed: a short adaptation would change only a few of them."""
-    inside = {f"lower.layers.{name}": parameter for name, parameter in lower.layers.named_parameters()}
     small = {f"lower.{name}": getattr(lower, name) for name in ("places", "gate", "gate_bias")}
-    small |= {f"lower.norm.{name}": parameter for name, parameter in lower.norm.named_parameters()}
+    small |= dict(lower.norm.named_parameters("lower.norm"))
+    inside = dict(lower.layers.named_parameters("lower.layers"))
     return [Group(rate, inside), Group(SMALL_RATE / LEARNING_RATE * rate, small)]
 
 
 def groups_of(student: Student, train_upper: bool) -> list[Group]:
-    groups = lower_groups(student.lower, LEARNING_RATE if train_upper else DOMAIN_RATE)
-    if train_upper:
-        upper = student.upper
-        entry = {"upper.positions": upper.positions.weight, "upper.segments": upper.segments.weight}
-        entry |= {f"upper.norm.{name}": parameter for name, parameter in upper.norm.named_parameters()}
-        inside = {f"upper.layers.{name}": parameter for name, parameter in upper.layers.named_parameters()}
-        groups += [Group(UPPER_RATE, inside), Group(SMALL_RATE, entry)]
-    return groups
+    if not train_upper:
+        return lower_groups(student.lower, DOMAIN_RATE)
+    upper = student.upper
+    entry = {"upper.positions": upper.positions.weight, "upper.segments": upper.segments.weight}
+    entry |= dict(upper.norm.named_parameters("upper.norm"))
+    inside = dict(upper.layers.named_parameters("upper.layers"))
+    return [*lower_groups(student.lower), Group(UPPER_RATE, inside), Group(SMALL_RATE, entry)]
 
 
 def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:
@@ -155,11 +139,8 @@ def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float,
     return [(own.float() - wanted.float()).square().sum() / (len(own) * variance) for own, wanted, variance in pairs]
 
 
-def _variances(exam: Sequence[Lesson]) -> tuple[float, float]:
-    """Returns the variance of the teacher's hidden states on held-out texts, at the split and at the end."""
-    states = zip(*((lesson.at_split, lesson.at_end) for lesson in exam), strict=True)
-    at_split, at_end = (float(torch.cat(own).float().var(0, unbiased=False).sum()) for own in states)
-    return at_split, at_end
+def _variance(states: Sequence[Tensor]) -> float:
+    return float(torch.cat([*states]).float().var(0, unbiased=False).sum())
 
 
 @torch.no_grad()

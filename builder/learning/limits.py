@@ -136,8 +136,10 @@ def check_seed(seed: int) -> None:
 
 
 def check_options(options: Any, **least: float) -> None:
-    """Refuses a wrong seed, and options that are below these numbers."""
+    """Refuses a wrong seed or learning rate, and options that are below these numbers."""
     check_seed(options.seed)
+    if not options.learning_rate > 0:
+        raise InvalidInput(f"--learning-rate {options.learning_rate:g}: give a number above 0")
     for name, number in least.items():
         if not (given := getattr(options, name)) >= number:
             raise InvalidInput(f"--{name.replace('_', '-')} {given:g}: give {number:g} or more")

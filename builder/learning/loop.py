@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -154,9 +154,8 @@ def train(training: Training[B], limits: Limits, saved: Savepoint | None = None,
             optimizer.step()
             now.count(value, units, before + time.monotonic() - started)
             if due := limits.exam_due(now, training.exams):
-                facts = training.cut()
-                exam = training.exam()
-                now.examined(Exam(exam.score, exam.loss, exam.error, {**exam.facts, **facts}), weights, limits.doubt)
+                held, exam = training.cut(), training.exam()
+                now.examined(replace(exam, facts={**exam.facts, **held}), weights, limits.doubt)
             if due or saved.due:
                 held = {name: parameter.detach() for name, parameter in weights.items()}
                 saved.save({"progress": vars(now), "optimizer": optimizer.state_dict(), "weights": held})

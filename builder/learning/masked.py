@@ -5,8 +5,9 @@ Masked texts go through windows as served texts do. The upper layers and the gue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from builder.hardware import step_tokens
 from builder.learning.distil import WAY_OUT, lower_groups, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
-from builder.learning.windows import Reading, Shrinking, Student, TextPack, Windowed, in_packs, index_of
+from builder.learning.windows import Shrinking, Student, TextPack, Windowed, in_packs, index_of, reading
 from builder.store.resumable import Savepoint
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
@@ -92,28 +93,19 @@ def masked_lesson(windows: Shrinking, texts: list[np.ndarray], chance: np.random
 
 
 def further_pretrain(
-    config: BackboneConfig,
-    lower: LowerStack,
-    upper: UpperStack,
-    head: MaskedHead | None,
-    head_is: str,
-    documents: Sequence[np.ndarray],
-    budget: Budget,
-    seed: int,
-    device: torch.device,
-    saved: Path | None = None,
-) -> tuple[MaskedHead, dict[str, Any]]:
+    config: BackboneConfig, lower: LowerStack, upper: UpperStack, head: MaskedHead | None, head_is: str,
+    documents: Sequence[np.ndarray], budget: Budget, seed: int, device: torch.device, saved: Path | None = None,
+) -> tuple[MaskedHead, dict[str, Any]]:  # fmt: skip
     """Changes `lower` in place, and returns the head and the report. Trains a head first if there is none.
 
     `head_is`: where the head comes from. The same call after an interruption continues.
     """
     held_out, training = split_documents(documents, seed)
-    windows, reading = Shrinking(config, device), Reading(config, training, seed, step_tokens(device))
+    windows, batches = Shrinking(config, device), partial(reading, config, training, seed, step_tokens(device))
     held = [
         masked_lesson(windows, texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))
     ]
-    student = Student(lower, upper).to(device).requires_grad_(False)
-    own = (head or MaskedHead(config)).to(device).requires_grad_(False)
+    student, own = Student(lower, upper).to(device), (head or MaskedHead(config)).to(device)
 
     def guesses_of(lesson: MaskedLesson) -> Tensor:
         _, hidden = student(lesson)
@@ -123,21 +115,27 @@ def further_pretrain(
         lesson = masked_lesson(windows, *texts)
         return F.cross_entropy(guesses_of(lesson), lesson.words), lesson.tokens
 
+    @torch.no_grad()
+    def examined() -> Exam:
+        """Returns the mean loss of the guesses on held-out texts, and the share that is right."""
+        loss = right = total = 0.0
+        for lesson in held:
+            guesses = guesses_of(lesson)
+            loss += float(F.cross_entropy(guesses, lesson.words, reduction="sum"))
+            right += int((guesses.argmax(1) == lesson.words).sum())
+            total += len(lesson.words)
+        return Exam(-round(loss / total, 4), round(loss / total, 4), facts={"right": round(right / total, 4)})
+
     def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
-        training = Training(
-            title, device, groups, reading.starting, loss_of, lambda: _examined(guesses_of, held), WAY_OUT, exams=exams
-        )
-        now = train(training, part, Savepoint(file))
         for module in (student, own):
             module.requires_grad_(False)
-        return now
+        return train(Training(title, device, groups, batches, loss_of, examined, WAY_OUT, exams=exams), part, Savepoint(file))
 
     fitted, main = Progress(), budget
     if head is None:
-        whole = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in own.named_parameters()})
         file = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
-        fitted = learned("fitting a head", [whole], budget.part(HEAD_SHARE), file, 1)
-        main = budget.part(1 - HEAD_SHARE)
+        whole = Group(HEAD_RATE, dict(own.named_parameters("head")))
+        fitted, main = learned("fitting a head", [whole], budget.part(HEAD_SHARE), file, 1), budget.part(1 - HEAD_SHARE)
     now = learned("pretraining", lower_groups(lower, LEARNING_RATE), main, saved, EXAMS)
     for module in (student, own):
         module.requires_grad_(True)
@@ -150,15 +148,3 @@ def further_pretrain(
         **now.reported(),
         "seconds": round(fitted.seconds + now.seconds, 1),
     }
-
-
-@torch.no_grad()
-def _examined(guesses_of: Callable[[MaskedLesson], Tensor], held: Sequence[MaskedLesson]) -> Exam:
-    """Returns the mean loss of the guesses on held-out texts, and the share that is right."""
-    loss = right = total = 0.0
-    for lesson in held:
-        guesses = guesses_of(lesson)
-        loss += float(F.cross_entropy(guesses, lesson.words, reduction="sum"))
-        right += int((guesses.argmax(1) == lesson.words).sum())
-        total += len(lesson.words)
-    return Exam(-round(loss / total, 4), round(loss / total, 4), facts={"right": round(right / total, 4)})

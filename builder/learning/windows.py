@@ -51,40 +51,38 @@ class Lesson(Windowed):
     at_end: Tensor
 
 
-class Reading:
-    """Endless packs of documents in a random order. The n-th pack is always the same."""
+def reading(
+    config: BackboneConfig, documents: Sequence[np.ndarray], seed: int, tokens: int, number: int = 0
+) -> Iterator[TextPack]:
+    """Yields endless packs of documents in a random order, from the `number`-th on, each with its own random generator.
 
-    def __init__(self, config: BackboneConfig, documents: Sequence[np.ndarray], seed: int, tokens: int) -> None:
-        """`tokens`: the most in a pack, unless a single text has more."""
-        self._config = config
-        self._documents = documents
-        self._seed = seed
-        self._tokens = tokens
+    The n-th pack is always the same. `tokens`: the most in a pack, unless a single text has more.
+    """
+    lengths = np.array([len(document) for document in documents])
+    place = passed = 0
+    for epoch in count():
+        for chosen in packed_batches(lengths, None, np.random.default_rng([seed, epoch]), tokens):
+            place += 1
+            for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
+                if passed >= number:
+                    chance = np.random.default_rng([seed, place, long])
+                    texts = _long_texts(config, documents, tokens, chance) if long else [documents[i] for i in chosen]
+                    yield texts, chance
+                passed += 1
 
-    def starting(self, number: int) -> Iterator[TextPack]:
-        """Yields the packs from the `number`-th on, each with its own random generator."""
-        lengths = np.array([len(document) for document in self._documents])
-        place = passed = 0
-        for epoch in count():
-            for chosen in packed_batches(lengths, None, np.random.default_rng([self._seed, epoch]), self._tokens):
-                place += 1
-                for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
-                    if passed >= number:
-                        chance = np.random.default_rng([self._seed, place, long])
-                        yield (self._long_texts(chance) if long else [self._documents[i] for i in chosen]), chance
-                    passed += 1
 
-    def _long_texts(self, chance: np.random.Generator) -> list[np.ndarray]:
-        """Yields texts of the full length, made of consecutive documents."""
-        longest = self._config.positions
-        texts = []
-        for _ in range(max(1, self._tokens // longest)):
-            inner: list[np.ndarray] = []
-            while sum(map(len, inner)) < longest - 2:
-                inner.append(self._documents[chance.integers(len(self._documents))][1:-1])
-            body = np.concatenate(inner)[: longest - 2]
-            texts.append(np.concatenate([[self._config.cls_id], body, [self._config.sep_id]]).astype(np.int32))
-        return texts
+def _long_texts(
+    config: BackboneConfig, documents: Sequence[np.ndarray], tokens: int, chance: np.random.Generator
+) -> list[np.ndarray]:
+    """Returns texts of the full length, made of consecutive documents."""
+    longest, texts = config.positions, list[np.ndarray]()
+    for _ in range(max(1, tokens // longest)):
+        inner: list[np.ndarray] = []
+        while sum(map(len, inner)) < longest - 2:
+            inner.append(documents[chance.integers(len(documents))][1:-1])
+        body = np.concatenate(inner)[: longest - 2]
+        texts.append(np.concatenate([[config.cls_id], body, [config.sep_id]]).astype(np.int32))
+    return texts
 
 
 class Shrinking:

@@ -49,18 +49,16 @@ class StudentOptions:
 
     def __post_init__(self) -> None:
         check_options(self, rank=1, epochs=1, stacking=0, augmented=0)
-        if self.depth < 1:
-            raise InvalidInput(f"--layers {self.depth}: give 1 or more")
-        if not 1 <= self.students <= MOST:
-            raise InvalidInput(f"--students {self.students}: give 1 to {MOST}")
-        if not 0 < self.hardest <= 1:
-            raise InvalidInput(f"--hardest {self.hardest:g}: give a share of the texts, above 0 and at most 1")
-        if not 0 <= self.drawn <= 1 or (self.drawn and self.hardest == 1):
-            raise InvalidInput(f"--drawn {self.drawn:g}: give a share of the texts, from 0 to 1, beside a --hardest below 1")
-        if self.drop is not None and not 0 <= self.drop <= 100:
-            raise InvalidInput(f"--drop {self.drop:g}: give points, from 0 to 100")
-        if not self.learning_rate > 0:
-            raise InvalidInput(f"--learning-rate {self.learning_rate:g}: give a number above 0")
+        for option, given, fits, way_out in (
+            ("layers", self.depth, self.depth >= 1, "1 or more"),
+            ("students", self.students, 1 <= self.students <= MOST, f"1 to {MOST}"),
+            ("hardest", self.hardest, 0 < self.hardest <= 1, "a share of the texts, above 0 and at most 1"),
+            ("drawn", self.drawn, 0 <= self.drawn <= 1 and not (self.drawn and self.hardest == 1),
+             "a share of the texts, from 0 to 1, beside a --hardest below 1"),
+            ("drop", self.drop, self.drop is None or 0 <= self.drop <= 100, "points, from 0 to 100"),
+        ):  # fmt: skip
+            if not fits:
+                raise InvalidInput(f"--{option} {given:g}: give {way_out}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,8 @@ def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
         hidden = model.hidden(body, pack)
         return torch.cat([hidden, model.read(hidden)], dim=1)
 
-    both, width = data.by_text(texts, rows_and_logits, body.reads_tables), data.config.hidden
-    return Seen([part[:, :width] for part in both], [part[:, width:] for part in both])
+    both = [part.split([data.config.hidden, len(data.labels)], dim=1) for part in data.by_text(texts, rows_and_logits)]
+    return Seen(*map(list, zip(*both, strict=True)))
 
 
 def boosted(
@@ -90,24 +88,19 @@ def boosted(
     It ends early when one more member leaves no less of the teacher's rows on texts that it has not learned.
     """
     left = [seen.rows for seen in teacher]  # what is still missing, of train and dev
-    whole = float(torch.cat(left[0]).square().mean())
-    told: list[dict[str, Any]] = []
+    whole, told = _square(left[0]), list[dict[str, Any]]()
     for number in range(options.students):
         team.add()
+        learn_member(body, team, data, teacher[0], left, number, options, folder, lesson_of(left[0], number, options))
         own_rows = partial(team.rows, body, number=number)
-        missing = float(torch.cat(left[1]).square().mean())
-        learn_member(body, team, data, teacher[0], left, whole, number, options, folder, lesson_of(left[0], number, options))
+        own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
+        flat, wanted = torch.cat(own[0]), torch.cat(left[0])
+        alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
+        after = [[missed - alpha * rows for missed, rows in zip(*pair, strict=True)] for pair in zip(left, own, strict=True)]
+        if alpha <= 0 or (residual := _square(after[1])) >= _square(left[1]):
+            del team.members[number]
+            break
         with torch.no_grad():
-            own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
-            flat, wanted = torch.cat(own[0]), torch.cat(left[0])
-            alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
-            after = [
-                [missed - alpha * rows for missed, rows in zip(*pair, strict=True)] for pair in zip(left, own, strict=True)
-            ]
-            residual = float(torch.cat(after[1]).square().mean())
-            if alpha <= 0 or residual >= missing:
-                del team.members[number]
-                break
             for part in ("weight", "bias"):
                 team.members[number].head[part].mul_(alpha)
         left = after
@@ -115,6 +108,11 @@ def boosted(
     if not told:
         raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
     return told
+
+
+def _square(rows: Sequence[Tensor]) -> float:
+    """Returns the mean square of the numbers in the rows of all texts."""
+    return float(torch.cat([*rows]).square().mean())
 
 
 def lesson_of(left: Sequence[Tensor], number: int, options: StudentOptions) -> np.ndarray | None:
@@ -144,7 +142,7 @@ def learn_together(body: PlotBody, team: StudentTeam, data: Data, teacher: Seen,
         mean = sum(own.main for own in scores) / len(scores)
         return Exam(mean, -mean, max(own.error for own in scores))
 
-    _train("students together", data, team, loss_of, examined, options, folder / "together.pt")
+    _train("students together", data, team.parts(), loss_of, examined, options, folder / "together.pt")
 
 
 def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[list[list[str]]]:
@@ -154,13 +152,11 @@ def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[l
 
 
 def learn_member(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], whole: float, number: int,
+    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], number: int,
     options: StudentOptions, folder: Path, among: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    """Teaches a member what is left of the teacher's rows on train and dev. `whole`: the mean square of all of them.
-
-    `among`: the numbers of the texts that it learns; None: all.
-    """
+    """Teaches a member what is left of the teacher's rows on train and dev. `among`: the texts that it learns; None: all."""
+    whole = _square(teacher.rows)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
         pack = data.reader.pack(data.train, chosen, data.device)
@@ -172,10 +168,9 @@ def learn_member(
         apart = (rows - wanted).square().mean() + options.stacking * (half - before).square().mean()
         return apart / whole, len(chosen)
 
-    @torch.no_grad()
     def examined() -> Exam:
-        apart = torch.cat(data.by_text(data.dev, partial(team.rows, body, number=number))) - torch.cat(left[1])
-        loss = float(apart.square().mean()) / whole
+        own = torch.cat(data.by_text(data.dev, partial(team.rows, body, number=number)))
+        loss = float((own - torch.cat(left[1])).square().mean()) / whole
         return Exam(-loss, loss)
 
     title = f"student {number + 1} of {options.students}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from builder.evaluation.unseen import PARTS, learned_by
+from builder.evaluation.unseen import learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
@@ -20,14 +20,14 @@ from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.students.augmentation import augmented
 from builder.students.boosting import Seen, StudentOptions, boosted, learn_together, seen_by
-from builder.students.team import ServedTeam, StudentTeam
+from builder.students.team import StudentTeam, served
 from builder.students.thresholds import asked_first
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader, Text
 from builder.tasks.tasks import training_task
-from builder.training.data import Data, Files, read_files
-from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions, logits_of
+from builder.training.data import Data, read_files
+from builder.training.finetuning import TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
 from hplm.errors import InvalidInput
@@ -66,35 +66,27 @@ def build_students(
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
             remove_savepoints(working, "students")
             return known["report"], False
-        files = list(learned_by(store, tenant, seen, PARTS))[:2]
-        if not files:
+        train_file, dev_file = (*learned_by(store, tenant, seen), None, None)[:2]  # of this version
+        if train_file is None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
             )
-        train_file, dev_file = files[0], files[-1] if len(files) == 2 and files[1] != files[0] else None
+        dev_file = dev_file if dev_file != train_file else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
-        fresh, left_out = _further(read, further)
-        reader = Reader(store, tenant.domain, tenant.domain_version)
-        data = read.looked_up(reader, device, None)
+        known_texts, texts = {key_of(example) for example in (*read.train, *read.dev)}, further.examples if further else []
+        fresh = [example for example in texts if key_of(example) not in known_texts]  # dev judges the others
+        if texts and not fresh:
+            raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
+        data = read.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)
         folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
-        told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": left_out}
+        told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
         report["students"] = {"asked": asked, "report": told}
         if unlabelled is not None:
             report["students"]["unlabelled"] = str(unlabelled.absolute())
         store.save_next(tenant, replace(before, exits=None, students=made), report)
         remove_savepoints(working, "students")
-        return report["students"]["report"], True
-
-
-def _further(files: Files, unlabelled: UnlabelledTexts | None) -> tuple[list[Example], int]:
-    """Returns texts without labels, and how many were left out because the training or dev has them: dev judges the others."""
-    if unlabelled is None:
-        return [], 0
-    known = {key_of(example) for example in (*files.train, *files.dev)}
-    if not (fresh := [example for example in unlabelled.examples if key_of(example) not in known]):
-        raise InvalidInput(f"--unlabelled {unlabelled}: the tenant's training or dev data have all of its texts")
-    return fresh, len(unlabelled.examples) - len(fresh)
+        return told, True
 
 
 def extended(data: Data, *further: Sequence[Text]) -> Data:
@@ -151,21 +143,24 @@ def _of_depth(
     body: PlotBody, teacher: TenantModel, data: Data, seen: tuple[Seen, Seen], options: StudentOptions, dtype: str, folder: Path
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     team = team_of(data, teacher, options, dtype)
-    told = boosted(body, team, data, seen, options, folder)
+    boosting = boosted(body, team, data, seen, options, folder)
     learn_together(body, team, data, seen[0], options, folder)
-    layers, learned = data.config.upper_layers, team.knowledge()
-    sums = _sums(body, StudentKnowledge(Students(options.depth, (Team(len(learned), 1.0),)), learned), data)
-    scores = [data.scored(data.dev, logits) for logits in sums]
-    best = 1 + int(np.argmax([own.main for own in scores]))
-    members = learned[:best]
-    sizes = [Team(size, size * options.depth / layers, _calibration(sums[size - 1], data)) for size in range(best, 0, -1)]
+    share, learned = options.depth / data.config.upper_layers, team.knowledge()
+    each = [logits_of(body, served([own], options.depth, data.device), data, data.dev) for own in learned]
+    sums = list(accumulate(each, lambda before, own: [*map(np.add, before, own)]))  # what one says, two together, and so on
+    scores = [data.scored(data.dev, logits).main for logits in sums]
+    joined = [np.concatenate(logits) for logits in sums]
+    best = 1 + int(np.argmax(scores))
+    sizes = [Team(size, size * share, _calibration(joined[size - 1], data)) for size in range(best, 0, -1)]
     if options.drop is not None:
-        sizes = asked_first(sizes, [np.concatenate(own) for own in sums], data.dev.lengths, options.drop)
-    found = StudentKnowledge(Students(options.depth, tuple(sizes)), members)
-    size = sum(part.nbytes for (_, adapter), (_, head) in members for layer in (*adapter, head) for part in layer.values())
+        sizes = asked_first(sizes, joined, data.dev.lengths, options.drop)
+    found = StudentKnowledge(Students(options.depth, tuple(sizes)), learned[:best])
+    size = sum(
+        part.nbytes for (_, adapter), (_, head) in found.members for layer in (*adapter, head) for part in layer.values()
+    )
     return found, {
-        "rungs": [_told(team) for team in sizes],
-        "depth": options.depth, "boosting": told, "scores": [round(own.main, 5) for own in scores], "kept": best, "bytes": size,
+        "rungs": [_told(team) for team in sizes], "depth": options.depth, "boosting": boosting,
+        "scores": [round(score, 5) for score in scores], "kept": best, "bytes": size,
     }  # fmt: skip
 
 
@@ -180,33 +175,23 @@ def team_of(
 ) -> StudentTeam:
     """Returns a team without members. Its classifier starts as the teacher's head, if that has one layer."""
     torch.manual_seed(options.seed)
-    team = kind(data.config, options.depth, options.rank, len(data.labels), dtype, options.seed).to(data.device)
+    team = kind(data.config, options.depth, options.rank, len(data.labels), dtype, options.seed, data.device)
     team.mean, team.spread = data.task.scale(data.train.examples)
     if "dense" not in teacher.head:
         team.start_at(teacher.head["weight"][0], teacher.head["bias"][0])
     return team
 
 
-def _sums(body: PlotBody, found: StudentKnowledge, data: Data) -> list[list[np.ndarray]]:
-    """Returns what the first student says of each text of dev, then the first two together, and so on, as they are served."""
-    sums: list[list[np.ndarray]] = []
-    for number in range(len(found.members)):
-        own = logits_of(body, ServedTeam(found, [number]).to(data.device), data, data.dev)
-        sums.append([one + more for one, more in zip(sums[-1], own, strict=True)] if sums else own)
-    return sums
-
-
 def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, folder: Path) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
-        alone = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
-        trained = dedicated(data, alone, folder / "teacher.pt")
+        trained = dedicated(data, TrainingOptions(), folder / "teacher.pt")
         return trained.body, trained.model
     layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
     return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)
 
 
-def _calibration(logits: Sequence[np.ndarray], data: Data) -> Calibration | None:
+def _calibration(logits: np.ndarray, data: Data) -> Calibration | None:
     """Returns the calibration of a team; None for tasks whose answers are more than one label."""
     if data.task.served.read_each is None:
         return None
-    return calibration_by(data.dev.examples, data.labels, torch.from_numpy(np.concatenate(logits)))
+    return calibration_by(data.dev.examples, data.labels, torch.from_numpy(logits))

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from builder.learning.bodies import PlotBody
-from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
-from builder.training.model import TenantModel
+from builder.training.finetuning import Answering
+from builder.training.model import TenantModel, rounded
 from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
 from hplm.model.config import BackboneConfig
-from hplm.tenants.knowledge import Adapter, Head, StudentKnowledge
+from hplm.tenants.knowledge import Adapter, Head
 
 
-class Members(nn.ModuleList):
-    """The members of a team, in their order."""
-
-    if TYPE_CHECKING:
-
-        def __iter__(self) -> Iterator[TenantModel]: ...
-        def __getitem__(self, number: int) -> TenantModel: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-
-
-class StudentTeam(nn.Module):
+class StudentTeam:
     """While it learns, a member's head gives as many numbers as the backbone is wide, and `classifier` reads their sum.
 
     A stored member's head gives logits: the classifier is linear, so that it may be applied before the sum.
     """
 
-    def __init__(self, config: BackboneConfig, depth: int, rank: int, labels: int, dtype: str, seed: int = 0) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        config: BackboneConfig,
+        depth: int,
+        rank: int,
+        labels: int,
+        dtype: str,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
         whole = adapter_layout(config, "lora", rank, tuple(PROJECTIONS), dtype=dtype)
         assert whole is not None  # its rank is not 0
-        self.depth, self._labels = depth, labels
+        self.depth, self._seed, self._device = depth, seed, device
         self._adapter, self._pooler = replace(whole, layers=depth), head_layout(config, config.hidden, dtype=dtype)
         self._stored = head_layout(config, labels, dtype=dtype)
-        self.members = Members()
-        self.classifier = nn.Linear(config.hidden, labels)
+        self.members: list[TenantModel] = []
+        self.classifier = nn.Linear(config.hidden, labels).to(device)
         self.mean, self.spread = 0.0, 1.0  # of values, as in `TenantModel`
-        self._seed = seed
 
     @torch.no_grad()
     def start_at(self, weight: Tensor, bias: Tensor) -> None:
@@ -54,13 +51,17 @@ class StudentTeam(nn.Module):
     def add(self) -> None:
         """Adds a member, which starts as the one before it."""
         member = TenantModel(self._adapter, self._pooler, self._seed)
-        if len(self.members):
+        if self.members:
             member.load_state_dict(self.members[-1].state_dict())
-        self.members.append(member.to(self.classifier.weight.device))
+        self.members.append(member.to(self._device))
+
+    def parts(self) -> nn.Module:
+        """Returns all that learns together."""
+        return nn.ModuleDict({"members": nn.ModuleList(self.members), "classifier": self.classifier})
 
     def rows(self, body: PlotBody, pack: Pack, number: int) -> Tensor:
         """Returns what a member's head says of the rows that are read."""
-        return rows_of(body, pack, self.members[number], self.depth)
+        return self.members[number](body, pack, self.depth)
 
     def rows_and_half(self, body: PlotBody, pack: Pack, number: int) -> tuple[Tensor, Tensor]:
         """Returns the same, and the states of these rows in the middle of the member's layers."""
@@ -93,29 +94,12 @@ class StudentTeam(nn.Module):
             head = {"weight": weight @ pooler["weight"].to(weight), "bias": weight @ pooler["bias"].to(bias)}
             if not number:
                 head["bias"] = head["bias"] + bias
-            rounded = {name: part.to(self._stored.torch_dtype).cpu() for name, part in head.items()}
-            if not all(part.isfinite().all() for part in rounded.values()):
-                raise Diverged("a student's head has a weight that is too large for 16 bits: use a smaller --learning-rate")
-            found.append(((self._adapter, adapter), (self._stored, rounded)))
+            stored = rounded(head, self._stored, "a student's head diverged", "Use a smaller --learning-rate")
+            found.append(((self._adapter, adapter), (self._stored, {name: part.cpu() for name, part in stored.items()})))
         return found
 
 
-class ServedTeam(nn.Module):
-    """Stored students, as they are served."""
-
-    def __init__(self, found: StudentKnowledge, numbers: Sequence[int] | None = None) -> None:
-        """`numbers`: of the members; None: all."""
-        super().__init__()
-        self.depth = found.students.depth
-        self.members = Members()
-        for number in range(len(found.members)) if numbers is None else numbers:
-            (adapter, layers), (head, weights) = found.members[number]
-            self.members.append(TenantModel.of(adapter, head, layers, weights))
-
-    def forward(self, body: PlotBody, pack: Pack) -> Tensor:
-        return torch.stack([rows_of(body, pack, member, self.depth) for member in self.members]).sum(0)
-
-
-def rows_of(body: PlotBody, pack: Pack, member: TenantModel, depth: int) -> Tensor:
-    """Returns what a member's head says of the rows that are read, behind the first layers."""
-    return member.read(member.hidden(body, pack, depth).float())
+def served(members: Sequence[tuple[Adapter, Head]], depth: int, device: torch.device) -> Answering:
+    """Returns what gives the logits of stored students, as they are served."""
+    models = [TenantModel.of(adapter, head, layers, weights).to(device) for (adapter, layers), (head, weights) in members]
+    return lambda body, pack: torch.stack([model(body, pack, depth) for model in models]).sum(0)

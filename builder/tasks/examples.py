@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -53,22 +53,21 @@ class Document(Struct):
     text: str
 
     def __post_init__(self) -> None:
-        _check_text("text", self.text)
+        _check_texts(text=self.text)
 
     def example(self, file: Path, number: int) -> Example:
-        return Example(file, number, self.text)
+        return Example(file, number, self.text, getattr(self, "text_pair", None), **self.target())
+
+    def target(self) -> dict[str, Any]:
+        """Returns what is to be learned, as an `Example` names it."""
+        return {}
 
 
 class Paired(Document):
     text_pair: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.text_pair is not None:
-            _check_text("text_pair", self.text_pair)
-
-    def example(self, file: Path, number: int) -> Example:
-        return Example(file, number, self.text, self.text_pair)
+        _check_texts(text=self.text, text_pair=self.text_pair)
 
 
 class Classified(Paired, kw_only=True):
@@ -76,8 +75,8 @@ class Classified(Paired, kw_only=True):
 
     label: Label
 
-    def example(self, file: Path, number: int) -> Example:
-        return Example(file, number, self.text, self.text_pair, (str(self.label),))
+    def target(self) -> dict[str, Any]:
+        return {"labels": (str(self.label),)}
 
 
 class ManyLabelled(Paired, kw_only=True):
@@ -85,8 +84,8 @@ class ManyLabelled(Paired, kw_only=True):
 
     labels: list[Label]
 
-    def example(self, file: Path, number: int) -> Example:
-        return Example(file, number, self.text, self.text_pair, tuple(dict.fromkeys(map(str, self.labels))))
+    def target(self) -> dict[str, Any]:
+        return {"labels": tuple(dict.fromkeys(map(str, self.labels)))}
 
 
 class Valued(Paired, kw_only=True):
@@ -94,8 +93,8 @@ class Valued(Paired, kw_only=True):
 
     label: Value
 
-    def example(self, file: Path, number: int) -> Example:
-        return Example(file, number, self.text, self.text_pair, value=self.label)
+    def target(self) -> dict[str, Any]:
+        return {"value": self.label}
 
 
 class Tagged(Struct):
@@ -131,8 +130,7 @@ class Question(Document):
     answers: Answers
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_text("text_pair", self.text_pair)
+        _check_texts(text=self.text, text_pair=self.text_pair)
         texts, starts = self.answers.text, self.answers.answer_start
         if len(texts) != len(starts):
             raise ValueError(f"{len(texts)} answers but {len(starts)} starts")
@@ -140,11 +138,9 @@ class Question(Document):
             if not answer.strip() or not self.text_pair.startswith(answer, start):
                 raise ValueError(f"the passage does not have the answer {answer[:SAID]!r} at character {start}")
 
-    def example(self, file: Path, number: int) -> Example:
+    def target(self) -> dict[str, Any]:
         pairs = zip(self.answers.text, self.answers.answer_start, strict=True)
-        return Example(
-            file, number, self.text, self.text_pair, answers=tuple((start, start + len(text)) for text, start in pairs)
-        )
+        return {"answers": tuple((start, start + len(text)) for text, start in pairs)}
 
 
 class Bare(Struct):
@@ -158,7 +154,7 @@ class Bare(Struct):
 
     def __post_init__(self) -> None:
         if self.tokens is None:
-            _check_text("text", self.text)
+            _check_texts(text=self.text)
 
     def example(self, file: Path, number: int) -> Example:
         text = self.text if self.tokens is None else " ".join(self.tokens)
@@ -168,18 +164,18 @@ class Bare(Struct):
 Line = Document | Tagged | Bare
 
 
+def _check_texts(**texts: str | None) -> None:
+    for name, text in texts.items():
+        if text is not None and not text.strip():
+            raise ValueError(f"{name!r} is empty")
+
+
 def read_labelled(
     path: Path, form: type[Line], task: str | None = None, forms: Mapping[str, type[Line]] | None = None
 ) -> list[Example]:
     """Returns the lines of a file, at least one. For errors: the task that reads them, and the forms of all tasks."""
-
-    def wanted(line: str) -> str:
-        of_task = f" for task {task}" if task is not None else ""
-        fits = next((name for name, other in (forms or {}).items() if name != task and _fits(other, line)), None)
-        return f"a line{of_task} is like {form.shape}" + (f", and this one is for --task {fits}" if fits is not None else "")
-
-    decoder = Decoder(form)
-    examples = [_decoded(decoder, line, path, number, wanted).example(path, number) for number, line in _lines(path)]
+    decoder, wanted = Decoder(form), f"a line{f' for task {task}' if task is not None else ''} is like {form.shape}"
+    examples = [_decoded(decoder, line, path, number, wanted, forms).example(path, number) for number, line in _lines(path)]
     if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line, like {form.shape}")
     return examples
@@ -188,7 +184,7 @@ def read_labelled(
 def has_labels(path: Path) -> bool:
     """Whether a file of texts has labels: those of its first line speak for all."""
     number, line = next(_lines(path), (1, "{}"))
-    return bool(_decoded(Decoder(dict[str, Any]), line, path, number, _text).keys() & {"label", "labels", "tags", "answers"})
+    return bool(_decoded(Decoder(dict[str, Any]), line, path, number).keys() & {"label", "labels", "tags", "answers"})
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
@@ -206,13 +202,9 @@ def _documents(path: Path, decoder: Decoder[Any], progress: Progress | None = No
     lines = _lines(path, progress)
     if (first := next(lines, None)) is None:
         raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
-    is_json = content_suffix(path) == ".jsonl" or _is_object(first[1])
+    is_json = content_suffix(path) == ".jsonl" or _fits(dict[str, Any], first[1])
     for number, line in chain([first], lines):
-        yield _decoded(decoder, line, path, number, _text).example(path, number) if is_json else Example(path, number, line)
-
-
-def _is_object(line: str) -> bool:
-    return _fits(dict[str, Any], line)
+        yield _decoded(decoder, line, path, number).example(path, number) if is_json else Example(path, number, line)
 
 
 def _fits(form: type, line: str) -> bool:
@@ -221,10 +213,6 @@ def _fits(form: type, line: str) -> bool:
     except msgspec.MsgspecError:
         return False
     return True
-
-
-def _text(line: str) -> str:
-    return f"a line is like {Document.shape}"
 
 
 def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
@@ -242,15 +230,16 @@ def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, 
             yield number, line
 
 
-def _decoded(decoder: Decoder[T], line: str, path: Path, number: int, wanted: Callable[[str], str]) -> T:
-    """`wanted` says for an object that does not fit what would."""
+def _decoded(
+    decoder: Decoder[T], line: str, path: Path, number: int, wanted: str = f"a line is like {Document.shape}",
+    forms: Mapping[str, type[Line]] | None = None,
+) -> T:  # fmt: skip
+    """`wanted` says what would fit, for an object that does not. `forms`: of tasks, of which one may fit."""
     try:
         return decoder.decode(line)
     except msgspec.MsgspecError as error:
-        way_out = wanted(line) if _is_object(line) else "the file needs one JSON object a line"
-        raise InvalidInput(f"{path}:{number}: {error}: {way_out}") from None
-
-
-def _check_text(name: str, text: str) -> None:
-    if not text.strip():
-        raise ValueError(f"{name!r} is empty")
+        if not _fits(dict[str, Any], line):
+            wanted = "the file needs one JSON object a line"
+        elif fits := next((task for task, form in (forms or {}).items() if _fits(form, line)), None):
+            wanted += f", and this one is for --task {fits}"
+        raise InvalidInput(f"{path}:{number}: {error}: {wanted}") from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,6 @@ class Text:
     spans: np.ndarray  # answer rows x 3: the token to read, or UNREAD, and the code points it speaks of
     targets: np.ndarray  # in the form that the task's loss takes
 
-    @property
-    def reading(self) -> np.ndarray:
-        return self.spans[:, 0]
-
 
 @dataclass(frozen=True)
 class Texts:
@@ -68,7 +64,7 @@ class Texts:
 class Pack:
     """Some texts packed end to end, on the device."""
 
-    sums: Tensor | None  # from the tables; None for models that compute the lower layers
+    sums: Callable[[], Tensor]  # of the tables' rows, gathered when first asked for
     tokens: Tensor
     positions: Tensor
     segments: Tensor
@@ -110,18 +106,17 @@ class Reader:
         """Returns a text with other tokens in the places of its own."""
         return replace(text, tokens=tokens, addresses=self._chain.lookup(tokens, np.array([len(tokens)])).addresses)
 
-    def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device, with_sums: bool = True) -> Pack:
-        members = [texts.texts[i] for i in chosen]
-        lengths = texts.lengths[chosen]
+    def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device) -> Pack:
+        members, lengths = [texts.texts[i] for i in chosen], texts.lengths[chosen]
         rows_of = [len(text.spans) for text in members]
         starts = np.repeat(np.cumsum(lengths) - lengths, rows_of)
-        rows = np.concatenate([text.reading for text in members])
+        rows = np.concatenate([text.spans[:, 0] for text in members])
 
         def index(numbers: np.ndarray) -> Tensor:
             return sent(numbers.astype(np.int64), device)
 
         return Pack(
-            sums=sent(self._sums(members, lengths), device) if with_sums else None,
+            sums=cache(lambda: sent(self._sums(np.concatenate([text.addresses for text in members]), lengths), device)),
             tokens=index(np.concatenate([text.tokens for text in members])),
             positions=index(positions_of(lengths)),
             segments=index(np.concatenate([text.segments for text in members])),
@@ -131,24 +126,23 @@ class Reader:
             targets=sent(np.concatenate([text.targets for text in members]), device),
         )
 
-    def _sums(self, members: Sequence[Text], lengths: np.ndarray) -> Tensor:
-        addresses = np.concatenate([text.addresses for text in members])
+    def _sums(self, addresses: np.ndarray, lengths: np.ndarray) -> Tensor:
         if len(self._gatherer.broken(self._forest, addresses)):
             raise Broken("a table is corrupt: `hplm verify --store` names it")
         return self._gatherer.sums(self._forest, addresses, lengths)
 
     def _encode(self, task: TrainingTask, example: Example) -> tuple[Encoded, np.ndarray, bool]:
+        """Returns also whether the end was dropped."""
+        encode = partial(self._tokenizer.encode, example.text, example.pair, in_windows=task.served.needs_pair)
         try:
             check_length(example.text, example.pair)
-            in_windows = task.served.needs_pair
-            encoded = self._tokenizer.encode(example.text, example.pair, truncate=True, in_windows=in_windows)
+            encoded = encode(truncate=True)
             spans = task.served.rows(example.text, example.pair, encoded)
         except InvalidInput as error:
             raise InvalidInput(f"{example.where}: {error}") from None
-        if len(encoded.tokens) < self._tokenizer.positions:
-            return encoded, spans, False
         try:
-            self._tokenizer.encode(example.text, example.pair, in_windows=in_windows)
+            if len(encoded.tokens) >= self._tokenizer.positions:
+                encode()
         except InvalidInput:
             return encoded, spans, True
         return encoded, spans, False
@@ -203,10 +197,8 @@ def split_off(
         return *split_off(examples, share)[:2], divided  # so few texts that none is below; later versions keep to the start
     if not 0 < len(taken) < len(examples):
         raise InvalidInput(f"{examples[0].file}: too few different texts to take some for dev: add more, or give a --dev file")
-    parts: tuple[list[Example], list[Example]] = ([], [])
-    for number, example in enumerate(examples):
-        parts[number in taken].append(example)
-    return *parts, divided
+    training, dev = ([one for number, one in enumerate(examples) if (number in taken) == in_dev] for in_dev in (False, True))
+    return training, dev, divided
 
 
 def _number_of(key: object) -> float:

@@ -120,22 +120,11 @@ def by_label(labels: Labels, examples: Sequence[Example], answers: Sequence[Labe
 def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
     from scipy.stats import pearsonr, spearmanr
 
-    wanted, answered = [example.value for example in examples], [float(answer[0]) for answer in answers]
+    wanted, answered = np.array([example.value for example in examples]), np.array([float(answer[0]) for answer in answers])
+    measures: dict[str, Any] = {"pearson": pearsonr, "spearman": spearmanr}  # whose results' classes are made at run time
     varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # otherwise no correlation is defined
-    return Scores(
-        len(wanted),
-        "pearson",
-        {
-            "pearson": _statistic(pearsonr(wanted, answered)) if varied else 0.0,
-            "spearman": _statistic(spearmanr(wanted, answered)) if varied else 0.0,
-            "rmse": float(np.sqrt(np.mean((np.array(wanted) - np.array(answered)) ** 2))),
-        },
-    )
-
-
-def _statistic(result: Any) -> float:
-    """Reads a result of scipy, whose classes are made at run time."""
-    return float(result.statistic)
+    found = {name: float(of(wanted, answered).statistic) if varied else 0.0 for name, of in measures.items()}
+    return Scores(len(wanted), "pearson", {**found, "rmse": float(np.sqrt(np.mean((wanted - answered) ** 2)))})
 
 
 def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
@@ -153,7 +142,7 @@ def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[L
 
     A question without an answer is right if it is left unanswered. With some of these, both kinds are also scored apart.
     """
-    exact, f1 = (np.array(scores) for scores in zip(*map(_fit, examples, answers), strict=True))
+    exact, f1 = (np.array(scores) for scores in zip(*map(fit, examples, answers), strict=True))
     values = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
     answerable = np.array([bool(example.answers) for example in examples])
     if not answerable.all():
@@ -163,12 +152,8 @@ def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[L
     return Scores(len(examples), "f1", values)
 
 
-def overlap_of(example: Example, answer: str) -> float:
-    """Returns SQuAD's F1 of one answer."""
-    return _fit(example, [answer])[1]
-
-
-def _fit(example: Example, answer: Labels) -> tuple[float, float]:
+def fit(example: Example, answer: Labels) -> tuple[float, float]:
+    """Returns SQuAD's exact match and F1 of one answer."""
     passage, answered = example.pair or "", _words(answer[0])
     right = [words for start, stop in example.answers if (words := _words(passage[start:stop]))] or [[]]
     return max(float(words == answered) for words in right), max(_overlap(words, answered) for words in right)
@@ -202,7 +187,7 @@ def is_near(example: Example, answer: TextAnswer, delta: float) -> bool:
 
 def is_exact(example: Example, answer: TextAnswer, delta: float) -> bool:
     """Whether the answer is one of the right ones, or rightly none, without articles and punctuation."""
-    return span_scores((), [example], [answer.labels]).values["exact_match"] == 1
+    return fit(example, answer.labels)[0] == 1
 
 
 def none_shift(
@@ -219,7 +204,7 @@ def none_shift(
     for i, (example, own, places) in enumerate(zip(examples, logits, spans, strict=True)):
         best = TASKS["span"].answer(own[:, :2], places, labels[:2], passage=example.pair or "")
         lead[i] = own[0, 2] - best.logits.sum()  # of no answer before the best one
-        gain[i] = overlap_of(example, "") - overlap_of(example, best.labels[0])  # if it is left unanswered
+        gain[i] = fit(example, [""])[1] - fit(example, best.labels)[1]  # if it is left unanswered
     shift[2] = -_best_threshold(lead, gain)
     return shift
 

@@ -49,16 +49,16 @@ class Data:
         lengths = self.train.lengths[numbers]
         return [[numbers[part] for part in packed_batches(lengths, most_texts, rng)] for _ in range(epochs)]
 
-    def packs(self, texts: Texts, with_sums: bool = True, title: str = "") -> Iterator[tuple[np.ndarray, Pack]]:
+    def packs(self, texts: Texts, title: str = "") -> Iterator[tuple[np.ndarray, Pack]]:
         """Yields all texts in batches: their numbers, and the texts."""
         for chosen in progress_bar(list(packed_batches(texts.lengths)), title, unit="batch"):
-            yield chosen, self.reader.pack(texts, chosen, self.device, with_sums)
+            yield chosen, self.reader.pack(texts, chosen, self.device)
 
     @torch.no_grad()
-    def by_text(self, texts: Texts, compute: Callable[[Pack], Tensor], with_sums: bool = True) -> list[Tensor]:
+    def by_text(self, texts: Texts, compute: Callable[[Pack], Tensor]) -> list[Tensor]:
         """Returns what is computed of the rows of each text."""
         found: list[Tensor] = [torch.empty(0)] * len(texts.texts)
-        for chosen, pack in self.packs(texts, with_sums):
+        for chosen, pack in self.packs(texts):
             for i, part in zip(chosen, compute(pack).float().cpu().split(pack.rows_of), strict=True):
                 found[i] = part
         return found
@@ -94,14 +94,9 @@ class Files:
 
 
 def read_files(
-    store: Store,
-    task: str,
-    train: Path,
-    dev: Path | None,
-    known: Sequence[str] = (),
-    dtype: str = "fp16",
+    store: Store, task: str, train: Path, dev: Path | None, known: Sequence[str] = (), dtype: str = "fp16",
     start: TenantFile | None = None,
-) -> Files:
+) -> Files:  # fmt: skip
     """Reads and checks the data of a training. Without a dev file, a part of the training file becomes one.
 
     `known`: the labels of the version before, whose order the head keeps. `dtype`: of the stored head. `start`: the version
@@ -113,8 +108,7 @@ def read_files(
     if set(labels) == set(known) or (start is not None and set(labels) < set(known)):
         labels = list(known)  # the start knows labels that the new data lack
     if dev is not None:
-        held = own.read(dev)
-        check_labels(held, labels, str(train))
+        check_labels(held := own.read(dev), labels, str(train))
     else:
         before = _divided_before(store, start, train) if start is not None else None
         training, held, divided = split_off(training, DEV_SHARE, before)

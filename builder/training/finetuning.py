@@ -49,13 +49,7 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, epochs=1, patience=1, batch_texts=1)
-        if self.rank < 0:
-            raise InvalidInput(f"rank {self.rank}: give a positive number, or 0 for a head without adapter")
-        if not self.learning_rate > 0:
-            raise InvalidInput(f"learning rate {self.learning_rate}: give a number above 0")
-        if self.doubt < 0:
-            raise InvalidInput(f"doubt {self.doubt}: give 0 standard errors or more")
+        check_options(self, epochs=1, patience=1, batch_texts=1, rank=0, doubt=0)
         if self.body_rate < 0:
             raise InvalidInput(f"upper rate {self.body_rate}: give a number above 0, or 0 for layers that do not learn")
         if self.cut and self.adapter != "lora":
@@ -94,12 +88,9 @@ def adapter_of(config: BackboneConfig, options: TrainingOptions) -> Layout | Non
 
 
 def finetune(
-    body: Body,
-    data: Data,
-    options: TrainingOptions,
-    saved: Path | None = None,
+    body: Body, data: Data, options: TrainingOptions, saved: Path | None = None,
     further: Callable[[np.ndarray, Tensor], Tensor] | None = None,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Trains adapter and head, and the body if it has a learning rate.
 
     If the adapter is to hold the body's change, the body is cut after each epoch to what the adapter holds, and learns on.
@@ -107,39 +98,64 @@ def finetune(
     The same call after an interruption continues from `saved`, and ends with the same numbers.
     `further` returns a loss beside that of the labels, from the numbers of a batch's texts and their logits.
     """
-    learner = _Learner(body.to(data.device).eval().requires_grad_(False), data, options)
+    body.to(data.device).eval().requires_grad_(False)
+    layout = adapter_of(data.config, options) if options.cut else None  # of the adapter that is cut
+    shared = copy.deepcopy(body) if layout is not None else body  # the body as it was
+    layers = shared.upper_layers, body.upper_layers
+    model = tenant_model(data.config, len(data.labels), replace(options, rank=0) if options.cut else options).to(data.device)
+    model.mean, model.spread = data.task.scale(data.train.examples)
+    if data.start is not None:
+        adapter, head = data.start
+        if layout is not None and adapter is not None:
+            own = [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter]
+            hold(*layers, own, layout)
+        model.go_on(None if layout is not None else adapter, head)
+    groups = [Group(options.learning_rate, dict(model.named_parameters("model")))]
+    if options.body_rate:
+        tuned = cuttable(body.upper_layers, layout) if layout is not None else body.part(options.body_part)
+        groups.append(Group(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
     batches = data.batches(options.epochs, options.batch_texts, options.seed)
     epochs = Epochs(batches, options.patience, options.doubt, options.warm_up)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
-        pack = data.reader.pack(data.train, chosen, data.device, body.reads_tables)
-        logits = learner.model(body, pack)
-        loss, learned = data.task.loss(logits, pack.targets, pack.rows_of, learner.model.spread)
+        pack = data.reader.pack(data.train, chosen, data.device)
+        logits = model(body, pack)
+        loss, learned = data.task.loss(logits, pack.targets, pack.rows_of, model.spread)
         loss = loss / max(1, learned)
         return loss + further(chosen, logits) if further is not None else loss, len(chosen)
 
+    def cut_body() -> dict[str, float]:
+        """Cuts the body's change to the adapter's form. Returns the share of it that is left; empty if nothing is cut."""
+        if layout is None:
+            return {}
+        adapter, held = cut(*layers, layout)
+        hold(*layers, adapter, layout)
+        return {"change_held": held}
+
     def examined() -> Exam:
-        scores, loss = evaluate(body, learner.model, data, data.dev)
+        scores, loss = evaluate(body, model, data, data.dev)
         return Exam(scores.main, loss, scores.error)
 
     training = Training(
-        "training", data.device, learner.groups, epochs.starting, loss_of, examined,
-        f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", learner.cut,
+        "training", data.device, groups, epochs.starting, loss_of, examined,
+        f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", cut_body,
         start_counts=data.start is not None, decay=options.weight_decay, betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, epochs, Savepoint(saved))
-    body, model = learner.finished()
+    now, made = train(training, epochs, Savepoint(saved)), model
+    if layout is not None:
+        made = tenant_model(data.config, len(data.labels), options).to(data.device)
+        made.load(cut(*layers, layout)[0], {name: tensor[0] for name, tensor in model.head.items()})
+        made.mean, made.spread = model.mean, model.spread
     if data.task.shift is not None:
-        read = data.rows(data.dev, logits_of(body, model, data, data.dev))
-        model.shift(data.task.shift(data.labels, data.dev.examples, *zip(*read, strict=True)))
-    model.round_to_storage()
-    return Trained(body, model, evaluate(body, model, data, data.dev)[0], {**asdict(options), **_reported(now, data)})
+        read = data.rows(data.dev, logits_of(shared, made, data, data.dev))
+        made.shift(data.task.shift(data.labels, data.dev.examples, *zip(*read, strict=True)))
+    made.round_to_storage()
+    return Trained(shared, made, evaluate(shared, made, data, data.dev)[0], {**asdict(options), **_reported(now, data)})
 
 
 def _reported(now: Progress, data: Data) -> dict[str, Any]:
     """Returns what a tenant's report says of its training: epochs have numbers from 1, and the start is 0."""
-    first = 0 if data.start is not None else 1
-    kept = now.exams[now.kept]
+    first, kept = 0 if data.start is not None else 1, now.exams[now.kept]
     return {
         "epochs_run": len(now.exams) - 1 + first,
         "best_epoch": now.best + first,
@@ -148,53 +164,6 @@ def _reported(now: Progress, data: Data) -> dict[str, Any]:
         **({"at_start": {"dev": round(now.exams[0]["score"], 5)}} if data.start is not None else {}),
         **now.reported(),
     }
-
-
-class _Learner:
-    """All weights that learn: adapter and head, and those of the body if it has a learning rate."""
-
-    def __init__(self, body: Body, data: Data, options: TrainingOptions) -> None:
-        self._body, self._data, self._options = body, data, options
-        self._layout = adapter_of(data.config, options) if options.cut else None  # of the adapter that is cut
-        self._shared = copy.deepcopy(body) if options.cut else body  # the body as it was
-        self.model = tenant_model(data.config, len(data.labels), replace(options, rank=0) if options.cut else options)
-        self.model.to(data.device)
-        self._start()
-        learned = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
-        self.groups = [Group(options.learning_rate, learned)]
-        if options.body_rate:
-            tuned = cuttable(body.upper_layers, self._layout) if self._layout is not None else body.part(options.body_part)
-            self.groups.append(Group(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
-
-    def _start(self) -> None:
-        """Takes the scale of the labels, and the adapter and the head to train on."""
-        data, layout = self._data, self._layout
-        scale = data.task.scale([text.example for text in data.train.texts])
-        if data.start is None:
-            self.model.mean, self.model.spread = scale
-            return
-        adapter, head = data.start
-        if layout is not None and adapter is not None:
-            own = [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter]
-            hold(self._shared.upper_layers, self._body.upper_layers, own, layout)
-        self.model.go_on(None if layout is not None else adapter, head, *scale)
-
-    def cut(self) -> dict[str, float]:
-        """Cuts the body's change to the adapter's form. Returns the share of it that is left; empty if nothing is cut."""
-        if self._layout is None:
-            return {}
-        adapter, held = cut(self._shared.upper_layers, self._body.upper_layers, self._layout)
-        hold(self._shared.upper_layers, self._body.upper_layers, adapter, self._layout)
-        return {"change_held": held}
-
-    def finished(self) -> tuple[Body, TenantModel]:
-        """Returns the body and the model as they are served, with the weights as they are now."""
-        if self._layout is None:
-            return self._body, self.model
-        adapter, _ = cut(self._shared.upper_layers, self._body.upper_layers, self._layout)
-        model = tenant_model(self._data.config, len(self._data.labels), self._options).to(self._data.device)
-        model.put(adapter, self.model)
-        return self._shared, model
 
 
 def evaluate(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[Scores, float]:
@@ -213,4 +182,4 @@ def evaluate(body: Body, model: TenantModel, data: Data, texts: Texts) -> tuple[
 
 def logits_of(body: Body, model: Answering, data: Data, texts: Texts) -> list[np.ndarray]:
     """Returns the logits of each text's rows."""
-    return [own.numpy() for own in data.by_text(texts, partial(model, body), body.reads_tables)]
+    return [own.numpy() for own in data.by_text(texts, partial(model, body))]

@@ -26,12 +26,7 @@ BATCHES = (8, 32)  # texts
 
 def points(options: TrainingOptions) -> list[TrainingOptions]:
     return [
-        replace(
-            options,
-            learning_rate=factor * options.learning_rate,
-            body_rate=factor * options.body_rate,
-            batch_texts=batch,
-        )
+        replace(options, learning_rate=factor * options.learning_rate, body_rate=factor * options.body_rate, batch_texts=batch)
         for factor, batch in product(FACTORS, BATCHES)
     ]
 
@@ -56,16 +51,19 @@ def train_grid(
             for done in bar([pool.submit(job) for job in jobs]):
                 done.result()
     results = [Savepoint(file.with_suffix(".done")).load() or {} for file in files]  # every training has ended
-    finished = [number for number, result in enumerate(results) if result["main"] is not None]  # the others diverged
+    scores = [result["main"] for result in results]  # None of those that diverged
+    finished = [number for number, score in enumerate(scores) if score is not None]
     if not finished:
         raise Diverged("every point of the grid diverged: use a smaller --learning-rate")
-    best = max(finished, key=lambda number: (results[number]["main"], -number))
-    scores = [None if result["main"] is None else round(result["main"], 4) for result in results]
+    best = max(finished, key=scores.__getitem__)
     tried = [
-        {"learning_rate": point.learning_rate, "batch_texts": point.batch_texts, "dev": dev}
-        for point, dev in zip(options, scores, strict=True)
+        {"learning_rate": one.learning_rate, "batch_texts": one.batch_texts, "dev": None if score is None else round(score, 4)}
+        for one, score in zip(options, scores, strict=True)
     ]
-    return _trained(data, options[best], results[best]), tried
+    kept, model = results[best], tenant_model(data.config, len(data.labels), options[best])
+    model.load_state_dict(kept["model"])
+    body = PlotBody.of(data.reader.store).to(data.device)
+    return Trained(body, model.to(data.device), Scores(kept["rows"], kept["metric"], kept["values"]), kept["report"]), tried
 
 
 @no_progress_bars()
@@ -79,17 +77,8 @@ def _try(data: Data, options: TrainingOptions, file: Path, threads: int, trainer
         trained = trainer(PlotBody.of(data.reader.store), data, options, file.with_suffix(".pt"))
     except Diverged:
         done.save({"main": None})
-        return
+    else:
+        scores = trained.scores
+        done.save({"main": scores.main, **vars(scores), "model": trained.model.state_dict(), "report": trained.report})
     finally:
         torch.set_num_threads(before)
-    scores = trained.scores
-    described = {"rows": scores.rows, "metric": scores.metric, "values": scores.values, "report": trained.report}
-    done.save({"model": trained.model.state_dict(), "main": scores.main, **described})
-
-
-def _trained(data: Data, options: TrainingOptions, result: dict[str, Any]) -> Trained:
-    model = tenant_model(data.config, len(data.labels), options)
-    model.load_state_dict(result["model"])
-    scores = Scores(result["rows"], result["metric"], result["values"])
-    body = PlotBody.of(data.reader.store).to(data.device)
-    return Trained(body, model.to(data.device), scores, result["report"])

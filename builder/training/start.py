@@ -16,15 +16,6 @@ ANEW = 0  # instead of a version: random weights
 ADAPTER = ("adapter", "rank", "places", "function", "dtype")
 
 
-def place_of(tenant_id: str, before: TenantFile | None, domain: str | None, task: str | None) -> tuple[str, str]:
-    """Returns domain and task: as given, otherwise those of the version before."""
-    if before is not None:
-        return domain or before.domain, task or before.task
-    if task is None:
-        raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
-    return domain or "root", task
-
-
 def form_of(before: TenantFile | None, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the options with what they leave open about adapter and head: these are as in the version before."""
     if before is None:
@@ -78,15 +69,11 @@ def check_answers(before: TenantFile, task: str, labels: list[str]) -> None:
 def check_form(start: TenantFile, options: TrainingOptions, config: BackboneConfig) -> None:
     """Refuses options that ask for another adapter than the start has: its weights would not fit."""
     known, asked = start.adapter_layout(config), adapter_of(config, options)
-    if _in_any_dtype(known) != _in_any_dtype(asked):
+    if known != (replace(asked, dtype=start.dtype) if asked is not None else None):
         raise InvalidInput(
             f"version {start.version} of tenant {start.id!r} has {_described(known)}, and the options ask for "
             f"{_described(asked)}: leave those options out to train that version on, or give --fresh"
         )
-
-
-def _in_any_dtype(layout: Layout | None) -> Layout | None:
-    return replace(layout, dtype=TrainingOptions.dtype) if layout is not None else None
 
 
 def _described(layout: Layout | None) -> str:

@@ -89,8 +89,7 @@ class Teacher:
         """Returns the teacher, and what a report says of it."""
         if self.found is None:
             file = saved.with_name(f"teacher-{saved.name}") if saved is not None else None
-            alone = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None)
-            made = dedicated(data, replace(alone, learning_rate=HEAD_RATE, body_rate=BODY_RATE), file)
+            made = dedicated(data, options, file)
             return made.body, made.model, {"dev": round(made.scores.main, 4), "seconds": made.report["seconds"]}
         body, model = self.found.loaded(data.device)
         scores, _ = evaluate(body, model, data, data.dev)
@@ -98,5 +97,6 @@ class Teacher:
 
 
 def dedicated(data: Data, options: TrainingOptions, saved: Path | None) -> Trained:
-    """Returns a BERT that was fine-tuned in full."""
-    return finetune(WholeBody.of(data.reader.store), replace(data, start=None), options, saved)
+    """Returns a BERT that was fine-tuned in full, with the rates for this."""
+    alone = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
+    return finetune(WholeBody.of(data.reader.store), replace(data, start=None), alone, saved)

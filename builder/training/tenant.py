@@ -25,7 +25,7 @@ from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_files
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
 from builder.training.grid import points, train_grid
-from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of, place_of
+from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
@@ -36,19 +36,10 @@ WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 
 
 def build_tenant(
-    store: Store,
-    tenant_id: str,
-    domain: str | None,
-    task: str | None,
-    train_file: Path,
-    dev_file: Path | None = None,
-    grid: bool = False,
-    from_version: int | None = None,
-    device: torch.device | None = None,
-    trainer: Train = finetune,
-    teacher: str | None = None,
-    **training: Any,
-) -> TenantFile:
+    store: Store, tenant_id: str, domain: str | None, task: str | None, train_file: Path, dev_file: Path | None = None,
+    grid: bool = False, from_version: int | None = None, device: torch.device | None = None, trainer: Train = finetune,
+    teacher: str | None = None, **training: Any,
+) -> TenantFile:  # fmt: skip
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
@@ -58,7 +49,9 @@ def build_tenant(
     device = device or resolve_device("auto")
     with held_tenant(store, tenant_id) as working:
         before = store.tenant(tenant_id)
-        domain, task = place_of(tenant_id, before, domain, task)
+        if (task := task or (before.task if before is not None else None)) is None:
+            raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
+        domain = domain or (before.domain if before is not None else "root")
         training_task(task)  # refuses unknown tasks
         if before is not None:
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
@@ -99,8 +92,7 @@ def build_tenant(
         version = before.version + 1 if before else 1
 
         begin(working, tenant_id, {"version": version, "from_version": start, **asked})
-        data = files.looked_up(Reader(store, *stands_on), device, learned)
-        tried = []
+        data, tried = files.looked_up(Reader(store, *stands_on), device, learned), list[dict[str, Any]]()
         if grid:
             trained, tried = train_grid(data, points(options), working, trainer)
         else:
@@ -111,10 +103,9 @@ def build_tenant(
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
-        if tried:
-            report["grid"] = tried
         adapter, head = trained.model.stored()
-        report["bytes"] = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
+        size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
+        report |= {**({"grid": tried} if tried else {}), "bytes": size}
 
         def draw(picture: Path) -> None:
             title = f"{tenant_id} version {tenant.version}: {task} on {domain}"
@@ -196,15 +187,12 @@ def _is_done(
 
 def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
     """Prepares the folder. Removes the remains of a training with another plan."""
-    begun = begun_plan(folder)
-    if begun == plan:
+    if (begun := begun_plan(folder)) == plan:
         return
-    if begun is not None and {**begun, "version": plan["version"]} == plan:  # an import took the version number meanwhile
-        write_json(folder / PLAN, plan)
-        return
-    if begun is not None:
-        say(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew")
-    put_away(folder)
+    if begun is None or {**begun, "version": plan["version"]} != plan:  # an import may have taken the version number
+        if begun is not None:
+            say(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew")
+        put_away(folder)
     write_json(folder / PLAN, plan)
 
 

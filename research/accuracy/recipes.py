@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Training, train
 from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
-from builder.learning.windows import Reading, TextPack, index_of
+from builder.learning.windows import TextPack, index_of, reading
 from builder.packed_batches import positions_of
 from builder.store.branches import table_spec
 from builder.store.resumable import Savepoint, replaced
@@ -147,7 +148,7 @@ def _pretrain(
 ) -> None:
     """Changes `body` in place. Fits a head first if the model has none. The same call continues an interrupted one."""
     config, given = store.config, given_head(store.model, store.config)
-    head, reading = given or MaskedHead(config), Reading(config, documents, 0, step_tokens(device))
+    head, batches = given or MaskedHead(config), partial(reading, config, documents, 0, step_tokens(device))
     for module in (body, head):
         module.to(device).eval()
 
@@ -157,8 +158,9 @@ def _pretrain(
         seen, guessed = masked(words, config, chance)
         positions, wanted = index_of(positions_of(lengths), device), index_of(words[guessed], device)
         pack = Pack(
-            sums=None, tokens=index_of(seen, device), positions=positions, segments=torch.zeros_like(positions),
-            lengths=lengths.tolist(), reading=index_of(guessed, device), rows_of=[len(guessed)], targets=wanted,
+            sums=lambda: torch.empty(0), tokens=index_of(seen, device), positions=positions,
+            segments=torch.zeros_like(positions), lengths=lengths.tolist(), reading=index_of(guessed, device),
+            rows_of=[len(guessed)], targets=wanted,
         )  # fmt: skip
         return F.cross_entropy(head(body(pack, None), body.words.weight).float(), wanted), len(words)
 
@@ -166,11 +168,11 @@ def _pretrain(
         """The last weights are kept: nothing scores them."""
         for module in (body, head):
             module.requires_grad_(False)
-        training = Training(title, device, [group], reading.starting, loss_of, lambda: Exam(0.0, 0.0), WAY_OUT)
+        training = Training(title, device, [group], batches, loss_of, lambda: Exam(0.0, 0.0), WAY_OUT)
         train(training, part, Savepoint(savepoint))
 
     if given is None:
-        fitted = Group(HEAD_RATE, {f"head.{name}": parameter for name, parameter in head.named_parameters()})
+        fitted = Group(HEAD_RATE, dict(head.named_parameters("head")))
         learn("fitting a head", fitted, budget.part(HEAD_SHARE), saved.with_name(f"{saved.stem}-head{saved.suffix}"))
         budget = budget.part(1 - HEAD_SHARE)
     learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})

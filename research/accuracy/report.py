@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from bench.turns import threads
 from builder.hardware import products_of
-from builder.learning.bodies import WholeBody
+from builder.learning.bodies import PlotBody, WholeBody
 from builder.said import no_progress_bars
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
@@ -195,7 +195,7 @@ class Report:
         told |= {"products": str(products_of(self.device)).removeprefix("torch."), "device": self.device.type}
         if case.teacher:
             told |= {"teacher": trained.report["teacher"]}
-        if trained.body.reads_tables:
+        if isinstance(trained.body, PlotBody):
             told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.found}
         return {**scores.described(), **told}
 

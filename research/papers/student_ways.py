@@ -172,12 +172,11 @@ def bagging(case: Case) -> Variants:
     """Scores students that each learn the teacher's rows of a bootstrap sample. Their rows are averaged."""
     made, together = case.team(AveragedTeam)
     seen, left = case.seen[0], [part.rows for part in case.seen]
-    whole = float(torch.cat(seen.rows).square().mean())
     for number in range(case.options.students):
         one, options = case.team(seed=case.options.seed + 1000 * number)
         one.add()
         drawn = np.random.default_rng([case.options.seed, number]).integers(len(seen.rows), size=len(seen.rows))
-        learn_member(case.body, one, case.data, seen, left, whole, 0, options, case.saved(f"bagging-{number}"), drawn)
+        learn_member(case.body, one, case.data, seen, left, 0, options, case.saved(f"bagging-{number}"), drawn)
         made.members.append(one.members[0])
     alone = case.scored(partial(answers_of_prefixes, case.body, made))
     joint = case.together(made, together, "bagging")

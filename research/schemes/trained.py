@@ -201,7 +201,7 @@ def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: Tr
     chosen = list(chain.from_iterable(data.batches(options.epochs, options.batch_texts, options.seed)))
 
     def loss_of(some: np.ndarray) -> tuple[Tensor, int]:
-        pack = data.reader.pack(data.train, some, data.device, False)
+        pack = data.reader.pack(data.train, some, data.device)
         with torch.no_grad():
             wanted = teacher.states(pack, None)
         pairs = zip(student.states(pack, None), ends, strict=True)

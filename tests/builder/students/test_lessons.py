@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.unseen import count_learned
 from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
@@ -25,6 +26,7 @@ from builder.tasks.losses import UNREAD
 from builder.training.data import read_files
 from hplm.cli.main import main
 from hplm.cli.tenant_store import _students_text
+from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from tests.builder.stores import some_lines
 from tests.builder.training.small_tenants import made, pretend
@@ -147,13 +149,24 @@ def test_a_search_tries_at_most_a_quarter_of_the_teachers_layers(teacher, lower,
     assert most_layers(SimpleNamespace(config=SimpleNamespace(lower_layers=lower, upper_layers=upper)), teacher) == most
 
 
-def test_texts_without_labels_are_left_out_where_they_stand_in_dev_and_counted_where_they_are_judged(store, tmp_path):
-    of_dev = [json.loads(line)["text"] for line in (tmp_path / "classify-2.jsonl").read_text().splitlines()]
-    fresh = some_lines(60, 5)
-    (file := tmp_path / "further.txt").write_text("\n".join([*fresh, *of_dev[:7]]))
+def test_students_learn_what_the_teacher_says_of_texts_without_labels(store, tmp_path):
+    """They are left out where they stand in train or dev, and counted where they are judged."""
+    known = [json.loads(line)["text"] for part in (1, 2) for line in (tmp_path / f"classify-{part}.jsonl").open()]
+    fresh, options = some_lines(60, 5), replace(OPTIONS, students=1)
+    (file := tmp_path / "further.txt").write_text("\n".join([*fresh, *known[-7:]]))
+    (seen := tmp_path / "seen.txt").write_text("\n".join(known))
     with by_one_step():
-        report, _ = build_students(store, "classify", replace(OPTIONS, students=1), DEVICE, unlabelled=file)
-    assert (report["unlabelled_texts"], report["left_out"]) == (len(set(fresh)), len(set(of_dev[:7])))
+        labelled, _ = build_students(store, "classify", options, DEVICE)
+        report, is_new = build_students(store, "classify", options, DEVICE, unlabelled=file)
+    assert is_new and (report["unlabelled_texts"], report["left_out"]) == (len(set(fresh)), len(set(known[-7:])))
+    assert report["learned_texts"] == labelled["learned_texts"] and report["boosting"] != labelled["boosting"]
+    assert build_students(store, "classify", options, DEVICE, unlabelled=file) == (report, False)
+    for tenant, texts, named in (("multilabel", file, ["multilabel"]), ("classify", seen, [seen])):
+        with refusing(InvalidInput, "--unlabelled", *named):
+            build_students(store, tenant, replace(options, seed=1), DEVICE, unlabelled=texts)
+        assert not store.tenant_work_folder(tenant).exists(), "it has begun before it refused"
+    with refusing(InvalidInput, "students"):
+        calibrate_tenant(store, "classify", seen, resolve_precision("fp32", DEVICE), DEVICE)
     tests = [Example(tmp_path / "test.jsonl", 1, text) for text in (fresh[0], fresh[1], "a text of no file")]
     assert count_learned(store, store.tenant("classify"), tests) == 2
     file.write_text("other texts")
@@ -164,17 +177,28 @@ def test_texts_without_labels_are_left_out_where_they_stand_in_dev_and_counted_w
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("hardest", 0), ("hardest", 1.5), ("drawn", -0.1), ("drawn", 2), ("drawn", 0.3), ("augmented", -1), ("drop", -1)],
-)
-def test_shares_that_are_none_are_refused(option, value):
-    with refusing(InvalidInput, f"--{option} {value}"):
+    [("hardest", 0), ("hardest", 1.5), ("drawn", -0.1), ("drawn", 2), ("drawn", 0.3), ("augmented", -1), ("drop", -1),
+     ("students", 17), ("rank", 0), ("learning_rate", 0), ("stacking", -1)],
+)  # fmt: skip
+def test_numbers_that_make_no_students_are_refused(option, value):
+    with refusing(InvalidInput, f"--{option.replace('_', '-')} {value}"):
         StudentOptions(1, **{option: value})
 
 
-@pytest.mark.parametrize("option", ["augmented", "drop"])
-def test_tasks_whose_rows_have_several_labels_have_no_augmented_texts_and_no_first_students(store, option):
-    with refusing(InvalidInput, f"--{option}", "multilabel"):
-        build_students(store, "multilabel", replace(OPTIONS, **{option: 1}), DEVICE)
+@pytest.mark.parametrize(
+    ("tenant", "options", "teacher", "named"),
+    [
+        ("multilabel", {"augmented": 1}, "own", ["--augmented", "multilabel"]),  # a row has several labels
+        ("multilabel", {"drop": 1}, "own", ["--drop", "multilabel"]),
+        ("classify", {"depth": 4}, "own", ["--layers 4", "1 to 3"]),
+        ("classify", {}, "mine", ["--teacher mine"]),
+    ],
+)
+def test_students_that_a_tenant_cannot_have_are_refused(store, tenant, options, teacher, named):
+    with refusing(InvalidInput, *named):
+        build_students(store, tenant, replace(OPTIONS, **options), DEVICE, teacher)
+    with refusing(InvalidInput, "'find'", "span"):
+        build.check(store, "find", "span", OPTIONS)
 
 
 def test_dev_says_which_students_are_asked_first(store, monkeypatch):

@@ -21,15 +21,16 @@ def logits_of(*margins):
 
 
 @pytest.mark.parametrize(
-    ("margins", "members", "cost"),
+    ("margins", "drop", "members", "cost"),
     [
-        ([(6.0, -0.1), (6.0, 4.0)], 1, 0.3125),  # the hard quarter is unsure: the second one is asked about it alone
-        ([(-0.1, -0.1), (6.0, 4.0)], None, 0.5),  # the first one is wrong everywhere
-        ([(6.0, 4.0), (6.0, 4.0)], 1, 0.25),  # and here never
+        ([(6.0, -0.1), (6.0, 4.0)], 1.0, 1, 0.3125),  # the hard quarter is unsure: the second one is asked about it alone
+        ([(6.0, -0.1), (6.0, 4.0)], 40.0, 1, 0.25),  # all of it may be lost
+        ([(-0.1, -0.1), (6.0, 4.0)], 1.0, None, 0.5),  # the first one is wrong everywhere
+        ([(6.0, 4.0), (6.0, 4.0)], 1.0, 1, 0.25),  # and here never
     ],
 )
-def test_the_first_answer_alone_where_they_are_sure_and_lose_little(margins, members, cost):
-    (team, *rest) = asked_first(teams_of(2), logits_of(*margins), np.full(TEXTS, 5), drop=1.0)
+def test_the_first_answer_alone_where_they_are_sure_and_lose_little(margins, drop, members, cost):
+    (team, *rest) = asked_first(teams_of(2), logits_of(*margins), np.full(TEXTS, 5), drop)
     assert (team.first.members if team.first else None) == members and team.cost == pytest.approx(cost)
     if 0.25 < cost < 0.5:
         easy, hard = (1 / (1 + np.exp(-abs(margin))) for margin in margins[0])
@@ -48,11 +49,3 @@ def test_long_texts_count_more_and_a_team_that_is_not_cheaper_than_a_larger_one_
     assert by_length["hard"][0].first.leaves == pytest.approx(EASY / (EASY + 97 * (TEXTS - EASY)))
     assert [team.members for team in by_length["hard"]] == [3, 2, 1]
     assert [team.members for team in by_length["all"]] == [3, 1]
-
-
-def test_more_points_let_more_texts_leave():
-    rng = np.random.default_rng(0)
-    first = rng.normal(size=(TEXTS, 3))
-    logits = [first, first + rng.normal(size=(TEXTS, 3))]
-    leaves = [asked_first(teams_of(2), logits, np.full(TEXTS, 5), drop)[0].first.leaves for drop in (1.0, 5.0, 20.0)]
-    assert 0 < leaves[0] < leaves[1] < leaves[2] <= 1

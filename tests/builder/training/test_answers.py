@@ -118,7 +118,7 @@ def test_a_word_without_a_token_has_no_answer(tasks, tmp_path):
     path = write(tmp_path / "odd.jsonl", [{"tokens": [WORDS[0], "\u200b", WORDS[60]], "tags": ["B-X", "O", "O"]}])
     task, labels, reader = training_task("tag"), tasks.store.tenant("word").labels, Reader(tasks.store, "bio", 1)
     texts = reader.read(task.read(path), task, labels)
-    assert texts.texts[0].reading.tolist() == [1, UNREAD, 2]
+    assert texts.texts[0].spans[:, 0].tolist() == [1, UNREAD, 2]
     assert reader.pack(texts, np.array([0]), DEVICE).targets.tolist() == [labels.index("B-X"), UNREAD, labels.index("O")]
     (answers,) = evaluate_tenant(tasks.store, "word", path, DEVICE).answers
     assert answers[1] == "" and {answers[0], answers[2]} <= set(labels)

@@ -212,7 +212,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             learn(store, "classify", *files, **options)
     counts = dict.fromkeys(("epochs", "patience", "batch_texts"), 0)
-    for name, value in {**counts, "doubt": -1, "learning_rate": 0.0, "body_rate": -1}.items():
+    for name, value in {**counts, "rank": -1, "doubt": -1, "learning_rate": 0, "body_rate": -1}.items():
         with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{name: value})
     for task in ("guess", "generate"):

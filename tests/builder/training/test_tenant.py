@@ -1,14 +1,12 @@
 """Tenants on a toy backbone learn every task, are scored as they are served, and are trained on. So are their students."""
 
 import html
-import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -17,21 +15,17 @@ from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.students.team import StudentTeam
 from builder.training.tenant import warnings_of
-from hplm.engine.engine import resolve_precision
-from hplm.errors import InvalidInput
 from testing.random_store import TOY
 from testing.reference import Reference
-from tests.builder.stores import some_lines
 from tests.builder.training.small_tenants import STILL, TASKS, learn, made, weights
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
-from tests.support.message import mentions, refusing
+from tests.support.message import mentions
 from tests.tasks import same_labels
 
 pytestmark = pytest.mark.slow
 
 STUDENTS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
-UNLEARNED = replace(STUDENTS, students=1, epochs=1, learning_rate=0.1)  # for students of one step
 TAUGHT = {"bio": STUDENTS, "regress": replace(STUDENTS, students=1)}  # tenants that get students
 
 
@@ -162,43 +156,10 @@ def test_the_stored_heads_of_each_number_of_students_add_up_to_what_their_classi
     for _ in range(3):
         team.add()
     with torch.no_grad():
-        for part in team.parameters():
+        for part in team.parts().parameters():
             part.copy_(torch.randn_like(part).half())
         hidden = torch.randn(4, TOY.hidden)
         said = team.read(team.joined(torch.stack([member.read(hidden) for member in team.members])))
     stored = torch.stack([hidden @ head["weight"].float().T + head["bias"] for _, (_, head) in team.knowledge()]).cumsum(0)
     assert stored.shape == said.shape == (3, 4, 3)
     torch.testing.assert_close(stored, said, rtol=1e-2, atol=0.01 * float(said.std()))
-
-
-def test_students_learn_what_the_teacher_says_of_texts_without_labels(trained, trained_store):
-    data = trained[1] / "cut-dev.jsonl"
-    known = [json.loads(line)["text"] for line in data.read_text("utf-8").splitlines()]
-    (further := trained[1] / "further.txt").write_text("\n".join([*known, *some_lines(60, 5)]), "utf-8")
-    with by_one_step():
-        labelled, _ = build_students(trained_store, "cut", UNLEARNED, DEVICE)
-        report, is_new = build_students(trained_store, "cut", UNLEARNED, DEVICE, unlabelled=further)
-    assert is_new and report["unlabelled_texts"] == 60, "texts of dev would judge what they taught"
-    assert report["learned_texts"] == labelled["learned_texts"]
-    assert report["boosting"] != labelled["boosting"]
-    assert build_students(trained_store, "cut", UNLEARNED, DEVICE, unlabelled=further) == (report, False)
-    (seen := trained[1] / "seen.txt").write_text("\n".join(known * 2), "utf-8")
-    for tenant, file, named in (("regress", further, ["regress"]), ("cut", seen, [seen])):
-        with refusing(InvalidInput, "--unlabelled", *named):
-            build_students(trained_store, tenant, replace(UNLEARNED, seed=1), DEVICE, unlabelled=file)
-        assert not trained_store.tenant_work_folder(tenant).exists(), "it has begun before it refused"
-
-
-def test_what_students_cannot_do_is_refused(trained, taught):
-    store = taught[0]
-    for tenant, depth, named in (("span-or-none", 2, ["span"]), ("cut", 4, ["--layers 4", "1 to 3"])):
-        with refusing(InvalidInput, *named):
-            build_students(store, tenant, StudentOptions(depth), DEVICE)
-    for option, value in {"students": 17, "rank": 0, "learning_rate": 0, "stacking": -1}.items():
-        with refusing(InvalidInput, f"--{option.replace('_', '-')} {value}"):
-            StudentOptions(1, **{option: value})
-    with refusing(InvalidInput, "--teacher mine"):
-        build_students(store, "cut", STUDENTS, DEVICE, teacher="mine")
-    texts = trained[1] / "bio-test.jsonl"
-    with refusing(InvalidInput, "students"):
-        calibrate_tenant(store, "bio", texts, resolve_precision("fp32", DEVICE), DEVICE)

@@ -165,7 +165,7 @@ def data(bert, tmp_path_factory):
 def test_whole_bodies_equal_the_original_and_students_start_from_its_layers(bert, tmp_path):
     stock, store = bert
     data = read_of(store, tmp_path / "pairs.jsonl", lambda rng: {**classified(rng), "text_pair": random_text(rng, 9)}, 4, SIDES)
-    pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE, with_sums=False)
+    pack = data.reader.pack(data.train, np.argsort(data.train.lengths), DEVICE)
     pack, teacher = replace(pack, reading=torch.arange(len(pack.tokens))), WholeBody.of(store).eval()
     with torch.no_grad():
         texts = zip(pack.tokens.split(pack.lengths), pack.segments.split(pack.lengths), strict=True)
