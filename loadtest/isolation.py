@@ -61,7 +61,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _listed(who: str, ways: dict[str, Way]) -> str:
-    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.__doc__}" for name, way in ways.items())])
+    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.about}" for name, way in ways.items())])
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -93,7 +93,7 @@ def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
             logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if name == "quota" else nullcontext():
-                found[name] = _measure(given, place, WAYS[name](given, place), Growth(sizes), name in OF_STRANGERS)
+                found[name] = _measure(given, place, WAYS[name].noise(given, place), Growth(sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
     if not given.quick and (noticed := [name for name, way in found.items() if not way["holds"]]):
         raise HplmError(f"these ways do not hold: {', '.join(noticed)}")
