@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.rows import NotNegative, Positive, Range, Row, Rows, Size, Whole, benchmark, expect_text, rows_of, say
+from bench.rows import ModelSize, NotNegative, Positive, Range, Row, Rows, Size, Tokens, benchmark, expect_text, rows_of, say
 from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
@@ -46,8 +46,8 @@ WARM = 20  # batches from which the simulated server learns before it starts, li
 @benchmark(size="toy", tokens=16, seconds=0.6)
 def overload(
     *,
-    size: Size = "bert-base",
-    tokens: Whole = 128,
+    size: ModelSize = "bert-base",
+    tokens: Tokens = 128,
     variance: NotNegative = 0.0,
     policies: tuple[str, ...] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
@@ -61,8 +61,6 @@ def overload(
     several policies or packings, each pair has a server of its own, between two of first come, first served with the packing
     `packed`; these refuse nothing on arrival. A text's `utility` is 1 / length, as in TCB, if it was started by its deadline.
 
-    :param size: of the model
-    :param tokens: of a text
     :param variance: above 0: lengths are 3 to 100 tokens, normal with mean 20
     :param policies: of scheduling
     :param packings: of batches

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
+from bench.rows import Dtype, Positive, Row, Rows, Tokens, Whole, benchmark
 from bench.server import expect_room
 from bench.turns import alternate, threads
 from builder.store.branches import table_spec
@@ -45,7 +45,7 @@ def plot(
     *,
     keys: Whole = 1_000_000,
     hidden: Whole = 768,
-    tokens: Whole = 128,
+    tokens: Tokens = 128,
     seconds: Positive = 3.0,
     folder: Path | None = None,
     dtype: Dtype = "auto",
@@ -57,7 +57,6 @@ def plot(
 
     :param keys: n-grams in the table
     :param hidden: width of a vector
-    :param tokens: of a text
     :param seconds: for each figure
     :param folder: in which the tables are written for a while
     :param dtype: of the layers that the table replaces

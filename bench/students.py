@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bench.engine import clock
-from bench.rows import EngineDtype, NotNegative, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.rows import NotNegative, Positive, Row, Rows, ServedDtype, Size, Whole, benchmark, expect_text, say
 from bench.server import settings_of, stage, texts_of, waiting
 from bench.turns import alternate
 from builder.publish.export import export
@@ -59,7 +59,7 @@ def students(
     seconds: Positive = 1.0,
     batches: Whole = 200,
     cost_us: tuple[NotNegative, Positive] | None = None,
-    dtype: EngineDtype = "auto",
+    dtype: ServedDtype = "auto",
 ) -> Rows:
     """Measures how students serve: random ones, so this says nothing of their answers.
 
@@ -76,7 +76,6 @@ def students(
     :param seconds: for each figure
     :param batches: that the full stack could compute in a burst
     :param cost_us: microseconds of a batch and of a token in bursts, instead of the measured ones
-    :param dtype: precision of the engine
     """
     rooms, device = sorted(batch_tokens), resolve_device("auto")
     if rooms[0] <= max(tokens):

@@ -15,7 +15,7 @@ import numpy as np
 from cyclopts import Parameter
 from tqdm import tqdm
 
-from bench.rows import Positive, Whole
+from bench.rows import Device, OtherModel, Positive, Whole
 from bench.run import app_of
 from builder.worker_processes import processes_that_fit
 from demo.building import BACKBONE, minilm, named
@@ -47,8 +47,8 @@ def imports(
     at_once: Whole | None = None,
     work: Path = Path(".hplm/imports"),
     results: Path = Path("research/results/imports.jsonl"),
-    model: str = "",
-    device: str = "auto",
+    model: OtherModel = "",
+    device: Device = "auto",
     quick: bool = False,
 ) -> None:
     """Computes the missing numbers, and prints all. The same command goes on after an interruption, beside others too.
@@ -63,8 +63,6 @@ def imports(
     :param at_once: processes, each with one thread; default: as many as fit, and one on a GPU
     :param work: folder of data, checkpoints and stores
     :param results: file of finished numbers
-    :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param device: auto, cpu, cuda or cuda:N
     :param quick: compute little of everything: the figures mean nothing
     """
     if list_cases:
