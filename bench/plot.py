@@ -68,7 +68,7 @@ def plot(
     with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
         tables = Path(scratch)
         write_tables(tables, config, keys)
-        forests = {name: forest_of(tables, name) for name in COMPARED}
+        forests = {name: Forest([tables], assign_addresses([Table(_path(tables, name))])) for name in COMPARED}
         texts = random_documents(config, TEXTS * tokens, tokens, seed=11)
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
         addresses = [chain.lookup(text, lengths).addresses for text in texts]
@@ -111,10 +111,6 @@ def _ranked_keys(config: BackboneConfig, keys: int) -> np.ndarray:
 
 def _path(folder: Path, name: str) -> Path:
     return folder / name / str(VERSION)
-
-
-def forest_of(folder: Path, name: str) -> Forest:
-    return Forest([folder], assign_addresses([Table(_path(folder, name))]))
 
 
 def _warm(
