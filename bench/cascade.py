@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.rows import EngineDtype, Positive, Rows, Whole, benchmark, rows_of, say
+from bench.rows import OtherModel, Positive, Rows, ServedDtype, Whole, benchmark, rows_of, say
 from builder.evaluation.tenant import opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
@@ -71,13 +71,13 @@ COMPARED = 2000  # answers that are compared with those offline, at most
 def cascade(
     *,
     folder: Path = Path(".hplm/bench-cascade"),
-    model: str = "",
+    model: OtherModel = "",
     questions: Whole = 100,
     texts: Whole = 3000,
     minutes: Positive = 1.0,
     seconds: Positive = 20.0,
     rounds: Whole = 3,
-    dtype: EngineDtype = "auto",
+    dtype: ServedDtype = "auto",
 ) -> Rows:
     """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
@@ -85,13 +85,11 @@ def cascade(
     judges a way has not chosen it.
 
     :param folder: what is built, which later runs use again
-    :param model: Hugging Face name or folder of another BERT than MiniLM
     :param questions: tenants, at most
     :param texts: of each file, at most
     :param minutes: of adapting the lower layers
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
-    :param dtype: precision of the engine
     """
     store, asked = built(folder, model, questions, texts, minutes)
     precision = served_precision(store, dtype, resolve_device("auto"))

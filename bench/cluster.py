@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, say
+from bench.rows import ModelSize, Positive, Row, Rows, Tokens, Whole, benchmark, say
 from bench.server import tenant_id, texts_of
 from bench.turns import in_turn
 from builder.publish.export import export
@@ -58,8 +58,8 @@ Part = Literal["proxy", "changes", "revoke", "faults"]
 )  # fmt: skip
 def cluster(
     *,
-    size: Size = "minilm",
-    tokens: Whole = 32,
+    size: ModelSize = "minilm",
+    tokens: Tokens = 32,
     slots: Whole = 16,
     connections: Whole = 64,
     seconds: Positive = 15.0,
@@ -73,8 +73,6 @@ def cluster(
     Measures what the router costs, what clients see when a server is killed, and how soon changes of tenants are everywhere.
     Needs haproxy, and two cores.
 
-    :param size: of the model
-    :param tokens: of a text
     :param slots: of a server; there are four times as many tenants
     :param connections: of the clients
     :param seconds: of each timed measurement

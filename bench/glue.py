@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bench.noop import ECHO, FLOOR, NOOP, add_noops
-from bench.rows import Positive, Rows, Whole, benchmark, expect_text, rows_of_rounds, say
+from bench.rows import Rows, Seconds, Tokens, Whole, benchmark, expect_text, rows_of_rounds, say
 from bench.server import random_export, requests_of, tenant_id, texts_of, waits
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
@@ -17,7 +17,7 @@ from hplm.server.process_group import computed_ns, members
 from hplm.server.stubs import stubs
 from loadtest.generator import Load
 from loadtest.grpc_load import GrpcLoad
-from loadtest.load import send
+from loadtest.load import Report, send
 from loadtest.server import children
 from testing.random_store import MINILM
 
@@ -37,7 +37,7 @@ TARGETS = {
 
 
 @benchmark(tokens=16, seconds=0.3, rounds=1)
-def glue(*, tokens: Whole = 32, seconds: Positive = 3.0, rounds: Whole = 3) -> Rows:
+def glue(*, tokens: Tokens = 32, seconds: Seconds = 3.0, rounds: Whole = 3) -> Rows:
     """Measures the served path around a backbone of width 32 with one layer.
 
     Beside it are three ensembles of two Python models that do nothing, with as many bytes between them: noop B (`noop`) answers
@@ -47,8 +47,6 @@ def glue(*, tokens: Whole = 32, seconds: Positive = 3.0, rounds: Whole = 3) -> R
     `processor_us` is the processor time of a request by process, of which `beyond_b_us` is more than noop B's. `c1_waits`: how
     often a lone request lets a thread wait. A figure is the median of the rounds, and stands beside the least and the most.
 
-    :param tokens: of a text
-    :param seconds: of each measurement
     :param rounds: turns of all models
     """
     expect_text(tokens, "minilm")
@@ -68,9 +66,9 @@ def _figures(server: TritonServer, ours: str, texts: list[str], seconds: float) 
     over_grpc = {model: _over_grpc(server, model, texts, seconds) for model in (ours, NOOP)}
     found: dict[str, float] = {}
     for model, prefix in models.items():
-        found[f"{prefix}c1_p50_ms"] = c1[model].p50_ms
-        found[f"{prefix}c64_req_per_s"] = c64[model].req_per_s
-        found[f"{prefix}batch16_texts_per_s"] = 16 * batch16[model].req_per_s
+        found[f"{prefix}c1_p50_ms"] = c1[model].report.percentile_ms(50)
+        found[f"{prefix}c64_req_per_s"] = c64[model].report.req_per_s
+        found[f"{prefix}batch16_texts_per_s"] = 16 * batch16[model].report.req_per_s
     for case, turns in zip(CASES, (c1, c64, batch16), strict=True):
         for process, us in turns[ours].processor_us.items():
             found[f"processor_us/{case}/{process}"] = us
@@ -80,21 +78,18 @@ def _figures(server: TritonServer, ours: str, texts: list[str], seconds: float) 
         "c1_waits/ours": sum(c1[ours].waits[process] for process in OURS),
         "c64_grpc_req_per_s": over_grpc[ours],
         "c64_grpc_over_b": over_grpc[ours] / over_grpc[NOOP],
-        "c64_over_b": c64[ours].req_per_s / c64[NOOP].req_per_s,
-        "c64_over_c": c64[ours].req_per_s / c64[FLOOR].req_per_s,
-        "c64_over_echo": c64[ours].req_per_s / c64[ECHO].req_per_s,
-        "c1_added_over_b_ms": c1[ours].p50_ms - c1[NOOP].p50_ms,
-        "batch16_over_b": 16 * batch16[ours].req_per_s / c64[NOOP].req_per_s,
+        "c64_over_b": found["c64_req_per_s"] / found["noop_c64_req_per_s"],
+        "c64_over_c": found["c64_req_per_s"] / found["floor_c64_req_per_s"],
+        "c64_over_echo": found["c64_req_per_s"] / found["echo_c64_req_per_s"],
+        "c1_added_over_b_ms": found["c1_p50_ms"] - found["noop_c1_p50_ms"],
+        "batch16_over_b": found["batch16_texts_per_s"] / found["noop_c64_req_per_s"],
         "processor_over_b": sum(c64[ours].processor_us.values()) / sum(c64[NOOP].processor_us.values()),
     }
 
 
 class Turn(NamedTuple):
-    """What the clients of a model saw, and what a request took of each process."""
-
-    p50_ms: float
-    req_per_s: float
-    processor_us: dict[str, float]
+    report: Report
+    processor_us: dict[str, float]  # of a request, by process
     waits: dict[str, float]
 
 
@@ -105,13 +100,9 @@ def _turn(server: TritonServer, model: str, texts: list[str], seconds: float, cl
     send(replace(load, seconds=seconds / 4))  # warms up
     before = _used(server, model)
     (report,) = send(load)
-    after = _used(server, model)
+    both = zip(before, _used(server, model), strict=True)
     report.expect_success(f"{clients} clients of {model}")
-    used = (
-        {process: (late[process] - early[process]) / report.succeeded for process in early}
-        for early, late in zip(before, after, strict=True)
-    )
-    return Turn(report.percentile_ms(50), report.req_per_s, *used)
+    return Turn(report, *({name: (late[name] - early[name]) / report.succeeded for name in early} for early, late in both))
 
 
 def _used(server: TritonServer, model: str) -> tuple[dict[str, float], dict[str, int]]:
@@ -133,4 +124,4 @@ def _over_grpc(server: TritonServer, model: str, texts: list[str], seconds: floa
     load = GrpcLoad(server.grpc_url, model, tenant_id(0, TENANTS), texts, CLIENTS, seconds, warm_up_s=seconds / 4)
     (report,) = send(load)
     report.expect_success(f"{CLIENTS} clients over gRPC to {model}")
-    return report.per_second
+    return report.answered / report.seconds

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bench.rows import EngineDtype, Positive, Row, Rows, Whole, benchmark, expect_text, say
+from bench.rows import EngineDtype, Row, Rows, Seconds, Tokens, Whole, benchmark, expect_text, say
 from bench.serve import one_and_many, tenants_served
 from bench.server import texts_of
 from hplm.engine.engine import resolve_device, resolve_precision
@@ -37,8 +37,8 @@ TARGETS = {"fp32": 3.0, "bf16": 3.0, "int8": 6.0}  # times infinity's throughput
 def infinity(
     *,
     environment: Path = Path("infinity-venv"),
-    tokens: Whole = 128,
-    seconds: Positive = 10.0,
+    tokens: Tokens = 128,
+    seconds: Seconds = 10.0,
     dtype: EngineDtype = "auto",
     tenants: tuple[Whole, ...] = (1, 10_000),
     clients: Whole = 32,
@@ -48,8 +48,6 @@ def infinity(
     Measures one client and many with the same texts. infinity-emb answers with an embedding, hPLM with a label.
 
     :param environment: folder of infinity-emb's Python environment, which is made if it is missing
-    :param tokens: of a text
-    :param seconds: of each measurement
     :param dtype: of our engine; infinity-emb computes in bf16 where it does, else in fp32
     :param tenants: of our servers
     :param clients: of the second measurement

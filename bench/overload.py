@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.rows import NotNegative, Positive, Range, Row, Rows, Size, Whole, benchmark, expect_text, rows_of, say
+from bench.rows import ModelSize, NotNegative, Positive, Range, Row, Rows, Size, Tokens, benchmark, expect_text, rows_of, say
 from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
@@ -46,8 +46,8 @@ WARM = 20  # batches from which the simulated server learns before it starts, li
 @benchmark(size="toy", tokens=16, seconds=0.6)
 def overload(
     *,
-    size: Size = "bert-base",
-    tokens: Whole = 128,
+    size: ModelSize = "bert-base",
+    tokens: Tokens = 128,
     variance: NotNegative = 0.0,
     policies: tuple[str, ...] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
@@ -61,8 +61,6 @@ def overload(
     several policies or packings, each pair has a server of its own, between two of first come, first served with the packing
     `packed`; these refuse nothing on arrival. A text's `utility` is 1 / length, as in TCB, if it was started by its deadline.
 
-    :param size: of the model
-    :param tokens: of a text
     :param variance: above 0: lengths are 3 to 100 tokens, normal with mean 20
     :param policies: of scheduling
     :param packings: of batches
@@ -139,7 +137,7 @@ def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
     rows = list(figures(report, offered, (before + after) / 2, drawn.batch, on_time_by_server))
     yield from rows
     yield Row("capacity_drift", after / before)
-    simulated = simulate(offered, batches_in(entries), drawn, scheduling)
+    simulated = simulate(offered, entries, drawn, scheduling)
     (share,) = (row.value for row in rows if row.name == "on_time_of_offered")
     yield Row("simulated_on_time_of_offered", simulated)
     yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
@@ -171,20 +169,13 @@ def figures(report: Report, offered: Arrivals, capacity: float, batch: int, by_s
         yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if refused.any() else None)
 
 
-def batches_in(entries: Sequence[dict]) -> np.ndarray:
-    """Returns of each batch in a journal its tokens, and the seconds of staging and of computing."""
-    rows = []
-    for entry in entries:
-        took = {stage: end - start for stage, (start, end) in entry.get("stages", {}).items()}
-        if took:
-            computing = took.pop("compute")
-            rows.append((entry["tokens"], sum(took.values()), computing))
-    return np.array(rows)
-
-
-def simulate(offered: Arrivals, batches: np.ndarray, drawn: Drawn, scheduling: str) -> float:
-    """Returns the share of the offered requests that the simulated server answers in time."""
-    tokens, staging, seconds = batches.T
+def simulate(offered: Arrivals, entries: Sequence[dict], drawn: Drawn, scheduling: str) -> float:
+    """Returns the share of the offered requests that the simulated server answers in time. `entries`: of its journal."""
+    batches = []
+    for own in (entry for entry in entries if entry.get("stages")):
+        took = {stage: end - start for stage, (start, end) in own["stages"].items()}
+        batches.append((own["tokens"], sum(took.values()) - took["compute"], took["compute"]))
+    tokens, staging, seconds = np.array(batches).T
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
     count, mean = len(offered), round(float(drawn.lengths.mean()))
     room, full = drawn.batch * mean, seconds[tokens == tokens.max()]

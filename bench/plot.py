@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bench.rows import Dtype, Positive, Row, Rows, Whole, benchmark
+from bench.rows import Dtype, Positive, Row, Rows, Tokens, Whole, benchmark
 from bench.server import expect_room
 from bench.turns import alternate, threads
 from builder.store.branches import table_spec
@@ -45,7 +45,7 @@ def plot(
     *,
     keys: Whole = 1_000_000,
     hidden: Whole = 768,
-    tokens: Whole = 128,
+    tokens: Tokens = 128,
     seconds: Positive = 3.0,
     folder: Path | None = None,
     dtype: Dtype = "auto",
@@ -57,7 +57,6 @@ def plot(
 
     :param keys: n-grams in the table
     :param hidden: width of a vector
-    :param tokens: of a text
     :param seconds: for each figure
     :param folder: in which the tables are written for a while
     :param dtype: of the layers that the table replaces
@@ -69,7 +68,7 @@ def plot(
     with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
         tables = Path(scratch)
         write_tables(tables, config, keys)
-        forests = {name: forest_of(tables, name) for name in COMPARED}
+        forests = {name: Forest([tables], assign_addresses([Table(_path(tables, name))])) for name in COMPARED}
         texts = random_documents(config, TEXTS * tokens, tokens, seed=11)
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
         addresses = [chain.lookup(text, lengths).addresses for text in texts]
@@ -112,10 +111,6 @@ def _ranked_keys(config: BackboneConfig, keys: int) -> np.ndarray:
 
 def _path(folder: Path, name: str) -> Path:
     return folder / name / str(VERSION)
-
-
-def forest_of(folder: Path, name: str) -> Forest:
-    return Forest([folder], assign_addresses([Table(_path(folder, name))]))
 
 
 def _warm(

@@ -31,6 +31,14 @@ Size = Literal["minilm", "bert-base", "toy"]  # of a model: `testing.random_stor
 Dtype = Literal["auto", "fp32", "bf16"]  # `hplm.options.LAYER_DTYPES`
 EngineDtype = Literal["auto", "fp32", "bf16", "int8"]
 
+# Options that several commands have, with their help.
+ModelSize = Annotated[Size, Parameter(help="of the model")]
+Tokens = Annotated[int, Parameter(validator=Number(gt=0), help="of a text")]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf), help="of each measurement")]
+ServedDtype = Annotated[EngineDtype, Parameter(help="precision of the engine")]
+Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:N")]
+OtherModel = Annotated[str, Parameter(help="Hugging Face name or folder of another BERT than MiniLM")]
+
 
 @dataclass(frozen=True)
 class Row:

@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from bench.machine import gflops, machine
 from bench.rows import QUICK, Row, Rows
 from bench.turns import threads
-from builder.pictures import GRID, INK, check_picture, save
+from builder.pictures import INK, check_picture, panels, save
 from demo.picture import colors, draw_bars
 from hplm.errors import InvalidInput
 
@@ -129,8 +129,8 @@ def _shown(value: float | str | None) -> str:
 
 def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draws curves over the number in the names; if no name has one, bars."""
-    if panels := panels_of(rows):
-        draw(panels, title, path)
+    if curves := panels_of(rows):
+        draw(curves, title, path)
     else:
         values = {row.name: float(row.value) for row in rows if isinstance(row.value, (int, float))}
         draw_bars({title: {"": values}}, path, log=True)
@@ -142,7 +142,7 @@ def panels_of(rows: Sequence[Row]) -> Curves:
     `tenants/10/p50` with the unit `ms` is in the panel `tenants: ms` on the line `p50`, `rates/1.5/das/utility` in the panel
     `rates: utility` on the line `das`, and `curves/Fig. 5/search/8` in the panel `Fig. 5` on the line `search`.
     """
-    panels: dict[str, dict[str, Curve]] = {}
+    found: dict[str, dict[str, Curve]] = {}
     for row in rows:
         if row.x is not None and isinstance(row.value, (int, float)):
             before, _, after = row.divided
@@ -151,17 +151,14 @@ def panels_of(rows: Sequence[Row]) -> Curves:
             else:
                 what = row.unit or (after.pop() if len(after) > 1 else "")
                 panel, line = ": ".join(filter(None, ("/".join(before), what))), "/".join(after)
-            panels.setdefault(panel, {}).setdefault(line, {})[f"{row.x:g}"] = row.value
-    return panels
+            found.setdefault(panel, {}).setdefault(line, {})[f"{row.x:g}"] = row.value
+    return found
 
 
 def draw(curves: Curves, title: str, path: Path) -> None:
     """Draws the figures. The suffix of the path chooses the format."""
-    from matplotlib.figure import Figure
-
     rows, columns = -(-len(curves) // COLUMNS), min(len(curves), COLUMNS)
-    figure = Figure(figsize=(8, 4.6) if len(curves) == 1 else (15, 3.4 * rows), dpi=110, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, grid = panels(*((8, 4.6) if len(curves) == 1 else (15, 3.4 * rows)), columns, rows)
     for axes, (name, lines) in zip(grid, curves.items(), strict=False):
         for (label, curve), color in zip(lines.items(), colors(), strict=False):
             points = [(float(number), value) for number, value in curve.items() if value is not None]
@@ -169,8 +166,6 @@ def draw(curves: Curves, title: str, path: Path) -> None:
         if axes.dataLim.ymin >= 0:
             axes.set_ylim(bottom=0)
         axes.set_title(name, loc="left", fontsize=9, color=INK)
-        axes.grid(color=GRID, linewidth=0.7)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=7, frameon=False)
     for axes in grid[len(curves) :]:
         axes.axis("off")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.rows import NotNegative, Positive, Range, Row, Rows, Whole, benchmark, rows_of
 from hplm.errors import DeadlineMissed, QueueFull
-from hplm.generation.settings import Promise, Settings
+from hplm.generation.settings import NO_PROMISE, Promise, Settings
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
@@ -105,7 +105,7 @@ def schedule(
     if "encoders" in of:
         yield from _encoders(seconds, deadlines_ms)
     if "decoders" in of:
-        yield from Decoders(requests, promise_ms, cost_ms).rows()
+        yield from _decoders(requests, promise_ms, cost_ms)
 
 
 def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
@@ -145,59 +145,32 @@ def _overhead(given: str) -> float:
     return least / (BATCH_NS / 1e9)
 
 
-@dataclass(frozen=True)
-class Decoders:
+def _decoders(requests: int, promise_ms: tuple[float, float], cost_ms: tuple[float, float, float]) -> Rows:
     """Random requests to a decoder. A step computes nothing and takes as long as `cost_ms` says."""
+    chance, answers = np.random.default_rng([SEED, PROMPTS]), answer_lengths(requests, SEED)
+    prompts, tenants = chance.integers(10, 61, requests).tolist(), chance.integers(TENANTS, size=requests).tolist()
+    gaps = np.random.default_rng([SEED, GAPS]).exponential(1e9, requests)  # for one request a second
+    first, whole = (int(1e6 * milliseconds) for milliseconds in promise_ms)
+    promise, cost = Promise(whole_ns=whole, first_token_ns=first), StepCost(*(1e6 * milliseconds for milliseconds in cost_ms))
 
-    requests: int
-    promise_ms: tuple[float, float]
-    cost_ms: tuple[float, float, float]
-
-    def rows(self) -> Rows:
-        asked = self._asked()
-        capacity = self._capacity(asked)
-        yield Row("decoders/capacity_per_s", capacity, "/s")
-        for rate in RATES:
-            for name, given in OF_DECODERS.items():
-                yield from rows_of(self._figures(given, asked, rate * capacity), TARGETS, f"decoders/{rate}/{name}/")
-            without = self._figures(DEFAULT, asked, rate * capacity, admission=False)
-            yield from rows_of(without, at=f"decoders/{rate}/not_admitting/")
-
-    def _asked(self) -> list[tuple[int, int, int]]:
-        """Returns the tokens of each prompt, those of its answer, and its tenant."""
-        chance = np.random.default_rng([SEED, PROMPTS])
-        prompts, tenants = chance.integers(10, 61, self.requests), chance.integers(TENANTS, size=self.requests)
-        return list(zip(prompts.tolist(), answer_lengths(self.requests, SEED), tenants.tolist(), strict=True))
-
-    def _simulation(self, given: str, admission: bool) -> Simulation:
+    def taken(
+        given: str, rate: float, admission: bool, promise: Promise, tenants: Sequence[int | None]
+    ) -> tuple[Simulation, list[Answer | None]]:
+        """Returns the answers with a policy and so many requests a second; None: refused."""
         settings = Settings(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, policy=given, admission=admission)
-        return Simulation(settings, StepCost(*(1e6 * milliseconds for milliseconds in self.cost_ms)))
-
-    def _capacity(self, asked: Sequence[tuple[int, int, int]]) -> float:
-        """Returns how many requests a second are answered if all are there from the start."""
-        simulation = self._simulation("fcfs", admission=False)
-        for prompt, wanted, _ in asked:
-            simulation.ask(prompt, wanted, round(wanted / SHARE))
-        simulation.finish()
-        return len(asked) * 1e9 / simulation.now_ns
-
-    def _figures(
-        self, given: str, asked: Sequence[tuple[int, int, int]], rate: float, admission: bool = True
-    ) -> dict[str, float]:
-        """Simulates the requests with a policy, at so many a second."""
-        simulation = self._simulation(given, admission)
-        first, whole = (int(1e6 * milliseconds) for milliseconds in self.promise_ms)
-        promise = Promise(whole_ns=whole, first_token_ns=first)
-        gaps = np.random.default_rng([SEED, GAPS]).exponential(1e9 / rate, len(asked))
-        taken: list[Answer | None] = []  # None: refused
-        for when, (prompt, wanted, tenant) in zip(np.cumsum(gaps).astype(np.int64).tolist(), asked, strict=True):
+        simulation, found = Simulation(settings, cost), list[Answer | None]()
+        due = np.cumsum(gaps / rate).astype(np.int64).tolist()
+        for when, prompt, wanted, tenant in zip(due, prompts, answers, tenants, strict=True):
             simulation.until(when)
             try:
-                taken.append(simulation.ask(prompt, wanted, round(wanted / SHARE), promise, tenant))
+                found.append(simulation.ask(prompt, wanted, round(wanted / SHARE), promise, tenant))
             except (DeadlineMissed, QueueFull):
-                taken.append(None)
+                found.append(None)
         simulation.finish()
-        counted = taken[len(taken) // LEARNING :]
+        return simulation, found
+
+    def figures(given: str, rate: float, admission: bool = True) -> dict[str, float]:
+        counted = taken(given, rate, admission, promise, tenants)[1][requests // LEARNING :]
         admitted = [answer for answer in counted if answer is not None]
         on_time = sum(answer.on_time for answer in admitted)
         return {
@@ -205,3 +178,11 @@ class Decoders:
             "on_time_of_admitted": on_time / max(1, len(admitted)),
             "on_time": on_time / len(counted),
         }
+
+    # All are there from the start, each of a tenant of its own.
+    capacity = requests * 1e9 / taken("fcfs", math.inf, False, NO_PROMISE, [None] * requests)[0].now_ns
+    yield Row("decoders/capacity_per_s", capacity, "/s")
+    for rate in RATES:
+        for name, given in OF_DECODERS.items():
+            yield from rows_of(figures(given, rate * capacity), TARGETS, f"decoders/{rate}/{name}/")
+        yield from rows_of(figures(DEFAULT, rate * capacity, admission=False), at=f"decoders/{rate}/not_admitting/")

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from bench.noop import NOOP, add_noops
-from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.rows import ModelSize, Row, Rows, Seconds, ServedDtype, Size, Tokens, Whole, benchmark, expect_text, say
 from bench.server import multiply, private_bytes, random_export, requests_of, settings_of, stage, tenant_id, texts_of, waiting
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import Layout
@@ -40,24 +40,20 @@ MB = 1e6
 @benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4)
 def serve(
     *,
-    size: Size = "bert-base",
-    tokens: Whole = 128,
+    size: ModelSize = "bert-base",
+    tokens: Tokens = 128,
     tenants: tuple[Whole, ...] = (16,),
-    seconds: Positive = 20.0,
+    seconds: Seconds = 20.0,
     connections: Whole = 64,
-    dtype: EngineDtype = "auto",
+    dtype: ServedDtype = "auto",
 ) -> Rows:
     """Exports a repository of random weights and serves it. Measures one client, and then saturation.
 
     Beside the server are the bare engine, and an ensemble of two models that do nothing. Processor time that both need bounds
     what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
 
-    :param size: of the model
-    :param tokens: of a text
     :param tenants: requests go to them in turn. Several numbers, such as 1 10 100, also compare servers with as many tenants
-    :param seconds: of each measurement
     :param connections: at saturation
-    :param dtype: precision of the engine
     """
     expect_text(tokens, size)
     count = tenants[0] if len(tenants) == 1 else 16

@@ -93,16 +93,8 @@ def requests_of(
 ) -> list[bytes]:
     """Returns a request for each text, or for each deadline, in seconds. Tenants take turns; `together`: texts of a request."""
     timeouts = [{}] * len(texts) if deadlines is None else [{"timeout": round(float(one) * 1e6)} for one in deadlines]
-    return [
-        infer_request(
-            model,
-            [texts[(i + j) % len(texts)] for j in range(together)],
-            tenant_id(i, tenants),
-            outputs=outputs,
-            parameters=timeout,
-        )
-        for i, timeout in enumerate(timeouts)
-    ]
+    asked = [([texts[(i + j) % len(texts)] for j in range(together)], tenant_id(i, tenants)) for i in range(len(timeouts))]
+    return [infer_request(model, *one, outputs=outputs, parameters=own) for one, own in zip(asked, timeouts, strict=True)]
 
 
 def private_bytes(pid: int | None) -> int:
@@ -142,24 +134,19 @@ def multiply(folder: Path, count: int) -> Snapshot:
     layouts = {name: Layout.of(record.layout) for name in ("head", "adapter") if (record := getattr(first, name)) is not None}
     needed = count * sum(layout.weight_bytes for layout in layouts.values())
     expect_room(folder, needed, f"{count} tenants need", "set TMPDIR to a folder with more space")
-    pools = {name: _pool(layout, count) for name, layout in layouts.items()}
+    pieces = {name: _pieces(layout, count) for name, layout in layouts.items()}
 
     def tenant(number: int) -> Tenant:
-        parts = {name: (layout, layout.unpack(_piece(pools[name], layout, number))) for name, layout in layouts.items()}
-        return replace(
-            first, id=tenant_id(number), uid=number + 1, **records.write(folder / Backbone.RECORDS, records.pack(parts))
-        )
+        own = {name: pieces[name][number].view(layout.layers, -1) for name, layout in layouts.items()}
+        packed = records.pack({name: (layout, layout.unpack(own[name])) for name, layout in layouts.items()})
+        return replace(first, id=tenant_id(number), uid=number + 1, **records.write(folder / Backbone.RECORDS, packed))
 
     tenants = [tenant(number) for number in tqdm(range(count), "tenants")]
     return Snapshot(exported.generation, exported.branches, tenants, exported.export, exported.ledger)
 
 
-def _pool(layout: Layout, count: int) -> Tensor:
+def _pieces(layout: Layout, count: int) -> Tensor:
+    """Returns views of one pool: tenants x the numbers of a record."""
     size = layout.layers * layout.layer_size
     numbers = torch.randn(size + APART * count, generator=torch.Generator().manual_seed(layout.size)) * 0.02
-    return numbers.to(layout.torch_dtype)
-
-
-def _piece(pool: Tensor, layout: Layout, number: int) -> Tensor:
-    size = layout.layers * layout.layer_size
-    return pool[APART * number : APART * number + size].view(layout.layers, -1)
+    return numbers.to(layout.torch_dtype).unfold(0, size, APART)

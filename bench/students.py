@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bench.engine import clock
-from bench.rows import EngineDtype, NotNegative, Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.rows import NotNegative, Positive, Row, Rows, ServedDtype, Size, Whole, benchmark, expect_text, say
 from bench.server import settings_of, stage, texts_of, waiting
 from bench.turns import alternate
 from builder.publish.export import export
@@ -32,9 +32,9 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
-from hplm.simulate.arrivals import Arrivals, Lengths, Stream
+from hplm.simulate.arrivals import Lengths, Stream
 from hplm.simulate.costs import one_stage
-from hplm.simulate.encoders import Machine, Outcome, simulate_one
+from hplm.simulate.encoders import Machine, simulate_one
 from hplm.tenants.students import MOST, Team
 from testing.random_store import SIZES, random_store, random_students, random_tenants
 
@@ -59,7 +59,7 @@ def students(
     seconds: Positive = 1.0,
     batches: Whole = 200,
     cost_us: tuple[NotNegative, Positive] | None = None,
-    dtype: EngineDtype = "auto",
+    dtype: ServedDtype = "auto",
 ) -> Rows:
     """Measures how students serve: random ones, so this says nothing of their answers.
 
@@ -76,7 +76,6 @@ def students(
     :param seconds: for each figure
     :param batches: that the full stack could compute in a burst
     :param cost_us: microseconds of a batch and of a token in bursts, instead of the measured ones
-    :param dtype: precision of the engine
     """
     rooms, device = sorted(batch_tokens), resolve_device("auto")
     if rooms[0] <= max(tokens):
@@ -96,7 +95,7 @@ def students(
         for length, (alone, *full) in found.items():
             by_room, ratio = dict(zip(rooms, full, strict=True)), SIZES[name].upper_layers / layers
             yield from _figures(at, length, alone, by_room, ratio)
-        yield from Burst(max(tokens), rooms[-1], batches, found[max(tokens)], cost_us).rows(f"{at}/burst", ways.teams)
+        yield from _burst(f"{at}/burst", max(tokens), rooms[-1], batches, found[max(tokens)], cost_us, ways.teams)
     yield Row("dtype", resolve_precision(dtype, device).name)
     yield Row("device", device.type)
     yield Row("threads", torch.get_num_threads())
@@ -190,52 +189,45 @@ def _figures(at: str, tokens: int, alone: Timings, full: Mapping[int, Timings], 
     yield Row(f"{at}/batches/{tokens}/one_student_throughput_over_ratio_of_layers", share, least=0.85)
 
 
-@dataclass(frozen=True)
-class Burst:
-    """More texts than the full stack can serve. They have one length, and are served on a virtual clock."""
+def _burst(
+    at: str, tokens: int, room: int, batches: int, timings: Sequence[Timings], cost_us: tuple[float, float] | None,
+    teams: Sequence[Team],
+) -> Rows:  # fmt: skip
+    """Yields the share in time with the full stack, with a fixed number of students, and as the governor chooses.
 
-    tokens: int  # of a text
-    room: int  # tokens of a batch
-    batches: int
-    timings: Sequence[Timings]  # of batches of such texts, from one text to `room`
-    cost_us: tuple[float, float] | None  # of a batch and a token, in the place of the measured ones
+    Texts of so many `tokens` come, more than the full stack can serve, on a virtual clock. `timings`: of batches of such texts,
+    from one text to `room` tokens. `cost_us`: of a batch and a token, in their place.
+    """
 
-    def rows(self, at: str, teams: Sequence[Team]) -> Rows:
-        """Yields the share in time with the full stack, with a fixed number of students, and as the governor chooses."""
-        whole_ns = self._batch_ns([FULL])(self.room)
-        least, most = ((ANSWERING_NS + times * whole_ns) / 1e6 for times in ALLOWED)
-        rate = OVERLOAD * 1e9 * self.room / self.tokens / whole_ns
-        lengths = Lengths(self.tokens, 0.0, self.tokens, self.tokens)
-        load = Stream(rate, self.batches * whole_ns / 1e9, lengths, (least, most), CV, range(TENANTS)).draw(SEED)
-        fixed, shares = name_of(teams[0]), dict[str, float]()
-        for way, own in {FULL: (), fixed: teams[:1], ONE: teams[-1:], ADAPTIVE: teams}.items():
-            say(f"a burst of {len(load)} texts, {way}")
-            outcome = self._served(own, load)
-            shares[way] = float(outcome.on_time.mean())
-            yield Row(f"{at}/in_time/{way}", shares[way])
-            yield Row(f"{at}/passes/{way}", sum(outcome.batches) / self.tokens / max(1, int(outcome.answered.sum())))
-        least = 1.5 if len(teams) > 1 else None  # a single student is both
-        yield Row(f"{at}/adaptive_over_fixed", shares[ADAPTIVE] / shares[fixed] if shares[fixed] else None, least=least)
-
-    def _served(self, teams: Sequence[Team], load: Arrivals) -> Outcome:
-        batch_ns = self._batch_ns([way for way in self.timings[0] if (way == FULL) != bool(teams)])
-        capacity = Capacity(self.room, self.room, SERVED.slots // 2)
-        times = one_stage(lambda lengths, places: batch_ns(int(lengths.sum())))
-        limits = Limits(SERVED.queue_texts, SERVED.queue_mb * 10**6)
-        scheduler = Scheduler(policy(SERVED.policy), limits, SERVED.admission, answering_ns=ANSWERING_NS)
-        return simulate_one(scheduler, Machine(times, capacity, 0, ANSWERING_NS, NOISE), load, SEED, teams)
-
-    def _batch_ns(self, ways: Sequence[str]) -> Callable[[int], float]:
+    def batch_ns(ways: Sequence[str]) -> Callable[[int], float]:
         """Returns the time of a batch by its tokens: a straight line with the least relative errors.
 
         The next batch is staged meanwhile, and may take longer.
         """
-        if self.cost_us is not None:
-            batch, token = (1e3 * us for us in self.cost_us)
+        if cost_us is not None:
+            batch, token = (1e3 * us for us in cost_us)
         else:
-            measured = [own[way] for own in self.timings for way in ways]
+            measured = [own[way] for own in timings for way in ways]
             ns = np.array([1e9 * max(own.staging_s, own.computing_s) for own in measured])
             token, batch = np.polyfit([own.work for own in measured], ns, 1, w=1 / ns).tolist()
             if token <= 0:
                 raise HplmError("larger batches took no more time than small ones: give --seconds more")
         return lambda tokens: max(0.0, batch) + token * tokens
+
+    whole_ns = batch_ns([FULL])(room)
+    least, most = ((ANSWERING_NS + times * whole_ns) / 1e6 for times in ALLOWED)
+    rate, lengths = OVERLOAD * 1e9 * room / tokens / whole_ns, Lengths(tokens, 0.0, tokens, tokens)
+    load = Stream(rate, batches * whole_ns / 1e9, lengths, (least, most), CV, range(TENANTS)).draw(SEED)
+    fixed, shares, limits = name_of(teams[0]), dict[str, float](), Limits(SERVED.queue_texts, SERVED.queue_mb * 10**6)
+    for way, own in {FULL: (), fixed: teams[:1], ONE: teams[-1:], ADAPTIVE: teams}.items():
+        say(f"a burst of {len(load)} texts, {way}")
+        took_ns = batch_ns([one for one in timings[0] if (one == FULL) != bool(own)])
+        times = one_stage(lambda lengths, places, took_ns=took_ns: took_ns(int(lengths.sum())))
+        machine = Machine(times, Capacity(room, room, SERVED.slots // 2), 0, ANSWERING_NS, NOISE)
+        scheduler = Scheduler(policy(SERVED.policy), limits, SERVED.admission, answering_ns=ANSWERING_NS)
+        outcome = simulate_one(scheduler, machine, load, SEED, own)
+        shares[way] = float(outcome.on_time.mean())
+        yield Row(f"{at}/in_time/{way}", shares[way])
+        yield Row(f"{at}/passes/{way}", sum(outcome.batches) / tokens / max(1, int(outcome.answered.sum())))
+    target = 1.5 if len(teams) > 1 else None  # a single student is both
+    yield Row(f"{at}/adaptive_over_fixed", shares[ADAPTIVE] / shares[fixed] if shares[fixed] else None, least=target)

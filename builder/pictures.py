@@ -36,14 +36,14 @@ def check_picture(path: Path) -> None:
         raise InvalidInput(f"--picture {path}: give it a name that ends in {', '.join(FORMATS)}")
 
 
-def panels(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def panels(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Returns a figure of so many inches with panels side by side, each with a grid."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    found = list(figure.subplots(1, columns, squeeze=False)[0])
+    found = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in found:
         axes.grid(color=GRID, linewidth=0.7)
         axes.set_axisbelow(True)

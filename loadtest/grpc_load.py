@@ -32,10 +32,6 @@ class GrpcReport:
     unanswered: int = 0
     seconds: float = 0.0  # from the first request that counts to the last answer
 
-    @property
-    def per_second(self) -> float:
-        return self.answered / self.seconds
-
     def expect_success(self, of: str) -> None:
         """Raises if a request was not answered, for measurements that failures would make meaningless."""
         if not self.answered or self.refused or self.failed or self.cut_off or self.unanswered:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
 from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
-from loadtest.server import ServedCopy, above_zero, at_least_one, command, quick
+from loadtest.server import ServedCopy, above_zero, at_least_one, command
 from loadtest.watch import PUBLISHED_AFTER, Growth, ServerCount, difference, total
 
 WAYS = OF_TENANT | OF_STRANGERS
@@ -37,12 +38,6 @@ LEAST_IN_TIME, MOST_TIMES_ALONE, MOST_DIFFERENCE, MOST_GROWTH_MB = 0.99, 5.0, 0.
 WAITING = re.compile(r"^hplm_waiting_(?:texts|lookups)\{[^}]*\} (\S+)$", re.MULTILINE)
 QUOTA_IN_FLIGHT = 2  # requests that `quota` lets the noisy tenant have
 IDLE_S = 600.0  # the most time to wait for a server to finish what one way has left
-
-
-def main(arguments: list[str] | None = None) -> int:
-    with quick(arguments, QUICK) as words:
-        found = command("isolation", __doc__, words, options, run)
-    return int(found is None or not ("--quick" in words or all(way["holds"] for way in found.values())))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +61,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _listed(who: str, ways: dict[str, Way]) -> str:
-    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.__doc__}" for name, way in ways.items())])
+    return "\n".join([f"ways of {who}:", *(f"  {name:16}{way.about}" for name, way in ways.items())])
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -98,8 +93,10 @@ def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
             logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if name == "quota" else nullcontext():
-                found[name] = _measure(given, place, WAYS[name](given, place), Growth(sizes), name in OF_STRANGERS)
+                found[name] = _measure(given, place, WAYS[name].noise(given, place), Growth(sizes), name in OF_STRANGERS)
             _wait_until_idle(place.metrics)
+    if not given.quick and (noticed := [name for name, way in found.items() if not way["holds"]]):
+        raise HplmError(f"these ways do not hold: {', '.join(noticed)}")
 
 
 @contextmanager
@@ -166,6 +163,8 @@ def _wait_until_idle(metrics: str) -> None:
         time.sleep(1.0)
     raise HplmError(f"the server was still busy {IDLE_S:.0f} s after the load, so the next figures would not be of it alone")
 
+
+main = partial(command, "isolation", __doc__, options, run, QUICK)
 
 if __name__ == "__main__":
     sys.exit(main())

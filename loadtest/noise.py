@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,11 @@ class Place:
 
 Said = Callable[[Any], dict[str, Any]]  # what is said of a report
 Noise = tuple[Load | GrpcLoad | Strangers, Said]
-Way = Callable[[argparse.Namespace, Place], Noise]  # its docstring is in the help
+
+
+class Way(NamedTuple):
+    about: str  # for the help
+    noise: Callable[[argparse.Namespace, Place], Noise]
 
 
 def timely(given: argparse.Namespace, tenant: str) -> bytes:
@@ -80,12 +84,8 @@ def _answered(report: Report) -> dict[str, Any]:
     return {"answered": report.succeeded, "not_answered": dict(report.failures)}
 
 
-def _statuses(report: Report) -> dict[str, Any]:
-    return {str(status): count for status, count in report.by_status.items()} | dict(report.errors)
-
-
-def _flood(given: argparse.Namespace, place: Place, model: str) -> Noise:
-    return place.load([infer_request(model, [given.text], given.noisy)], given.flood), _answered
+def _flood(given: argparse.Namespace, place: Place, model: str = "") -> Noise:
+    return place.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood), _answered
 
 
 def _truncated(given: argparse.Namespace, place: Place, texts: Sequence[str], in_flight: int) -> Noise:
@@ -98,30 +98,17 @@ def _sources(net: int, count: int = 1) -> list[str]:
     return [f"127.0.{net}.{number}" for number in range(1, min(count, MOST_ADDRESSES) + 1)]
 
 
-def streams(given: argparse.Namespace, place: Place) -> Noise:
-    """gRPC requests in flight; one that is refused comes again when the refusal says"""
+def _streams(given: argparse.Namespace, place: Place) -> Noise:
     load = GrpcLoad(place.grpc, given.backbone, given.noisy, [given.text], given.streams)
     return replace(load, certificate=place.certificate, niceness=POLITE), vars
 
 
-def long(given: argparse.Namespace, place: Place) -> Noise:
-    """requests of millions of characters"""
+def _long(given: argparse.Namespace, place: Place) -> Noise:
     text = ((given.text + " ") * (LONGEST // len(given.text)))[:LONGEST]
     return _truncated(given, place, [text] * LONG_TEXTS, LONG_REQUESTS)
 
 
-def alias(given: argparse.Namespace, place: Place) -> Noise:
-    """a flood through the model `hplm`"""
-    return _flood(given, place, ALIAS)
-
-
-def words(given: argparse.Namespace, place: Place) -> Noise:
-    """texts of very many words; with a tagger, answers have as many rows"""
-    return _truncated(given, place, [" ".join(["a"] * WORDS)], WORDY_REQUESTS)
-
-
-def overload(given: argparse.Namespace, place: Place) -> Noise:
-    """several times as many requests as the server can answer, with the quiet tenant's deadline"""
+def _overload(given: argparse.Namespace, place: Place) -> Noise:
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the proxy, which would limit this measurement as it limits the flood.
     closed = Load(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
@@ -133,48 +120,47 @@ def overload(given: argparse.Namespace, place: Place) -> Noise:
     return replace(load, rate=rate, undisturbed=True), lambda report: capacity | said(report)
 
 
-def no_quota(given: argparse.Namespace, place: Place) -> Noise:
-    """a flood of short requests"""
-    return _flood(given, place, given.backbone)
-
-
-def quota(given: argparse.Namespace, place: Place) -> Noise:
-    """the same, after a quota was set"""
-    return no_quota(given, place)
-
-
 def _strangers(given: argparse.Namespace, place: Place, kinds: Sequence[str], sources: Sequence[str], size: int = 0) -> Noise:
     assert place.certificate is not None  # strangers come only with the proxy
     connections = given.bodies if size else given.slow
     return Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, size), dict
 
 
-def body(given: argparse.Namespace, place: Place) -> Noise:
-    """bodies far larger than allowed, with their length or in chunks"""
-    return _strangers(given, place, (WHOLE, CHUNKED), _sources(1), 1_000_000 * given.body_mb)
-
-
-def largest(given: argparse.Namespace, place: Place) -> Noise:
-    """the largest bodies that are allowed, for a tenant that does not exist"""
-    return _strangers(given, place, (WHOLE,), _sources(2), LARGEST_ALLOWED)
-
-
-def slow(given: argparse.Namespace, place: Place) -> Noise:
-    """connections of one address that send nothing, a byte of a header now and then, or half a body"""
-    return _strangers(given, place, SLOW, _sources(3))
-
-
-def slow_from_many(given: argparse.Namespace, place: Place) -> Noise:
-    """the same from many addresses, each below its limit of connections"""
-    return _strangers(given, place, SLOW, _sources(4, ADDRESSES))
-
-
-def unknown(given: argparse.Namespace, place: Place) -> Noise:
-    """a flood for paths, models and tenants that do not exist"""
+def _unknown(given: argparse.Namespace, place: Place) -> Noise:
     asked = (TENANT, TENANT), (f"{given.backbone}-lookup", given.quiet), (given.backbone, TENANT), (ALIAS, TENANT)
     requests = [http_request("/v2/repository/index", b"{}"), *(infer_request(one, [given.text], who) for one, who in asked)]
-    return replace(place.load(requests, given.flood, _sources(5)), connections=given.flood), _statuses
+    load = replace(place.load(requests, given.flood, _sources(5)), connections=given.flood)
+    return load, lambda report: {str(status): count for status, count in report.by_status.items()} | dict(report.errors)
 
 
-OF_TENANT: dict[str, Way] = {way.__name__: way for way in (streams, long, alias, words, overload, no_quota, quota)}
-OF_STRANGERS: dict[str, Way] = {way.__name__: way for way in (body, largest, slow, slow_from_many, unknown)}
+OF_TENANT = {
+    "streams": Way("gRPC requests in flight; one that is refused comes again when the refusal says", _streams),
+    "long": Way("requests of millions of characters", _long),
+    "alias": Way("a flood through the model `hplm`", lambda given, place: _flood(given, place, ALIAS)),
+    "words": Way(
+        "texts of very many words; with a tagger, answers have as many rows",
+        lambda given, place: _truncated(given, place, [" ".join(["a"] * WORDS)], WORDY_REQUESTS),
+    ),
+    "overload": Way("several times as many requests as the server can answer, with the quiet tenant's deadline", _overload),
+    "no_quota": Way("a flood of short requests", _flood),
+    "quota": Way("the same, after a quota was set", _flood),
+}
+OF_STRANGERS = {
+    "body": Way(
+        "bodies far larger than allowed, with their length or in chunks",
+        lambda given, place: _strangers(given, place, (WHOLE, CHUNKED), _sources(1), 1_000_000 * given.body_mb),
+    ),
+    "largest": Way(
+        "the largest bodies that are allowed, for a tenant that does not exist",
+        lambda given, place: _strangers(given, place, (WHOLE,), _sources(2), LARGEST_ALLOWED),
+    ),
+    "slow": Way(
+        "connections of one address that send nothing, a byte of a header now and then, or half a body",
+        lambda given, place: _strangers(given, place, SLOW, _sources(3)),
+    ),
+    "slow_from_many": Way(
+        "the same from many addresses, each below its limit of connections",
+        lambda given, place: _strangers(given, place, SLOW, _sources(4, ADDRESSES)),
+    ),
+    "unknown": Way("a flood for paths, models and tenants that do not exist", _unknown),
+}

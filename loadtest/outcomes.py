@@ -80,11 +80,8 @@ class Outcomes:
         ]
 
     def table(self) -> str:
-        lines = [f"{'scenario':20}{'requests':>10}{'on time':>10}{'late':>8}{'sent late by':>14}  refused or failed"]
-        for row in self.rows():
-            scenario, requests, on_time, late, lag, others = row.values()
-            lines.append(f"{scenario:20}{requests:>10}{on_time:>10}{late:>8}{lag:>14}  {others}")
-        return "\n".join(lines)
+        lines = [[title.lower() for title in COLUMNS.values()], *([*row.values()] for row in self.rows())]
+        return "\n".join("{:20}{:>10}{:>10}{:>8}{:>14}  {}".format(*line) for line in lines)
 
     def in_report(self, page: str) -> str:
         """Returns Locust's report page with the outcomes as a table and as bars."""

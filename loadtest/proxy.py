@@ -49,7 +49,8 @@ def reverse_proxy(
             "HPLM_DOOR_LUA": CONFIG.parent / "door.lua",
             **settings,
         }
-        command = [*(REAL_TIME if _may_be_real_time() else ()), haproxy, "-db", "-f", str(config)]
+        may = shutil.which("chrt") and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode
+        command = [*(REAL_TIME if may else ()), haproxy, "-db", "-f", str(config)]
         process = Process(
             "haproxy", ["env", *(f"{name}={value}" for name, value in environment.items()), *command], folder / "log"
         )
@@ -70,7 +71,3 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     subprocess.run(command, check=True, capture_output=True)
     pair.write_bytes(certificate.read_bytes() + key.read_bytes())
     return certificate, pair
-
-
-def _may_be_real_time() -> bool:
-    return shutil.which("chrt") is not None and not subprocess.run([*REAL_TIME, "true"], capture_output=True).returncode

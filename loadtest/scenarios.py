@@ -25,7 +25,7 @@ from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
 from loadtest.texts import Texts
-from loadtest.traffic import TCB, Mix, burst, gamma, read_recorded, steady
+from loadtest.traffic import TCB, Mix, Recorded, burst, gamma, read_recorded, steady
 
 FIRST_TOKEN, TOKEN = "FIRST TOKEN", "TOKEN"  # types of requests, to Locust
 
@@ -79,27 +79,23 @@ class Scenario(User):
     @classmethod
     def prepare(cls) -> None:
         """Makes the scenario's plan, with all texts, so that sending does not have to make them."""
-        options, texts = cls.options, cls.all_texts
-        arrivals = cls.arrivals(options, Mix(len(cls.tenants), options.zipf, options.lengths or TCB, options.deadline_ms))
-        numbers = range(len(arrivals))
-        if options.lengths is None:
-            cls.plan = Plan(arrivals, [texts.whole(number) for number in numbers])
-        else:
-            cls.plan = Plan(arrivals, list(map(texts.of, arrivals.tokens.tolist(), numbers)))
+        own = cls.requests()
+        each = zip(own.arrivals.tokens.tolist(), own.texts, strict=True)
+        texts = [cls.all_texts.of(tokens, i) if text is None else text for i, (tokens, text) in enumerate(each)]
+        cls.plan = Plan(own.arrivals, texts)
+
+    @classmethod
+    def requests(cls) -> Recorded:
+        given = cls.options
+        arrivals = cls.arrivals(given, Mix(len(cls.tenants), given.zipf, given.lengths or TCB, given.deadline_ms))
+        return Recorded(arrivals, [cls.all_texts.whole(i) if given.lengths is None else None for i in range(len(arrivals))])
 
     def on_start(self) -> None:
         if not self.can_run:
             raise StopUser
-        options = self.options
-        self.client = HplmClient(
-            options.address[options.protocol],
-            options.protocol,
-            options.backbone,
-            options.api_key,
-            options.patience,
-            retries=0,
-            ca_file=options.ca_file,
-        )
+        given = self.options
+        to = given.address[given.protocol], given.protocol, given.backbone, given.api_key, given.patience
+        self.client = HplmClient(*to, retries=0, ca_file=given.ca_file)
         self.begun.wait()
 
     def on_stop(self) -> None:
@@ -224,15 +220,9 @@ class Replay(Scenario):
     """Replays a recorded trace (`--trace`): its times, tenants, deadlines, priorities, and texts or their lengths."""
 
     @classmethod
-    def prepare(cls) -> None:
+    def requests(cls) -> Recorded:
         if cls.options.trace is None:
             raise InvalidInput(
                 "Replay needs --trace FILE: give JSONL with arrival, tokens or text, deadline_ms, tenant, priority"
             )
-        recorded = read_recorded(Path(cls.options.trace), [tenant.id for tenant in cls.tenants])
-        lengths = recorded.arrivals.tokens.tolist()
-        texts = [
-            text if text is not None else cls.all_texts.of(tokens, number)
-            for number, (text, tokens) in enumerate(zip(recorded.texts, lengths, strict=True))
-        ]
-        cls.plan = Plan(recorded.arrivals, texts)
+        return read_recorded(Path(cls.options.trace), [tenant.id for tenant in cls.tenants])

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,14 +44,17 @@ START_S, END_S = 900.0, 120.0  # seconds that a command may take to start and to
 def command(
     name: str,
     about: str | None,
-    words: Sequence[str],
     options: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace, dict[str, Any]], None],
-) -> dict[str, Any] | None:
-    """Runs a test on a copy of a repository, and prints its figures, also those from before a failure; None: it failed.
+    small: str,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Runs a test on a copy of a repository, and prints its figures, also those from before a failure. Returns the exit status.
 
-    `options`: adds those of the test. `run`: adds the figures.
+    `options`: adds those of the test. `run`: adds the figures, and raises if they are bad. `small`: what --quick stands for,
+    beside a toy repository that is made for it.
     """
+    words, found, error = sys.argv[1:] if arguments is None else [*arguments], dict[str, Any](), ""
     parser = argparse.ArgumentParser(f"loadtest.{name}", None, about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--repository", type=Path, default=Path("model_repository"), help="repository to serve (default: %(default)s)")
@@ -59,29 +62,34 @@ def command(
     options(parser)
     add("--quick", action="store_true", help=QUICK_HELP)
     add("--json", action="store_true", help="print one line of JSON at the end")
-    given, found, error = parser.parse_args(words), dict[str, Any](), ""
-    try:
-        run(given, found)
-    except (HplmError, OSError) as failed:
-        error = str(failed)
+    with TemporaryDirectory(prefix="hplm-quick-") as folder:
+        if "--quick" in words:
+            from testing.random_repository import ServingOptions, write
+            from testing.random_store import TOY
+
+            write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
+            words = ["--repository", folder, *shlex.split(small), *words]
+        given = parser.parse_args(words)
+        try:
+            run(given, found)
+        except (HplmError, OSError) as failed:
+            error = str(failed)
     if found:
         print(json.dumps(found) if given.json else "\n".join(_lines(found)))
     if error:
         print(f"{name}: {error}", file=sys.stderr)
-    return None if error else found
+    return int(bool(error))
 
 
-def above_zero(word: str) -> float:
+def above_zero(word: str, kind: Callable[[str], float] = float) -> float:
     """Reads the value of an option."""
-    if not 0 < (value := float(word)) < math.inf:
+    if not 0 < (value := kind(word)) < math.inf:
         raise argparse.ArgumentTypeError(f"{word}: give a number above 0")
     return value
 
 
 def at_least_one(word: str) -> int:
-    if (value := int(word)) < 1:
-        raise argparse.ArgumentTypeError(f"{word}: give 1 or more")
-    return value
+    return int(above_zero(word, int))
 
 
 def _lines(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
@@ -91,21 +99,6 @@ def _lines(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield from _lines(value, f"{before}{what}, ")
         else:
             yield f"{before}{what}: {value}"
-
-
-@contextmanager
-def quick(arguments: Sequence[str] | None, small: str) -> Iterator[list[str]]:
-    """Gives the words of a command. With --quick, `small` and a toy repository that is made for it come before them."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if "--quick" not in words:
-        yield words
-        return
-    from testing.random_repository import ServingOptions, write
-    from testing.random_store import TOY
-
-    with TemporaryDirectory(prefix="hplm-quick-") as folder:
-        write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
-        yield ["--repository", folder, *shlex.split(small), *words]
 
 
 class Running:
@@ -257,13 +250,9 @@ class ServedCluster(Running):
 
     def pids(self, replica: str) -> tuple[int, int]:
         """Returns the processes of `hplm serve` and of its tritonserver."""
+        log = str(self.folder.resolve() / "logs" / f"{replica}-triton.log")
         for pid in children(self.pid_of_command):
-            given = process_group.arguments(pid)
-            if (
-                "serve" in given
-                and str(self.folder.resolve() / "logs" / f"{replica}-triton.log") in given
-                and (triton := _triton(pid)) is not None
-            ):
+            if {"serve", log} <= {*process_group.arguments(pid)} and (triton := _triton(pid)) is not None:
                 return pid, triton
         raise HplmError(f"{replica} does not run: {self.said()}")
 

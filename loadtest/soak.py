@@ -17,15 +17,17 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hplm.errors import HplmError
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import ServedCopy, above_zero, command, quick
+from loadtest.server import ServedCopy, above_zero, command
 from loadtest.texts import standard_library
 
 QUICK = "--minutes 0.02 --share 0.1"
@@ -39,14 +41,6 @@ COMPARED = 6  # the first and the last of so many parts of the windows
 Sample = dict[str, tuple[int, int]]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    with quick(arguments, QUICK) as words:
-        found = command("soak", __doc__, words, options, run)
-    if found and found["failed"]:
-        print(f"soak: {found['failed']:,} requests failed", file=sys.stderr)
-    return int(found is None or bool(found["failed"]))
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=above_zero, default=30.0, help="how long (default: %(default)g)")
     parser.add_argument("--share", type=above_zero, default=0.8, help="share of the capacity (default: %(default)g)")
@@ -57,6 +51,8 @@ def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
         folder = Path(place)
         with ServedCopy(given.repository, folder, folder / "state", given.backbone) as served:
             found |= soaked(served, standard_library(), given.minutes * 60, given.share)
+    if found["failed"]:
+        raise HplmError(f"{found['failed']:,} requests failed")
 
 
 def soaked(served: ServedCopy, texts: Sequence[str], seconds: float, share: float) -> dict[str, Any]:
@@ -142,6 +138,8 @@ def growth(samples: Sequence[Sample]) -> dict[str, Any]:
         found["files_growth"][name] = int(files_late - files)
     return found
 
+
+main = partial(command, "soak", __doc__, options, run, QUICK)
 
 if __name__ == "__main__":
     sys.exit(main())

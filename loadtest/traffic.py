@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hplm.errors import InvalidInput
-from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths
+from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals, Lengths, Stream
 
 HMI_PERIOD, HMI_REQUESTS = 20.0, 100  # of each tenant (HMI 7.4)
 BURST_USERS, BURST_APART, BURST_PERIOD, BURST_REQUESTS = 250, 0.05, 1.2, 50  # HMI 7.4
@@ -100,13 +100,10 @@ def burst(mix: Mix, seed: int = 0) -> Arrivals:
 
 def gamma(mix: Mix, rate: float, seconds: float, cv: float = 1.0, seed: int = 0) -> Arrivals:
     """Draws `rate` requests a second on average. `cv` of the gaps: 1 is Poisson, with more they come in bursts."""
-    rng = np.random.default_rng(seed)
-    shape = 1 / cv**2
     # These gaps reach the end in all but one case of a million. Requests after the end are dropped.
-    expected = rate * seconds
-    gaps = rng.gamma(shape, 1 / (shape * rate), int(expected + 6 * cv * expected**0.5) + 10)
-    at = np.cumsum(gaps)
-    return mix.draw(at[at < seconds], None, rng)
+    enough = seconds + 6 * cv * (seconds / rate) ** 0.5 + 10 / rate
+    at = Stream(rate, enough, cv=cv).draw(seed).at_ns / SECOND
+    return mix.draw(at[at < seconds], None, np.random.default_rng([seed, 1]))
 
 
 def until(arrivals: Arrivals, seconds: float) -> Arrivals:

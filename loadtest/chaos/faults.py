@@ -68,7 +68,7 @@ def faults(victim: ServedCopy) -> list[Fault]:
         *stop,
         *([Fault("registry locked", _registry_locked, lasting)] if isinstance(victim.state, Path) else []),
         Fault("table replaced by garbage", _broken(TABLES, _replace), lasting),
-        Fault("table truncated", _broken(TABLES, _truncate), lasting),
+        Fault("table truncated", _broken(TABLES, lambda path, _: os.truncate(path, path.stat().st_size // 3)), lasting),
         Fault("record flipped", _record_flipped, lasting),
         Fault("state's disk full", _disk_full, lasting),
         Fault("/dev/shm full", lambda *_: _full(SHARED_MEMORY), lasting),
@@ -123,10 +123,6 @@ def _replace(path: Path, chance: random.Random) -> None:
     garbage = path.with_name(f"{path.name}.garbage")
     garbage.write_bytes(chance.randbytes(min(path.stat().st_size, 1 << 20)))
     garbage.replace(path)
-
-
-def _truncate(path: Path, chance: random.Random) -> None:
-    os.truncate(path, path.stat().st_size // 3)
 
 
 @contextmanager

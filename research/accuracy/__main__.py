@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from bench.rows import Whole
+from bench.rows import Device, OtherModel, Whole
 from bench.run import app_of
 from demo import public
 from demo.building import BACKBONE, fingerprint, minilm, named
@@ -39,9 +39,9 @@ def accuracy(
     seeds: tuple[int, ...] = (),
     work: Path = Path(".hplm/report"),
     results: Path = Path("research/results/accuracy.jsonl"),
-    model: str = "",
+    model: OtherModel = "",
     pictures: Path | None = None,
-    device: str = "auto",
+    device: Device = "auto",
     at_once: Whole | None = None,
 ) -> None:
     """Computes the missing numbers, and prints all.
@@ -55,9 +55,7 @@ def accuracy(
     :param seeds: instead of the tier's
     :param work: folder of data and stores
     :param results: file of finished numbers
-    :param model: Hugging Face name or folder of another BERT than MiniLM
     :param pictures: folder into which each study is drawn
-    :param device: auto, cpu, cuda or cuda:N
     :param at_once: trainings side by side; by default as many as cores and memory hold, and one on a GPU
     """
     amounts = (PUBLIC if texts == "public" else TIERS)[tier]

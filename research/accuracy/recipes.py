@@ -70,11 +70,6 @@ class Recipe:
         return {**asdict(self.plain), "learn": "masked", "dtype": "fp16"}
 
     @property
-    def lacks_ngrams(self) -> bool:
-        """Whether a table has only a share of the n-grams, so that it matters which."""
-        return min(self.keep, self.root_keep) < 1
-
-    @property
     def store(self) -> str:
         """The folder's name. Recipes with the same root share a store."""
         return digest_of(self.root.described)

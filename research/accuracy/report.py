@@ -70,22 +70,23 @@ class Report:
 
     def finished(self, study: Study) -> list[dict[str, Any]]:
         """Returns the runs that have a result, with it, in the order of tasks, cases and seeds."""
-        runs = list(self._runs(study))
         return [
             {"task": run.task.id, "kind": run.task.task, "case": run.case.label, "seed": run.seed, **result}
-            for run, result in zip(runs, self.results.of(map(self._told, runs)), strict=True)
+            for run, result in self._found(study)
             if result is not None
         ]
 
     def size(self, study: Study) -> int:
-        return sum(1 for _ in self._runs(study))
+        return len(self._found(study))
+
+    def _found(self, *studies: Study) -> list[tuple[Run, dict[str, Any] | None]]:
+        """Returns all runs, and their results."""
+        runs = [run for study in studies for run in self._runs(study)]
+        return [*zip(runs, self.results.of(map(self._told, runs)), strict=True)]
 
     def run(self, studies: Sequence[Study], at_a_time: int | None = None) -> None:
         """Computes all missing results. Each training has one thread, because its result depends on the number of threads."""
-        runs = [run for study in studies for run in self._runs(study)]
-        told = [self._told(run) for run in runs]
-        known = zip(told, runs, self.results.of(told), strict=True)
-        missing = list({repr(one): run for one, run, result in known if result is None}.values())
+        missing = [*{repr(self._told(run)): run for run, result in self._found(*studies) if result is None}.values()]
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
@@ -123,7 +124,7 @@ class Report:
         if recipe is not None or case.pretrained:
             read = dict.fromkeys([*(self._general if recipe is not None else ()), task.domain])
             told |= {"corpora": digest_of(*(self._corpora[name] for name in read))}
-        if recipe is not None and recipe.lacks_ngrams:
+        if recipe is not None and min(recipe.keep, recipe.root_keep) < 1:  # it matters which n-grams a table has
             told |= {"ranked": RANKING}
         if case.teacher:
             told |= {"teacher": case.teacher}

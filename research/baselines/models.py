@@ -73,10 +73,6 @@ class Question:
     def tokens(self) -> int:
         return sum(len(text.tokens) for text in self.encoded)
 
-    @property
-    def is_late(self) -> bool:
-        return bool(self.allowed_s) and time.monotonic() > self.arrival + self.allowed_s
-
 
 Answer = list[TextAnswer] | HplmError
 
@@ -120,7 +116,8 @@ class WholeModels:
             by_tenant.setdefault(question.tenant.id, []).append(question)
         for mine in sorted(by_tenant.values(), key=lambda mine: mine[0].tenant.id not in self._held):
             for batch in self._batches(mine):
-                late = {question for question in batch if question.is_late}
+                now = time.monotonic()
+                late = {question for question in batch if question.allowed_s and now > question.arrival + question.allowed_s}
                 for question in late:
                     what = f"not started within the {question.allowed_s * 1e3:g} ms that the request allowed"
                     yield question, DeadlineMissed(f"{what}: send a longer timeout")

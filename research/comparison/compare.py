@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.machine import gflops, machine
-from bench.rows import Positive, Row, Rows, Size, Whole, benchmark, expect_text, say
+from bench.rows import ModelSize, Positive, Row, Rows, Seconds, Size, Whole, benchmark, expect_text, say
 from bench.run import run
 from bench.server import multiply, private_bytes, tenant_id, texts_of
 from builder.publish.export import SCHEME as HPLM
@@ -77,12 +77,12 @@ class Case:
 def compare(
     *,
     scenario: Scenario = "saturate",
-    size: Size = "bert-base",
+    size: ModelSize = "bert-base",
     tenants: tuple[Whole, ...] = (1, 10, 100, 1000),
     schemes: tuple[str, ...] = COMPARED,
     budget: Whole = 20,
     lengths: str = "128",
-    seconds: Positive = 15.0,
+    seconds: Seconds = 15.0,
     patience: Positive = 60.0,
     results: Path | None = None,
     work: Path | None = None,
@@ -90,12 +90,10 @@ def compare(
     """Measures what is missing, and shows all numbers.
 
     :param scenario: how requests arrive
-    :param size: of the model
     :param tenants: numbers of tenants; the server knows as many as the largest one
     :param schemes: schemes to measure
     :param budget: dedicated models in memory
     :param lengths: tokens of a text, or normal:MEAN,VARIANCE
-    :param seconds: of each measurement
     :param patience: seconds that an answer may take, and requests in flight after the end
     :param results: folder in which the numbers are kept, and found again by the same command
     :param work: folder for the repositories, which is kept (default: a temporary folder)

@@ -15,7 +15,7 @@ import numpy as np
 from cyclopts import Parameter
 from tqdm import tqdm
 
-from bench.rows import Positive, Whole
+from bench.rows import Device, OtherModel, Positive, Whole
 from bench.run import app_of
 from builder.worker_processes import processes_that_fit
 from demo.building import BACKBONE, minilm, named
@@ -47,8 +47,8 @@ def imports(
     at_once: Whole | None = None,
     work: Path = Path(".hplm/imports"),
     results: Path = Path("research/results/imports.jsonl"),
-    model: str = "",
-    device: str = "auto",
+    model: OtherModel = "",
+    device: Device = "auto",
     quick: bool = False,
 ) -> None:
     """Computes the missing numbers, and prints all. The same command goes on after an interruption, beside others too.
@@ -63,8 +63,6 @@ def imports(
     :param at_once: processes, each with one thread; default: as many as fit, and one on a GPU
     :param work: folder of data, checkpoints and stores
     :param results: file of finished numbers
-    :param model: Hugging Face name or folder of another BERT than MiniLM
-    :param device: auto, cpu, cuda or cuda:N
     :param quick: compute little of everything: the figures mean nothing
     """
     if list_cases:
@@ -88,7 +86,7 @@ def imports(
 
 def _data(folder: Path, files: Sequence[Path], amounts: Amounts) -> DemoData:
     """Returns the tasks and their corpora. What an earlier run has written stays, on another machine too."""
-    sizes, parts = {"train": amounts.train, "dev": amounts.dev, "test": amounts.test}, list[DemoData]()
+    sizes = {"train": amounts.train, "dev": amounts.dev, "test": amounts.test}
     if not (folder / "docstrings" / MANIFEST).exists():
         stored_demo_data(folder / "docstrings", sizes, further=True)
     if files and not (folder / "public" / MANIFEST).exists():
@@ -131,50 +129,45 @@ def tables_of(finished: Iterable[Finished]) -> Iterator[str]:
     for setting, found in settings.items():
         yield ", ".join(f"{name} {value}" for name, value in json.loads(setting).items())
         if FIRST in found:
-            yield _cases(found)
-            yield _tasks(found)
+            for rows in ([*_cases(found)], [*_tasks(found)]):
+                yield markdown([*rows[0]], [[*row.values()] for row in rows])
         if MIXED in found:
             yield _mixed([*found[MIXED].values()])
 
 
-def _cases(found: Found) -> str:
-    rows = []
+def _cases(found: Found) -> Iterator[dict[str, object]]:
+    first = found[FIRST]
     for case in (case for case in CASES if case in found):
-        own, first = found[case], found[FIRST]
-        both = [task for task in own if task in first]
-        nearer = _off([100 * (own[task]["tenant"] - first[task]["tenant"]) for task in both])
-        agreed = _off([100 * (own[task]["agreement"] - first[task]["agreement"]) for task in both])
-        took = [one["took"] for one in own.values()]
-        rows.append(
-            (
-                f"`{case}`: {CASES[case].about}", str(len(own)), _off([_lost(one) for one in own.values()]),
-                _mean(own, "agreement"), _mean(own, "where_sure"), *(("", "") if case == FIRST else (nearer, agreed)),
-                f"{np.mean(took):.0f}, {max(took):.0f}",
-            )
-        )  # fmt: skip
-    heads = (
-        "case", "checkpoints", "points lost", "same answer", "where sure", f"score over `{FIRST}`", "same answers over it",
-        "seconds, most",
-    )  # fmt: skip
-    return markdown(heads, rows)
+        own, took = found[case], [one["took"] for one in found[case].values()]
+        both = [(own[task], first[task]) for task in own if task in first and case != FIRST]
+        yield {
+            "case": f"`{case}`: {CASES[case].about}",
+            "checkpoints": len(own),
+            "points lost": _off([_lost(one) for one in own.values()]),
+            "same answer": _mean(own, "agreement"),
+            "where sure": _mean(own, "where_sure"),
+            f"score over `{FIRST}`": _off([100 * (one["tenant"] - before["tenant"]) for one, before in both]),
+            "same answers over it": _off([100 * (one["agreement"] - before["agreement"]) for one, before in both]),
+            "seconds, most": f"{np.mean(took):.0f}, {max(took):.0f}",
+        }
 
 
-def _tasks(found: Found) -> str:
-    rows = []
+def _tasks(found: Found) -> Iterator[dict[str, object]]:
     for task, one in sorted(found[FIRST].items(), key=lambda item: -_lost(item[1])):
         labelled, back, size = found.get("labelled", {}).get(task), one["exported"], one["bytes"]
-        rows.append(
-            (
-                task, one["kind"], str(one["labels"]), f"{100 * one['checkpoint']:.1f}", f"{_lost(one):.1f}",
-                f"{_lost(labelled):.1f}" if labelled else "", f"{one['agreement']:.3f}", _share(one.get("where_sure")),
-                f"1/{size['checkpoint'] / size['tenant']:.0f}", f"{back['plain']:.3f}", f"{back['windowed_apart']:.1e}",
-            )
-        )  # fmt: skip
-    heads = (
-        "checkpoint", "kind", "labels", "score", "lost", "lost with labels", "same", "where sure", "bytes",
-        "same after export", "windowed: a logit apart",
-    )  # fmt: skip
-    return markdown(heads, rows)
+        yield {
+            "checkpoint": task,
+            "kind": one["kind"],
+            "labels": one["labels"],
+            "score": f"{100 * one['checkpoint']:.1f}",
+            "lost": f"{_lost(one):.1f}",
+            "lost with labels": f"{_lost(labelled):.1f}" if labelled else "",
+            "same": f"{one['agreement']:.3f}",
+            "where sure": _share(one.get("where_sure")),
+            "bytes": f"1/{size['checkpoint'] / size['tenant']:.0f}",
+            "same after export": f"{back['plain']:.3f}",
+            "windowed: a logit apart": f"{back['windowed_apart']:.1e}",
+        }
 
 
 def _mixed(results: Sequence[Mapping[str, Any]]) -> str:

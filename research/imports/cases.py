@@ -114,12 +114,10 @@ class Imports:
         trials = [case for case in cases if case != FIRST and CASES[case].labelled is None]
         parts = [(task, case) for case in cases if case not in trials for task in self.data.tenants]
         parts += [(task, case) for task in self.data.tenants for case in trials]
-        numbers = zip(parts, self.results.of(self.told(*part) for part in parts), strict=True)
-        calls: list[Call] = [
-            (f"{task.id}, {case}", partial(self.put, task, case)) for (task, case), one in numbers if one is None
-        ]
-        mixes = enumerate(self.results.of(map(self.told_mixed, range(mixed))))
-        return calls + [(f"{MIXED} {number}", partial(self.put_mixed, number)) for number, one in mixes if one is None]
+        calls: list[Call] = [(f"{task.id}, {case}", partial(self.put, task, case)) for task, case in parts]
+        calls += [(f"{MIXED} {number}", partial(self.put_mixed, number)) for number in range(mixed)]
+        told = [*(self.told(*part) for part in parts), *map(self.told_mixed, range(mixed))]
+        return [call for call, known in zip(calls, self.results.of(told), strict=True) if known is None]
 
     def told(self, task: DemoTenant, case: str) -> dict[str, Any]:
         """Returns everything that the result depends on."""

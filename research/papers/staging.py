@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from bench.rows import EngineDtype, Positive, Row, Rows, Size, Whole, benchmark, expect_text
+from bench.rows import ModelSize, Positive, Row, Rows, ServedDtype, Tokens, benchmark, expect_text
 from bench.server import random_export, settings_of, texts_of
 from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
@@ -40,15 +40,12 @@ WAYS = ("pipelined", "no_retrieval", "no_swapping", "synchronous")
 
 
 @benchmark(size="toy", tokens=16, seconds=0.3, dtype="fp32")
-def staging(*, size: Size = "minilm", tokens: Whole = 32, seconds: Positive = 10.0, dtype: EngineDtype = "auto") -> Rows:
+def staging(*, size: ModelSize = "minilm", tokens: Tokens = 32, seconds: Positive = 10.0, dtype: ServedDtype = "auto") -> Rows:
     """Saturates the upper half, without a server, in each way of overlapping staging and computing.
 
     Figures are requests a second.
 
-    :param size: of the model
-    :param tokens: of a text
     :param seconds: of each way
-    :param dtype: precision of the engine
     """
     expect_text(tokens, size)
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // tokens))

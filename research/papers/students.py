@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.rows import Positive, Row, Rows, Whole, benchmark, say
+from bench.rows import Device, Positive, Row, Rows, Whole, benchmark, say
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.students.boosting import StudentOptions
@@ -61,7 +61,7 @@ def students(
     adapter: Literal["bottleneck", "lora"] = "bottleneck",
     texts: int = 0,
     finished: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
 ) -> Rows:
     """Computes the scores that are missing. Prints their means over tasks and seeds, divided by those of the teacher.
 
@@ -83,7 +83,6 @@ def students(
     :param adapter: of the tenant
     :param texts: of train and of dev, at most; 0: all
     :param finished: compute nothing, and show the tasks and seeds of which all ways are finished
-    :param device: auto, cpu, cuda or cuda:N
     """
     opened, on, folder = Store(store), resolve_device(device), results.with_suffix(".unfinished")
     options = StudentOptions(layers, students, rank, epochs, learning_rate)
