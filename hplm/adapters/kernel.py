@@ -45,12 +45,6 @@ class InPlace(Groups):
             counts.cumsum(out=bounds[1:])
         self._runs = bounds.tobytes(), slots.astype(np.int64, copy=False).tobytes(), len(slots)
 
-    def spread(self, x: Tensor) -> Tensor:
-        return x
-
-    def collect(self, spread: Tensor) -> Tensor:
-        return spread
-
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = spread.new_empty(spread.shape[0], weight.shape[1])
         self._map(spread, out, weight, bias, adds=False)
@@ -60,19 +54,13 @@ class InPlace(Groups):
         self._map(spread, base, weight, bias)
 
     def add_low_rank(
-        self,
-        base: Tensor,
-        spread: Tensor,
-        down: Tensor,
-        up: Tensor,
-        down_bias: Tensor | None = None,
-        up_bias: Tensor | None = None,
-        function: str | None = None,
+        self, base: Tensor, spread: Tensor, down: Tensor, up: Tensor, *biases: Tensor | None, function: str | None = None
     ) -> None:
         if function in (None, "relu") and down.shape[1] <= MOST_RANK:
+            down_bias, up_bias = biases or (None, None)
             self._map(spread, base, up, up_bias, (_at(down.mT), _at(down_bias)), down.shape[2], function is not None)
         else:
-            super().add_low_rank(base, spread, down, up, down_bias, up_bias, function)
+            super().add_low_rank(base, spread, down, up, *biases, function=function)
 
     def _map(
         self,
