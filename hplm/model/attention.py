@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array, padded
 from hplm.model import kernel
-from hplm.model.sizes import rounded_up
-from hplm.model.tensors import sent
+from hplm.model.tensors import rounded_up, sent
 
 CPU = torch.device("cpu")
 CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes

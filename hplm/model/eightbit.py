@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hplm.errors import InvalidInput
 from hplm.model.kernel import rounded
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
-from hplm.model.sizes import rounded_up
+from hplm.model.tensors import rounded_up
 
 onednn: Any = torch.ops.onednn  # the library has no types
 
