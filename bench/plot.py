@@ -20,6 +20,7 @@ from bench.rows import Dtype, Positive, Row, Rows, Tokens, Whole, benchmark
 from bench.server import expect_room
 from bench.turns import alternate, threads
 from builder.store.branches import table_spec
+from hplm.compiled import kernel
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
@@ -27,7 +28,6 @@ from hplm.model.config import BackboneConfig
 from hplm.model.layer import Layer
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
-from hplm.plot.kernel import kernel
 from hplm.plot.keys import KeySpace
 from hplm.plot.table import Table
 from hplm.plot.writing import BATCH, write_table

@@ -1,7 +1,7 @@
-"""Loads compiled kernels: `kernel.c` in some rooms, beside the `kernel.py` that calls it through ctypes.
+"""The compiled kernels: `kernel.c` in some rooms, beside the `kernel.py` that calls it through ctypes, in one library.
 
-They are compiled where hplm is installed and a C compiler is found. Where one is missing, slower Python does the same. What
-several of them share is in `hplm/model/kernel.h`.
+It is compiled where hplm is installed and a C compiler is found. Where it is missing, numpy and torch do the same, and tests
+hold both together. What the kernels share is in `hplm/model/kernel.h`.
 """
 
 from __future__ import annotations
@@ -10,54 +10,70 @@ import ctypes
 import logging
 import sysconfig
 from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 log = logging.getLogger(__name__)
-NAME = "_kernel" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+LIBRARY = Path(__file__).with_name("model") / ("_kernel" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+VERSION = 3  # of its functions, as in hplm/model/kernel.c
 
-K = TypeVar("K")
+HOW = ("parallel", c_void_p), ("threads", c_int64), ("instructions", c_int64)  # what most structures begin with
 
 
-class Functions:
-    """The functions of a library that has `hplm/model/kernel.h`. The kernel of a room says the types of those that it calls."""
-
+class Kernel:
     def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self.instructions = int(self._library.hplm_instructions())
+        self.library = ctypes.CDLL(str(path))
+        if (found := int(self.library.hplm_version())) != VERSION:
+            raise OSError(f"{path} has version {found} instead of {VERSION}")
+        self.holding = ctypes.PyDLL(str(path))  # the same: its functions keep the interpreter's lock
+        self.instructions = int(self.library.hplm_instructions())
 
-    def _function(
-        self, name: str, *arguments: Any, result: Any = None, library: ctypes.CDLL | None = None
-    ) -> Callable[..., Any]:
-        """`library`: the same, opened in another way."""
-        found = getattr(library or self._library, name)
-        found.argtypes, found.restype = arguments, result
-        return found
+    def how(self, threads: int) -> tuple[int | None, int, int]:
+        """Returns the fields of HOW."""
+        return self._parallel, threads, self.instructions
+
+    @cached_property
+    def _parallel(self) -> int | None:
+        """The address of OpenMP's function that starts threads, or None if there is none in this process.
+
+        Its threads are those of torch, which must be imported. Others would compete with them for the cores.
+        """
+        found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+        return None if found is None else ctypes.cast(found, c_void_p).value
 
 
-def library(caller: str) -> Path:
-    """Returns where the library of a `kernel.py` is."""
-    return Path(caller).with_name(NAME)
-
-
-def opened(path: Path, version: int, kernel: Callable[[Path], K], instead: str) -> K | None:
-    """Returns the kernel, or None if its library is missing or has another version. Then it logs what happens instead."""
+@cache
+def kernel() -> Kernel | None:
+    """Returns the kernels, or None if they were not compiled. Says so once."""
     try:
-        found = int(ctypes.CDLL(str(path)).hplm_version())
-        if found != version:
-            raise OSError(f"{path} has version {found} instead of {version}")
-        return kernel(path)
+        return Kernel(LIBRARY)
     except (OSError, AttributeError) as error:
         log.warning(
-            "a compiled kernel cannot be loaded: %s. %s. Install hplm again where a C compiler is found", error, instead
+            "the compiled kernels cannot be loaded: %s. Numpy and torch look up, gather and apply adapters instead, and take "
+            "several times as long. Install hplm again where a C compiler is found",
+            error,
         )
         return None
 
 
-def parallel() -> int | None:
-    """Returns the address of OpenMP's function that starts threads, or None if there is none in this process.
+def vectors() -> Kernel | None:
+    """Returns the kernels if this processor has the instructions for those that compute."""
+    found = kernel()
+    return found if found is not None and found.instructions else None
 
-    Its threads are those of torch. Others would compete with them for the cores. Import torch first.
-    """
-    found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+def declared(function: Any, *arguments: Any) -> Callable[..., int]:
+    """Returns a function of the library that takes arguments of these types, and returns a number."""
+    function.argtypes, function.restype = arguments, c_int64
+    return function
+
+
+def pointers(*names: str) -> tuple[tuple[str, Any], ...]:
+    """Returns fields of a structure."""
+    return tuple((name, c_void_p) for name in names)
+
+
+def numbers(*names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, c_int64) for name in names)

@@ -34,7 +34,7 @@ from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.state import EXPORTED_RECORDS
 
 SERVER, ENGINE, DECODER = "tritonserver", "engine", "decoder"
-ENGINES = {"hplm.engine.service": ENGINE, "hplm.generation.child": DECODER}
+ENGINES = {"hplm.engine.service": ENGINE, "hplm.generation.service": DECODER}
 GUEST = "guest-of-a-test"
 READY = r"^HTTP +(\S+)$.^gRPC +(\S+)$.^metrics +(\S+)/metrics$.*^Ready"
 QUICK_HELP = "measure little on a toy that is made for it: the figures mean nothing, and no target is judged"

@@ -21,7 +21,7 @@ from hplm.adapters.layout import Layout, head_layout
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import full_stack
 from hplm.model.config import BackboneConfig
-from hplm.model.encoders import ENCODERS, described
+from hplm.model.families import ENCODERS, described
 from hplm.model.layer import QKV
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 

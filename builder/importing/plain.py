@@ -22,8 +22,7 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
 from hplm.errors import InvalidInput
-from hplm.model.encoders import ENCODERS
-from hplm.model.families import KINDS
+from hplm.model.families import ENCODERS, KINDS
 from hplm.model.original import configuration_of, silent_transformers, tokenizer_of, weights_of
 from hplm.tasks import TASKS
 

@@ -21,32 +21,26 @@ class Groups(ABC):
     def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
         """`counts`: how many rows have each of the slots, at least one; None: one."""
 
-    @abstractmethod
     def spread(self, x: Tensor) -> Tensor:
         """Brings rows x d into the order and shape that the maps take."""
+        return x
 
-    @abstractmethod
     def collect(self, spread: Tensor) -> Tensor:
         """Brings spread rows back into rows x d."""
+        return spread
 
     @abstractmethod
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
-    @abstractmethod
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         """Adds the linear map of spread rows to `base`, in place: large new tensors cost more than small products."""
+        base.add_(self.collect(self.linear(spread, weight, bias)))
 
     def add_low_rank(
-        self,
-        base: Tensor,
-        spread: Tensor,
-        down: Tensor,
-        up: Tensor,
-        down_bias: Tensor | None = None,
-        up_bias: Tensor | None = None,
-        function: str | None = None,
+        self, base: Tensor, spread: Tensor, down: Tensor, up: Tensor, *biases: Tensor | None, function: str | None = None
     ) -> None:
-        """Adds two linear maps of spread rows to `base`, in place, with a function between them."""
+        """Adds two linear maps of spread rows to `base`, in place, with a function between them. Both or none have biases."""
+        down_bias, up_bias = biases or (None, None)
         inner = self.linear(spread, down, down_bias)
         self.add(base, inner if function is None else activation(function)(inner), up, up_bias)
 

@@ -13,6 +13,7 @@ from hplm.adapters.copying import Mark
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Slots
+from hplm.model.layer import QKV
 from hplm.model.tensors import sent
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
@@ -75,3 +76,8 @@ def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: T
             mine = before.index_select(0, part.rows), after.index_select(0, part.rows)
             after = after.index_copy(0, part.rows, part.layout.adapt(at, *mine, part.groups, weights))
     return after
+
+
+def adapted_last(parts: Sequence[Part], of_rows: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+    """Does the same in the last layer, which computes only some rows after its attention: those of the parts `of_rows`."""
+    return adapted(parts if at == QKV else of_rows, layer, at, before, after)

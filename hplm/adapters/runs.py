@@ -68,9 +68,6 @@ class Runs(Groups):
         mapped = parts[0] if len(parts) == 1 else torch.cat(parts)
         return mapped if bias is None else mapped.add_(bias.index_select(0, self._slot_of_row))
 
-    def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        base.add_(self.collect(self.linear(spread, weight, bias)))
-
 
 def _call(slots: Array, bounds: Array, device: torch.device) -> tuple[slice, Tensor, Tensor]:
     """Returns the rows of some runs, and for each run its slot and its end. `bounds`: those of the runs.

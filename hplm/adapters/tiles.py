@@ -73,7 +73,7 @@ class Tiles(Groups):
 
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         if self._take is not None:
-            base.add_(self.collect(self.linear(spread, weight, bias)))
+            super().add(base, spread, weight, bias)
             return
         own = self.spread(base)
         if bias is not None:

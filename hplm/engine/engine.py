@@ -11,7 +11,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import Part, adapted
+from hplm.adapters.parts import Part, adapted, adapted_last
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
 from hplm.engine.graphs import Graphs, can_record
@@ -20,13 +20,11 @@ from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.eightbit import to_eight_bits
-from hplm.model.layer import QKV, Adapt, Attend, plain
-from hplm.model.malloc import keep_freed_memory
-from hplm.model.means import with_means
-from hplm.model.openmp import SideBySide
+from hplm.model.layer import Adapt, Attend, plain
+from hplm.model.openmp import SideBySide, keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack, through
-from hplm.model.tensors import array_of, sent
+from hplm.model.tensors import array_of, sent, with_means
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
 MEASURED = 3  # measurements; the fastest counts, without other work on the machine
@@ -229,7 +227,7 @@ class Engine:
             all_end = at < last and len(sheet.done(at + 1)) == len(sheet.texts)
             if at == last or all_end:
                 rows, of_rows = sheet.ending
-                adapt = partial(_adapt_last, parts, of_rows, at)
+                adapt = partial(adapted_last, parts, of_rows, at)
             x = layer(x, sheet.attend[number], adapt, rows)
             self._after_layer()
             if all_end:
@@ -298,11 +296,6 @@ def _transposed(weight: Tensor) -> Tensor:
     """
     outputs, inputs = weight.shape
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
-
-
-def _adapt_last(adapters: list[Part], of_rows: list[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    """After its attention, the last layer computes only the tokens that an answer reads."""
-    return adapted(adapters if at == QKV else of_rows, layer, at, before, after)
 
 
 def _read(sheet: Sheet, x: Tensor) -> Tensor:

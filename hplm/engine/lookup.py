@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.compiled import kernel
 from hplm.engine.views import View, Views
 from hplm.errors import InvalidInput
 from hplm.model.tokenizer import Encoded, Given
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain
-from hplm.plot.kernel import kernel
 from hplm.plot.levels import Tally
 from hplm.request.form import Form, Head, write
 from hplm.tenants.snapshot import Tenant

@@ -13,7 +13,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.layer import Attend
-from hplm.model.sizes import LEAST_STEP, rounded_up
+from hplm.model.tensors import LEAST_STEP, rounded_up
 from hplm.registered import PACKINGS, made
 from hplm.scheduling.selection import Places
 

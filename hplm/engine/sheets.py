@@ -24,8 +24,7 @@ from hplm.engine.stages import Stage
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
-from hplm.model.sizes import rounded_up
-from hplm.model.tensors import Block, sent
+from hplm.model.tensors import Block, rounded_up, sent
 from hplm.plot.forest import Forest
 from hplm.scheduling.selection import Batch
 

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
 from hplm.generation.cache import CUDA_BLOCK, Cache, places_of
-from hplm.generation.kernel import fits, kernel
+from hplm.generation.kernel import attend, fits
 from hplm.model.attention import CUDA_DTYPES, CUDA_HEADS, cuda_options
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
@@ -73,9 +73,7 @@ class CachedAttention:
         first, *others = query.split_with_sizes(self._counts)
         attended: list[Tensor] = []
         if len(first):
-            compiled = kernel()
-            assert compiled is not None  # it fits
-            attended.append(compiled.attend(first, keys, values, self._table, self._cache.block, self._lengths, self._head))
+            attended.append(attend(first, keys, values, self._table, self._cache.block, self._lengths, self._head))
         for own, seen, mask in zip(others, self._seen, self._masks, strict=True):
             attended.append(self._attend(own, keys.index_select(0, seen), values.index_select(0, seen), mask))
         return attended[0] if len(attended) == 1 else torch.cat(attended)

@@ -39,7 +39,7 @@ class DecoderClient(EngineClient[PendingPrompt]):
     ) -> None:
         """`workers`: as in `EngineClient`."""
         self._handed_over = self._sent = 0  # parts that the other thread got, and those that it has sent
-        super().__init__("hplm.generation.child", [folder], parameters, state, [meter], 1, workers)
+        super().__init__("hplm.generation.service", [folder], parameters, state, [meter], 1, workers)
 
     def submit(self, requests: Sequence[PendingPrompt]) -> None:
         super().submit(requests)

@@ -7,11 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import adapted
+from hplm.adapters.parts import adapted, adapted_last
 from hplm.generation.staging import Staged
 from hplm.model.attention import avoid_plans
-from hplm.model.layer import QKV
-from hplm.model.malloc import keep_freed_memory
+from hplm.model.openmp import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 
@@ -29,7 +28,8 @@ class Decoder:
     def run(self, step: Staged) -> Tensor:
         """Returns logits of the next token of each sequence that gets one: sequences x vocabulary, fp32."""
         last = len(self._upper.layers) - 1
-        adapters = [partial(adapted, step.adapters, layer) for layer in range(last)] + [partial(_adapted_last, step, last)]
+        adapters = [partial(adapted, step.adapters, layer) for layer in range(last)]
+        adapters.append(partial(adapted_last, step.adapters, step.last_adapters, last))
         x = self._upper(step.sums, step.positions, None, step.attend, adapters, step.rows)
         return self._upper.logits(x)
 
@@ -37,8 +37,3 @@ class Decoder:
         """Returns when the device has computed all that was started, with the copies of adapters."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _adapted_last(step: Staged, layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    """After its attention, the last layer computes only the tokens behind which another one comes."""
-    return adapted(step.adapters if at == QKV else step.last_adapters, layer, at, before, after)

@@ -1,15 +1,20 @@
-"""A decoder's backbone as a service: makes its loop from settings, and checks requests before they enter it."""
+"""The process of a decoder: makes its loop from settings, and checks requests before they enter it.
+
+python -m hplm.generation.service CHANNEL BATCHES: generates text for the model process that started it, and ends with it.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from sys import getsizeof
 
 import numpy as np
@@ -17,8 +22,9 @@ import torch
 
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Apart, Channel
+from hplm.engine.channel import Apart, Begin, Channel
 from hplm.engine.driver import Driver
+from hplm.engine.host import Host, run
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.outbox import Outbox
 from hplm.engine.views import View, Watch
@@ -33,13 +39,14 @@ from hplm.generation.reader import Reader
 from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
-from hplm.generation.settings import Promise, Settings, promise_of
+from hplm.generation.settings import Promise, Settings, promise_of, read_settings
 from hplm.generation.staging import Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
-from hplm.model.openmp import compute_with
+from hplm.model.openmp import apart, compute_with
 from hplm.model.prompts import Prompts, cut_prompt, started
-from hplm.parameters import asked_flag, asked_number
+from hplm.parameters import asked_flag, asked_number, yes_or_no
+from hplm.plot.table import Table
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
 from hplm.tasks import check_backbone
@@ -278,3 +285,26 @@ class Service:
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
         return tokens, text
+
+
+def open_service(begin: Begin, host: Host) -> Service:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores compute
+    settings = read_settings(begin.parameters)
+    preloads = yes_or_no(begin.parameters, "plot_preload")
+
+    def prepare(table: Table) -> None:
+        """Opens what the first request would otherwise wait for."""
+        _, rows = table.index, table.rows
+        if preloads:
+            rows.preload()
+
+    (folder,) = begin.folders
+    backbone = Backbone(Path(folder), begin.state, prepare)
+    prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
+    service = apart(lambda: Service(backbone, prompts, settings, host.outbox, host.device_failed, host.shown))
+    backbone.catch_up()
+    return service
+
+
+if __name__ == "__main__":
+    run(open_service)

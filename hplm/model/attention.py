@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array, padded
-from hplm.model.kernel import attending
-from hplm.model.sizes import rounded_up
-from hplm.model.tensors import sent
+from hplm.model import kernel
+from hplm.model.tensors import rounded_up, sent
 
 CPU = torch.device("cpu")
 CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
@@ -81,11 +80,11 @@ class PackedAttention:
         return runs_of(self._lengths.tolist())
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        compiled = attending(query, query.shape[1] // self.heads, self.longest) if self._compiled else None
+        compiled = kernel.attending(query, query.shape[1] // self.heads, self.longest) if self._compiled else None
         if compiled is not None:
             assert query.shape[0] == self._tokens
             texts = len(self._lengths)
-            return compiled.attend(query, key, value, self._starts, texts, self.heads, self.causal, self._scores)
+            return kernel.attend(compiled, query, key, value, self._starts, texts, self.heads, self.causal, self._scores)
         if len(self.runs) == 1 and not self.few_shapes:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads, causal=self.causal)

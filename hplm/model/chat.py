@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -93,37 +94,36 @@ class Chat:
         return "".join(parts)
 
 
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
+
+
 def read_messages(given: str, most: int) -> list[dict[str, str]]:
     """Reads the messages of a chat from JSON. `most`: characters."""
     if len(given) > ESCAPED * most:
         raise _too_long(len(given), ESCAPED * most)
     try:
-        messages: Any = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"'messages' are not JSON ({error}): send a list such as {FORM}") from None
-    if not isinstance(messages, list) or not messages:
-        raise InvalidInput(f"'messages' are no list, or an empty one: send one such as {FORM}")
-    if len(messages) > MOST_MESSAGES:  # pyright: ignore[reportUnknownArgumentType]
-        raise InvalidInput(f"{len(messages):,} messages, but {MOST_MESSAGES:,} are read at most: leave out old ones")  # pyright: ignore[reportUnknownArgumentType]
-    read = [_read_message(number, message) for number, message in enumerate(messages, start=1)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        messages = msgspec.convert(json.loads(given), list[Any])
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise InvalidInput(f"'messages' are no list in JSON ({error}): send one such as {FORM}") from None
+    if not 0 < len(messages) <= MOST_MESSAGES:
+        raise InvalidInput(f"'messages' are a list of {len(messages):,}: send 1 to {MOST_MESSAGES:,} messages")
+    read = [_read_message(number, message) for number, message in enumerate(messages, start=1)]
     if (length := sum(len(text) for message in read for text in message.values())) > most:
         raise _too_long(length, most)
     return read
 
 
 def _read_message(number: int, message: Any) -> dict[str, str]:
-    if not isinstance(message, dict) or set(message) != {"role", "content"}:  # pyright: ignore[reportUnknownArgumentType]
-        raise InvalidInput(f"message {number} of 'messages' does not have just a 'role' and a 'content': send {FORM}")
-    role, content = message["role"], message["content"]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(role, str) or not ROLE.fullmatch(role):
-        raise InvalidInput(f"message {number} of 'messages' has role {role!r}: send a word, such as 'user'")
-    if not isinstance(content, str):
-        raise InvalidInput(f"message {number} of 'messages' has a content that is no string: send text")
     try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"message {number} of 'messages' has half a character at {error.start}: send whole ones") from None
-    return {"role": role, "content": content}
+        read = msgspec.convert(message, Message)
+        read.content.encode()  # raises if a character is only half there
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise InvalidInput(f"message {number} of 'messages' is wrong ({error}): send {FORM}") from None
+    if not ROLE.fullmatch(read.role):
+        raise InvalidInput(f"message {number} of 'messages' has role {read.role!r}: send a word, such as 'user'")
+    return msgspec.structs.asdict(read)
 
 
 def _too_long(length: int, most: int) -> InvalidInput:

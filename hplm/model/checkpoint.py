@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 from torch import Tensor
 
 from hplm.errors import InvalidInput
-from hplm.model.config import BackboneConfig
-from hplm.model.decoders import load_decoder, load_gguf
-from hplm.model.encoders import ENCODERS, described, load_encoder
-from hplm.model.families import FAMILIES, KINDS, Halves, Weights, part_of
-from hplm.model.gguf_files import is_gguf
+from hplm.model.config import UNUSED, BackboneConfig
+from hplm.model.families import DECODERS, KINDS, Halves, Weights, family_of, part_of
+from hplm.model.gguf_files import SUFFIX, is_gguf, read_gguf
 from hplm.model.layer import Layer, Layers
-from hplm.model.original import Checkpoint, configuration_of
+from hplm.model.original import Checkpoint, check_finite, configuration_of, silent_transformers, tokenizer_of, weights_of
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import TRIGRAMS, Window
+
+SPECIAL = ("cls", "sep", "unk", "mask")  # tokens of encoders: that begin and end a text, that are unknown, and that are masked
 
 
 def load_checkpoint(
@@ -26,17 +30,109 @@ def load_checkpoint(
 
     A decoder's windows are always causal.
     """
+    parts: tuple[int | None, int | None] = lower, upper
     if is_gguf(model):
-        return load_gguf(model, name, lower, upper, window)
-    source = configuration_of(model)
-    if source.model_type in FAMILIES:
-        return load_decoder(model, name, lower, upper, window, source)
-    if source.model_type in ENCODERS:
-        return load_encoder(model, name, lower, upper, window, source)
-    raise InvalidInput(
-        f"{model!r} is {described(source.model_type)}: hPLMs are built from encoders ({', '.join(ENCODERS)}) and from decoders "
-        f"({', '.join(FAMILIES)})"
-    )
+        form, total, weights, tokenizer_json = read_gguf(Path(model))
+        check_finite(model, weights)
+        return _split(model, name, form, parts, window, total, weights, tokenizer_json)
+    from hplm.model.skipbert import BODY, ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
+
+    source, library = configuration_of(model), silent_transformers()
+    family, is_decoder, skipbert = family_of(model, source), source.model_type in DECODERS, is_skipbert(source)
+    if skipbert:
+        parts = own_split(model, source, lower, upper, window)
+    loader = SkipBertWeights if skipbert else library.AutoModelForCausalLM if is_decoder else library.AutoModel
+    loaded, report = weights_of(model, loader, **({"add_pooling_layer": False} if family.has_pooler else {}))
+    tokenizer = tokenizer_of(model)
+    if not skipbert:
+        refuse_disguised(model, report["unexpected_keys"])
+    if missing := sorted(report["missing_keys"]):
+        kind = "SkipBERT" if skipbert else source.model_type
+        raise InvalidInput(
+            f"{model!r} lacks {len(missing)} tensors of a {kind}, such as {', '.join(missing[:2])}: take a complete checkpoint"
+        )
+    total, names = source.num_hidden_layers, family.names
+    if skipbert:
+        names = replace(names, body={**names.body, **BODY})
+    if family.counts_padding:
+        names = replace(names, first_position=source.pad_token_id + 1)
+    weights = names.ours(loaded.state_dict(), total)
+    sizes = {"vocabulary": source.vocab_size, "hidden": source.hidden_size, "heads": source.num_attention_heads}
+    form = sizes | family.form(source) | ({"entry_eps": ENTRY_EPS} if skipbert else {})
+    if is_decoder:
+        weights["next_token.weight"] = loaded.get_output_embeddings().weight.detach()
+        form |= {"positions": source.max_position_embeddings, "pre_norm": True} | _ends(source, loaded, tokenizer)
+    else:
+        weights["segments.weight"] = _segments(weights, tokenizer)
+        form |= {part: len(weights[f"{part}.weight"]) for part in ("positions", "segments")} | _special_ids(model, tokenizer)
+    return _split(model, name, form, parts, window, total, weights, tokenizer.backend_tokenizer.to_str(), skipbert)
+
+
+def _split(
+    model: str,
+    name: str | None,
+    form: dict[str, Any],
+    parts: tuple[int | None, int | None],
+    window: Window,
+    total: int,
+    weights: dict[str, Tensor],
+    tokenizer_json: str,
+    skipbert: bool = False,
+) -> Checkpoint:
+    """Says where the model is split into a lower and an upper part: by default half of the layers each."""
+    is_decoder = "start_id" in form
+    lower = total // 2 if parts[0] is None else parts[0]
+    upper = total - lower if parts[1] is None else parts[1]
+    if lower < (not is_decoder) or upper < 1 or lower + upper > total:
+        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
+    if is_decoder:
+        _check_decoder(model, form, tokenizer_json)
+        if lower == 0 and window.n > 1:
+            raise InvalidInput(f"--lower 0 makes a table of single tokens, not of windows of {window.n}: leave out --window")
+        window = Window(window.n, causal=True)
+        form = {"segments": 0, **dict.fromkeys([f"{kind}_id" for kind in SPECIAL], UNUSED), **form}
+    name = name or Path(model).name.lower().removesuffix(SUFFIX)
+    config = BackboneConfig(name=name, lower_layers=lower, upper_layers=upper, window=window, **form)
+    return Checkpoint(config, total, weights, tokenizer_json, skipbert)
+
+
+def _check_decoder(model: str, form: dict[str, Any], tokenizer_json: str) -> None:
+    if form["start_id"] is None:
+        raise InvalidInput(f"{model!r} names no token that begins a text: set bos_token_id in its config.json")
+    known = HuggingFaceTokenizer.from_str(tokenizer_json).get_vocab()
+    if (highest := max(known.values(), default=0)) >= form["vocabulary"]:
+        raise InvalidInput(
+            f"{model!r} has {form['vocabulary']} tokens, but its tokenizer has a token {highest}: take the tokenizer that the "
+            "model was trained with"
+        )
+
+
+def _ends(source: Any, loaded: Any, tokenizer: Any) -> dict[str, Any]:
+    """Returns what a decoder's configuration says of the ends of texts, and of chats."""
+    named: int | list[int] | None = loaded.generation_config.eos_token_id
+    ends = named if isinstance(named, list) else [] if named is None else [named]
+    templates: str | dict[str, str] | None = tokenizer.chat_template
+    return {
+        "start_id": source.bos_token_id if source.bos_token_id is not None else tokenizer.bos_token_id,
+        "end_ids": tuple(sorted(ends, key=lambda end: end != tokenizer.eos_token_id)),
+        "chat_template": templates.get("default") if isinstance(templates, dict) else templates,
+    }
+
+
+def _special_ids(model: str, tokenizer: Any) -> dict[str, int]:
+    ids: dict[str, int | None] = {f"{kind}_id": getattr(tokenizer, f"{kind}_token_id") for kind in SPECIAL}
+    if missing := [name.removesuffix("_id") for name, id in ids.items() if id is None]:
+        raise InvalidInput(
+            f"the tokenizer of {model!r} has no token for {', '.join(missing)}: take the one it was trained with"
+        )
+    return {name: id for name, id in ids.items() if id is not None}
+
+
+def _segments(weights: Mapping[str, Tensor], tokenizer: Any) -> Tensor:
+    """A tokenizer may number the segments of a pair although the model has one segment or none."""
+    segments = weights.get("segments.weight", torch.zeros_like(weights["words.weight"][:1]))
+    missing = max(tokenizer.backend_tokenizer.encode("a", "b").type_ids) + 1 - len(segments)
+    return torch.cat([segments, segments[:1].expand(max(missing, 0), -1)])
 
 
 def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hplm.errors import InvalidInput
-from hplm.model.kernel import kernel
+from hplm.model.kernel import rounded
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
-from hplm.model.sizes import rounded_up
+from hplm.model.tensors import rounded_up
 
 onednn: Any = torch.ops.onednn  # the library has no types
 
@@ -64,10 +64,7 @@ class EightBit(nn.Module):
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
-        compiled = kernel() if self._compiled else None
-        if compiled is not None:
-            scales = x.new_empty(len(x), 1)
-            compiled.round(x, numbers, scales)
+        if self._compiled and (scales := rounded(x, numbers)) is not None:
             return scales
         largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
         numbers.view(torch.int8).copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # the last bytes

@@ -1,4 +1,4 @@
-"""The families of models that hPLMs are built from: the names of their tensors, and what decoders' configurations say.
+"""The families of models that hPLMs are built from: the names of their tensors, and what their configurations say.
 
 Weights get our names: `layers.<i>.*` as in `Layer`, `words`, and `positions` where they are learned. An encoder has `segments`
 and `norm` beside, a decoder `final_norm` and `next_token`, the matrix of the logits, even where it is that of the words.
@@ -7,7 +7,7 @@ and `norm` beside, a decoder `final_norm` and `next_token`, the matrix of the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,11 +58,11 @@ class Names:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of decoders."""
-
     names: Names
     form: Callable[[Any], dict[str, Any]]  # the fields of `BackboneConfig` that tell the form of the layers
     refusals: Callable[[Any], dict[str, bool]]  # what a model may have that hPLMs cannot compute, and whether this one has it
+    has_pooler: bool = False  # which is not loaded
+    counts_padding: bool = False  # positions begin behind the number of the padding token
 
 
 LLAMA = Family(
@@ -153,23 +153,103 @@ OPT = Family(
         "words of another width than its layers": source.word_embed_proj_dim != source.hidden_size,
     },
 )
-FAMILIES: dict[str, Family] = {"gpt2": GPT2, "llama": LLAMA, "opt": OPT}
+_BODY = {
+    "words": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "norm": "embeddings.LayerNorm",
+}
 
 
-def form_of(model: str, source: Any) -> dict[str, Any]:
-    """Returns the fields of `BackboneConfig` that Hugging Face's configuration of a decoder tells. Refuses what hPLMs lack."""
-    family = FAMILIES[source.model_type]
+def _encoder_refusals(source: Any) -> dict[str, bool]:
+    positions = getattr(source, "position_embedding_type", None) or "absolute"
+    width, layers = getattr(source, "embedding_size", source.hidden_size), source.hidden_size
+    large = f"words of width {width} and layers of width {layers}, unlike ELECTRA's base and large discriminators"
+    return {
+        "the configuration of a decoder": getattr(source, "is_decoder", False),
+        f"{positions!r} instead of 'absolute' position embeddings": positions != "absolute",
+        large: width != layers,
+    }
+
+
+BERT = Family(
+    Names(
+        body=_BODY | {"segments": "embeddings.token_type_embeddings"},
+        layers="encoder.layer",
+        layer={
+            QKV: [f"attention.self.{part}" for part in ("query", "key", "value")],
+            ATTENTION_OUT: ["attention.output.dense"],
+            "attention_norm": ["attention.output.LayerNorm"],
+            FFN_IN: ["intermediate.dense"],
+            FFN_OUT: ["output.dense"],
+            "ffn_norm": ["output.LayerNorm"],
+        },
+    ),
+    form=lambda source: {
+        "intermediate": source.intermediate_size,
+        "activation": source.hidden_act,
+        "norm_eps": source.layer_norm_eps,
+    },
+    refusals=_encoder_refusals,
+    has_pooler=True,
+)
+ROBERTA = replace(BERT, counts_padding=True)
+DISTILBERT = Family(
+    Names(
+        body=_BODY,
+        layers="transformer.layer",
+        layer={
+            QKV: [f"attention.{part}_lin" for part in "qkv"],
+            ATTENTION_OUT: ["attention.out_lin"],
+            "attention_norm": ["sa_layer_norm"],
+            FFN_IN: ["ffn.lin1"],
+            FFN_OUT: ["ffn.lin2"],
+            "ffn_norm": ["output_layer_norm"],
+        },
+    ),
+    form=lambda source: {"intermediate": source.hidden_dim, "activation": source.activation, "norm_eps": 1e-12},
+    refusals=_encoder_refusals,
+)
+ENCODERS = {
+    "bert": BERT,
+    "camembert": ROBERTA,
+    "distilbert": DISTILBERT,
+    "electra": replace(BERT, has_pooler=False),
+    "roberta": ROBERTA,
+    "xlm-roberta": ROBERTA,
+}
+DECODERS = {"gpt2": GPT2, "llama": LLAMA, "opt": OPT}
+
+# Why others are refused, by kind.
+_BY_DISTANCE = (
+    "whose attention needs the distances of tokens in every layer, while vectors of windows get their positions once, before "
+    "the upper layers"
+)
+_BY_PLACE = "whose attention chooses tokens by their places in the whole text, which a window does not know"
+REASONS = {
+    "albert": "whose layers have the same weights, so that the lower ones cannot learn from windows alone",
+    **dict.fromkeys(("big_bird", "longformer"), _BY_PLACE),
+    **dict.fromkeys(("deberta", "deberta-v2", "mpnet", "xlnet"), _BY_DISTANCE),
+    **dict.fromkeys(("eurobert", "modernbert", "nomic_bert", "roformer"), _BY_DISTANCE),  # which they get by rotation
+}
+
+
+def described(kind: object) -> str:
+    """Says what a model is, and why it is refused, if that is known."""
+    return f"a {kind!r} model" + (f", {REASONS[str(kind)]}" if str(kind) in REASONS else "")
+
+
+def family_of(model: str, source: Any) -> Family:
+    """Returns the family of a model, by Hugging Face's configuration. Refuses what hPLMs cannot compute."""
+    family = {**ENCODERS, **DECODERS}.get(source.model_type)
+    if family is None:
+        raise InvalidInput(
+            f"{model!r} is {described(source.model_type)}: hPLMs are built from encoders ({', '.join(ENCODERS)}) and from "
+            f"decoders ({', '.join(DECODERS)})"
+        )
     for what, found in family.refusals(source).items():
         if found:
             raise InvalidInput(f"{model!r} has {what}, which hPLMs cannot compute: take another checkpoint")
-    return {
-        "vocabulary": source.vocab_size,
-        "hidden": source.hidden_size,
-        "heads": source.num_attention_heads,
-        "positions": source.max_position_embeddings,
-        "pre_norm": True,
-        **family.form(source),
-    }
+    return family
 
 
 def part_of(weights: Weights, begin: str) -> dict[str, Tensor]:

@@ -67,7 +67,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], int, dict[str, Tensor], str]:
         raise InvalidInput(f"{path} is a {found!r} model, but hPLMs read {SUFFIX} files of the {ARCHITECTURE!r} architecture")
     try:
         form, layers = _form(file), int(file.given("llama.block_count"))
-        weights = _weights(file, layers)
+        if biases := [name for name in file.tensors if name.endswith(".bias")]:
+            raise InvalidInput(f"{path} has biases ({biases[0]!r}), which a llama of hPLMs lacks: take another file")
+        weights = NAMES.ours(file, layers)
+        weights["next_token.weight"] = file["output.weight"] if "output.weight" in file.tensors else weights["words.weight"]
     except InvalidInput:
         raise
     except Exception as error:
@@ -134,15 +137,6 @@ def _form(file: _File) -> dict[str, Any]:
     }
 
 
-def _weights(file: _File, layers: int) -> dict[str, Tensor]:
-    biases = [name for name in file.tensors if name.endswith(".bias")]
-    if biases:
-        raise InvalidInput(f"{file.path} has biases ({biases[0]!r}), which a llama of hPLMs lacks: take another file")
-    weights = NAMES.ours(file, layers)
-    own = "output.weight" in file.tensors
-    return weights | {"next_token.weight": file["output.weight"] if own else weights["words.weight"]}
-
-
 def _halves(weight: Tensor, heads: int) -> Tensor:
     """Puts the rows of a head that are rotated together half a head apart, as in Hugging Face's models.
 
@@ -163,7 +157,7 @@ def _tokenizer(file: _File) -> str:
     tokens: list[str] = list(file.given("tokenizer.ggml.tokens"))
     kinds = list(file.find("tokenizer.ggml.token_type", [NORMAL] * len(tokens)))
     try:
-        merges = [_pair(merge) for merge in file.given("tokenizer.ggml.merges")]
+        merges = [cast("tuple[str, str]", merge.partition(" ")[::2]) for merge in file.given("tokenizer.ggml.merges")]
         model = models.BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=splitting in WHOLE_WORDS)
         tokenizer = HuggingFaceTokenizer(model)
     except Exception as error:  # the library raises no narrower type
@@ -181,11 +175,6 @@ def _tokenizer(file: _File) -> str:
         if tokenizer.decode(tokenizer.encode(text).ids) != text:
             raise InvalidInput(f"{file.path}: the text {text!r} does not come back from its tokens: download the file again")
     return tokenizer.to_str()
-
-
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
 
 
 def _first_line(error: Exception) -> str:

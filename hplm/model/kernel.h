@@ -1,8 +1,13 @@
-/* What compiled kernels share: the version of their functions, the processor's instructions, and threads. Include it behind
- * VERSION, which is that of the room's kernel.py.
+/* What the compiled kernels of all rooms share, which are one library (`hplm/compiled.py`): the processor's instructions, and
+ * threads.
+ *
+ * Code for a set of instructions stands behind `#ifdef WIDTH`: numbers of 32 bits in a register. Its file includes itself for
+ * each set.
  */
 
-#include <cpuid.h>
+#ifndef KERNEL_H
+#define KERNEL_H
+
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,25 +15,62 @@
 
 #define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 
-API int64_t hplm_version(void) { return VERSION; }
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define AT(name) JOIN(name##_, WIDTH) /* a name for each set of instructions */
+#define TARGET JOIN(TARGET_, WIDTH)
+#define TARGET_8 __attribute__((target("avx2,fma,f16c")))
+#define TARGET_16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
+#define VECTOR JOIN(VECTOR_, WIDTH)
+#define VECTOR_8 __m256
+#define VECTOR_16 __m512
+#define OP(name) JOIN(OP_, WIDTH)(name)
+#define OP_8(name) _mm256_##name##_ps
+#define OP_16(name) _mm512_##name##_ps
 
-/* Returns the best set of instructions: 0 none, 1 AVX2 with FMA and F16C, 2 AVX-512 with BW, DQ and VL. */
-API int64_t hplm_instructions(void) {
-    unsigned int a, b, c, d;
-    __builtin_cpu_init();
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 29))) return 0; /* F16C */
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") ? 2 : 1;
+#define FOLD(NAME, STEP)                                                                 \
+    TARGET_8 INLINE float NAME##_8(__m256 x) {                                           \
+        __m128 half = STEP##_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); \
+        half = STEP##_ps(half, _mm_movehl_ps(half, half));                               \
+        return _mm_cvtss_f32(STEP##_ss(half, _mm_shuffle_ps(half, half, 1)));            \
+    }
+FOLD(highest, _mm_max) FOLD(total, _mm_add)
+#define highest_16 _mm512_reduce_max_ps
+#define total_16 _mm512_reduce_add_ps
+
+#define LOG2_E 1.44269504f
+#define LEAST_POWER -127.0f /* it gives 0 */
+
+/* Returns 2 to the power of a number from LEAST_POWER to 0. A NaN stays one. */
+INLINE float power_of_2(float x) {
+    uint32_t bits;
+    float shifted = x + 12582912.0f, rest = x - (shifted - 12582912.0f), power; /* the whole part is in the last bits */
+    float sum = 1.3264713e-3f;
+    sum = __builtin_fmaf(sum, rest, 9.671523e-3f);
+    sum = __builtin_fmaf(sum, rest, 5.550734e-2f);
+    sum = __builtin_fmaf(sum, rest, 2.4022242e-1f);
+    sum = __builtin_fmaf(sum, rest, 6.93147e-1f);
+    sum = __builtin_fmaf(sum, rest, 1.0f);
+    memcpy(&bits, &shifted, 4);
+    bits = (bits - 0x4B400000 + 127) << 23;
+    memcpy(&power, &bits, 4);
+    return sum * power;
 }
 
-/* Calls a function in several threads: OpenMP's GOMP_parallel. NULL: there is one thread. */
-typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
+/* How a call computes. `parallel` calls a function in several threads: OpenMP's GOMP_parallel. NULL: there is one thread. */
+typedef struct {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    int64_t threads, instructions; /* 0: none of the sets, 1: AVX2, 2: AVX-512 */
+} How;
+
+/* Computes items of what was given, from `first` to before `end`. */
+typedef void Compute(const void *given, int64_t first, int64_t end);
 
 /* Threads take pieces of a task until all of its `count` items are computed. */
 typedef struct {
-    void (*compute)(const void *given, int64_t first, int64_t end);
+    Compute *compute;
     const void *given;
     int64_t count, piece, next;
 } Task;
@@ -42,7 +84,22 @@ static inline void compute_pieces(void *given) {
     }
 }
 
-static inline void compute_all(Task task, Parallel *parallel, int64_t threads) {
-    if (parallel && threads > 1) parallel(compute_pieces, &task, (unsigned)threads, 0);
+static inline void compute_all(const How *how, Compute *compute, const void *given, int64_t count, int64_t piece) {
+    Task task = {compute, given, count, piece, 0};
+    if (how->parallel && how->threads > 1) how->parallel(compute_pieces, &task, (unsigned)how->threads, 0);
     else compute_pieces(&task);
 }
+
+/* Rows x `inputs` times `inputs` x outputs. `bias` may be NULL. `adds`: to what `out` holds. */
+typedef struct {
+    const float *x;
+    int64_t x_stride;
+    const float *weight;
+    int64_t weight_stride, inputs;
+    const float *bias;
+    float *out;
+    int64_t out_stride;
+    int adds, relu;
+} Product;
+
+#endif

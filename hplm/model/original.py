@@ -78,12 +78,3 @@ def _pretrained(loader: Any, model: str, what: str, **given: Any) -> Any:
         elif Path(model).is_absolute() and not Path(model).exists():  # which the library takes for an odd name
             said = "there is no such folder"
         raise InvalidInput(f"cannot load the {what} of {model!r}: {said}") from error
-
-
-def halves(total: int, lower: int | None, upper: int | None, least: int) -> tuple[int, int]:
-    """Returns the lower and upper layers: the given ones, else half of them and the rest. `least`: of the lower ones."""
-    lower = total // 2 if lower is None else lower
-    upper = total - lower if upper is None else upper
-    if lower < least or upper < 1 or lower + upper > total:
-        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
-    return lower, upper

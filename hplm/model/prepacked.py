@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hplm.model.sizes import rounded_up
 from hplm.model.stacks import UpperStack
+from hplm.model.tensors import rounded_up
 
 mkldnn: Any = torch.ops.mkldnn  # the library has no types
 

@@ -47,7 +47,7 @@ class SkipBertWeights(BertModel):
 
 
 def is_skipbert(source: Any) -> bool:
-    return hasattr(source, FULL_LAYERS)
+    return source.model_type == "bert" and hasattr(source, FULL_LAYERS)
 
 
 def own_split(model: str, source: Any, lower: int | None, upper: int | None, window: Window) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 #include <stdint.h>
 
 #define API __attribute__((visibility("default")))
-#define VERSION 3 /* of these functions, as kernel.py has it */
 #define NEVER 1e300
 #define TERMS 4
 
@@ -25,7 +24,6 @@ typedef struct {
     int32_t *head, *tail, *next;                      /* by line: its first and last text, -1 at first; by text: the one behind it */
 } Case;
 
-API int64_t hplm_version(void) { return VERSION; }
 
 static double took(const double *terms, double tokens, double scores, double texts) {
     return terms[0] + terms[1] * tokens + terms[2] * scores + terms[3] * texts;

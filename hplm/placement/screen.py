@@ -16,7 +16,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.attained import REFUSED, Attained
-from hplm.placement.kernel import TERMS, Case, kernel
+from hplm.placement.kernel import TERMS, Case, run
 from hplm.placement.placement import Group
 from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut
@@ -41,11 +41,9 @@ class Screen:
         self._unit, self._tokens = (np.ascontiguousarray(own, np.int32) for own in (trace.unit, trace.tokens))
 
     def attained(self, groups: Sequence[Group]) -> Attained:
-        case, compiled = self.case(groups), kernel()
-        if compiled is None:
+        case = self.case(groups)
+        if not run(case, self._most_texts):
             Steps(case, self._most_texts).run()
-        else:
-            compiled.run(case, self._most_texts)
         return Attained(self.trace, case.end, case.busy)
 
     def case(self, groups: Sequence[Group]) -> Case:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.compiled import kernel
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.branch import Branch
-from hplm.plot.kernel import Search, kernel
+from hplm.plot.kernel import Search
 from hplm.plot.table import Table
 
 NULL = 0

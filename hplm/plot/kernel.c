@@ -4,7 +4,7 @@
  * processor has them.
  */
 
-#define VERSION 1      /* of these functions, as kernel.py has it */
+#ifndef WIDTH
 #include "../model/kernel.h"
 
 #define MOST_WORDS 5   /* of a key: a token has at most 64 bits and a window at most five tokens */
@@ -137,85 +137,38 @@ typedef struct {
 /* Sums stored vectors, in the order given. */
 typedef void Sum(void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden);
 
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+#define HALVES_8(p) _mm_loadu_si128((const __m128i *)(p))
+#define HALVES_16(p) _mm256_loadu_si256((const __m256i *)(p))
+#define FP16_8(p) _mm256_cvtph_ps(HALVES_8(p))
+#define FP16_16(p) _mm512_cvtph_ps(HALVES_16(p))
+#define BF16_8(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(HALVES_8(p)), 16))
+#define BF16_16(p) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(HALVES_16(p)), 16))
+#define BYTES_8(p) _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define BYTES_16(p) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 
-/* Defines a Sum. BEGIN turns numbers of a vector into fp32, ADD adds those of another, STORE writes the sum. */
-#define SUM(NAME, TARGET, REGISTER, WIDTH, BEGIN, ADD, STORE)                                                \
-    TARGET INLINE void NAME##_of(                                                                            \
-        void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden                     \
-    ) {                                                                                                      \
-        for (int64_t at = 0; at < hidden; at += WIDTH) {                                                     \
-            REGISTER sum = BEGIN(vectors[0]);                                                                \
-            for (int64_t i = 1; i < count; i++) sum = ADD(sum, vectors[i]);                                  \
-            STORE;                                                                                           \
-        }                                                                                                    \
-    }                                                                                                        \
-    TARGET static void NAME(void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden) { \
-        if (count == 3) NAME##_of(out, vectors, 3, hidden);  /* the usual window, unrolled */                \
-        else NAME##_of(out, vectors, count, hidden);                                                         \
-    }
-
-#define HALF8(v) _mm_loadu_si128((const __m128i *)(v + 2 * at))
-#define HALF16(v) _mm256_loadu_si256((const __m256i *)(v + 2 * at))
-#define FP16_8(v) _mm256_cvtph_ps(HALF8(v))
-#define FP16_16(v) _mm512_cvtph_ps(HALF16(v))
-#define BF16_8(v) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(HALF8(v)), 16))
-#define BF16_16(v) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(HALF16(v)), 16))
-#define BYTES8(v) _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(v + at))))
-#define BYTES16(v) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(v + at))))
-#define TAIL(v, number) ((const float *)(v + hidden) + number)  /* scale and offset; x86 reads them at any place */
-#define INT8_8(v) _mm256_fmadd_ps(BYTES8(v), _mm256_broadcast_ss(TAIL(v, 0)), _mm256_broadcast_ss(TAIL(v, 1)))
-#define INT8_16(v) _mm512_fmadd_ps(BYTES16(v), _mm512_set1_ps(*TAIL(v, 0)), _mm512_set1_ps(*TAIL(v, 1)))
-#define ADD_FP16_8(sum, v) _mm256_add_ps(sum, FP16_8(v))
-#define ADD_FP16_16(sum, v) _mm512_add_ps(sum, FP16_16(v))
-#define ADD_BF16_8(sum, v) _mm256_add_ps(sum, BF16_8(v))
-#define ADD_BF16_16(sum, v) _mm512_add_ps(sum, BF16_16(v))
-/* The offset first, as torch does. */
-#define ADD_INT8_8(sum, v) \
-    _mm256_fmadd_ps(BYTES8(v), _mm256_broadcast_ss(TAIL(v, 0)), _mm256_add_ps(sum, _mm256_broadcast_ss(TAIL(v, 1))))
-#define ADD_INT8_16(sum, v) \
-    _mm512_fmadd_ps(BYTES16(v), _mm512_set1_ps(*TAIL(v, 0)), _mm512_add_ps(sum, _mm512_set1_ps(*TAIL(v, 1))))
-#define STORE8 _mm256_storeu_ps((float *)out + at, sum)
-#define STORE16 _mm512_storeu_ps((float *)out + at, sum)
-#define ROUND8 _mm_storeu_si128((__m128i *)((uint16_t *)out + at), bf16_of_8(sum))
-#define ROUND16 _mm256_storeu_si256((__m256i *)((uint16_t *)out + at), bf16_of_16(sum))
-
-/* To the nearest bf16, ties to even, as torch rounds. */
-AVX2 static inline __m128i bf16_of_8(__m256 sum) {
+/* Writes to the nearest bf16, ties to even, as torch rounds. */
+TARGET_8 INLINE void round_8(uint16_t *out, __m256 sum) {
     __m256i bits = _mm256_castps_si256(sum), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     bits = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
     __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
     bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FC0), nan);
-    return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    _mm_storeu_si128((__m128i *)out, halves);
 }
 
-AVX512 static inline __m256i bf16_of_16(__m512 sum) {
+TARGET_16 INLINE void round_16(uint16_t *out, __m512 sum) {
     __m512i bits = _mm512_castps_si512(sum), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     bits = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
     bits = _mm512_mask_mov_epi32(bits, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC0));
-    return _mm512_cvtepi32_epi16(bits);
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16(bits));
 }
 
-SUM(fp16_to_fp32_avx2, AVX2, __m256, 8, FP16_8, ADD_FP16_8, STORE8)
-SUM(bf16_to_fp32_avx2, AVX2, __m256, 8, BF16_8, ADD_BF16_8, STORE8)
-SUM(int8_to_fp32_avx2, AVX2, __m256, 8, INT8_8, ADD_INT8_8, STORE8)
-SUM(fp16_to_bf16_avx2, AVX2, __m256, 8, FP16_8, ADD_FP16_8, ROUND8)
-SUM(bf16_to_bf16_avx2, AVX2, __m256, 8, BF16_8, ADD_BF16_8, ROUND8)
-SUM(int8_to_bf16_avx2, AVX2, __m256, 8, INT8_8, ADD_INT8_8, ROUND8)
-SUM(fp16_to_fp32_avx512, AVX512, __m512, 16, FP16_16, ADD_FP16_16, STORE16)
-SUM(bf16_to_fp32_avx512, AVX512, __m512, 16, BF16_16, ADD_BF16_16, STORE16)
-SUM(int8_to_fp32_avx512, AVX512, __m512, 16, INT8_16, ADD_INT8_16, STORE16)
-SUM(fp16_to_bf16_avx512, AVX512, __m512, 16, FP16_16, ADD_FP16_16, ROUND16)
-SUM(bf16_to_bf16_avx512, AVX512, __m512, 16, BF16_16, ADD_BF16_16, ROUND16)
-SUM(int8_to_bf16_avx512, AVX512, __m512, 16, INT8_16, ADD_INT8_16, ROUND16)
-
-/* By instructions, type of the sums, and coding. */
-static Sum *const SUMS[2][2][3] = {
-    {{fp16_to_fp32_avx2, bf16_to_fp32_avx2, int8_to_fp32_avx2}, {fp16_to_bf16_avx2, bf16_to_bf16_avx2, int8_to_bf16_avx2}},
-    {{fp16_to_fp32_avx512, bf16_to_fp32_avx512, int8_to_fp32_avx512},
-     {fp16_to_bf16_avx512, bf16_to_bf16_avx512, int8_to_bf16_avx512}},
-};
+#define WIDTH 8
+#include "kernel.c"
+#undef WIDTH
+#define WIDTH 16
+#include "kernel.c"
+#undef WIDTH
 
 /* Returns where an address's row is, or NULL if no table has it. `guess` is the table of the last one. */
 static inline const uint8_t *row_at(const Rows *tables, int64_t count, int64_t *guess, int64_t address, int64_t stride) {
@@ -238,7 +191,7 @@ API int64_t hplm_gather(
     int64_t centre, int64_t vectors, int64_t hidden, int64_t coding, void *out, int64_t type, int64_t instructions
 ) {
     if (!are_of(total, lengths, texts)) return -1;
-    Sum *sum = SUMS[instructions - 1][type][coding];
+    Sum *sum = (instructions == 2 ? SUMS_16 : SUMS_8)[type][coding];
     int64_t width = coding == INT8 ? hidden + 8 : 2 * hidden, stride = vectors * width, reach = vectors == 1 ? 0 : centre;
     int64_t guess = 0, guess_ahead = 0;
     const uint8_t *stored[MOST_WORDS];
@@ -262,3 +215,41 @@ API int64_t hplm_gather(
     }
     return 0;
 }
+
+#else
+
+/* Adds numbers of a vector to a sum, which is empty before the first vector. */
+TARGET INLINE VECTOR AT(plus)(VECTOR sum, int64_t vector, const uint8_t *stored, int64_t at, int64_t hidden, const int coding) {
+    if (coding == INT8) { /* behind the bytes are scale and offset; the offset is added first, as torch does */
+        const float *tail = (const float *)(stored + hidden); /* x86 reads them at any place */
+        VECTOR scale = OP(set1)(tail[0]), offset = OP(set1)(tail[1]);
+        return OP(fmadd)(AT(BYTES)(stored + at), scale, vector ? OP(add)(sum, offset) : offset);
+    }
+    VECTOR numbers = coding == FP16 ? AT(FP16)(stored + 2 * at) : AT(BF16)(stored + 2 * at);
+    return vector ? OP(add)(sum, numbers) : numbers;
+}
+
+TARGET INLINE void AT(sum)(
+    void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden, const int coding, const int type
+) {
+    for (int64_t at = 0; at < hidden; at += WIDTH) {
+        VECTOR sum = AT(plus)(OP(setzero)(), 0, vectors[0], at, hidden, coding);
+        for (int64_t i = 1; i < count; i++) sum = AT(plus)(sum, i, vectors[i], at, hidden, coding);
+        if (type == FP32_SUMS) OP(storeu)((float *)out + at, sum);
+        else AT(round)((uint16_t *)out + at, sum);
+    }
+}
+
+#define SUM(CODING, TYPE)                                                                                                       \
+    TARGET static void AT(CODING##_to_##TYPE)(void *restrict out, const uint8_t *const *vectors, int64_t count, int64_t hidden) {\
+        if (count == 3) AT(sum)(out, vectors, 3, hidden, CODING, TYPE); /* the usual window, unrolled */                        \
+        else AT(sum)(out, vectors, count, hidden, CODING, TYPE);                                                                \
+    }
+SUM(FP16, FP32_SUMS) SUM(BF16, FP32_SUMS) SUM(INT8, FP32_SUMS) SUM(FP16, BF16_SUMS) SUM(BF16, BF16_SUMS) SUM(INT8, BF16_SUMS)
+#undef SUM
+
+static Sum *const AT(SUMS)[2][3] = { /* by type of the sums, and coding */
+    {AT(FP16_to_FP32_SUMS), AT(BF16_to_FP32_SUMS), AT(INT8_to_FP32_SUMS)},
+    {AT(FP16_to_BF16_SUMS), AT(BF16_to_BF16_SUMS), AT(INT8_to_BF16_SUMS)},
+};
+#endif

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
+from hplm.compiled import declared, numbers, pointers, vectors
 from hplm.options import TABLE_DTYPES
-from hplm.plot.kernel import as_int64, kernel
+from hplm.plot.kernel import as_int64
 from hplm.plot.table import Table
 
 HIDDEN_STEP = 16  # as in kernel.c
@@ -26,7 +27,7 @@ SUM_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 class _Rows(ctypes.Structure):
     """The stored rows of a table."""
 
-    _fields_ = (("values", c_void_p), ("base", c_int64), ("size", c_int64))
+    _fields_ = *pointers("values"), *numbers("base", "size")
 
 
 class Sums:
@@ -34,10 +35,12 @@ class Sums:
 
     def __init__(self, tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> None:
         """`tables` are those that `can_sum`, with their bases."""
-        compiled, meta, window = kernel(), tables[0][0].meta, tables[0][0].space.window
+        compiled, meta, window = vectors(), tables[0][0].meta, tables[0][0].space.window
         assert compiled is not None
         self._tables, self._dtype, self._hidden = tables, dtype, meta.hidden
-        self._gather, count = compiled.gather, len(tables)
+        places = *(c_void_p, c_int64) * 2, c_void_p, *(c_int64,) * 5
+        self._gather = declared(compiled.library.hplm_gather, *places, c_void_p, c_int64, c_int64)
+        count = len(tables)
         rows = (_Rows * count)(*((table.rows.typed.data_ptr(), base, table.size) for table, base in tables))
         self._rows = rows, count
         self._window = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
@@ -65,10 +68,9 @@ class Sums:
 
 def can_sum(tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> bool:
     """Whether the kernel can sum rows of these tables in this type."""
-    compiled, meta = kernel(), tables[0][0].meta
+    meta = tables[0][0].meta
     return (
-        compiled is not None
-        and compiled.instructions > 0
+        vectors() is not None
         and dtype in SUM_TYPES
         and meta.hidden % HIDDEN_STEP == 0
         and all(table.meta.dtype == meta.dtype for table, _ in tables)

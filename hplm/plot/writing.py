@@ -43,12 +43,8 @@ def write_table(
     `keys` may be mapped and larger than memory. Rows of keys that `known` has are copied from it, byte for byte. With
     `resume`, it continues an interrupted call with the same arguments.
     """
-    if known is not None and (known.meta.window, known.meta.vocabulary, known.meta.hidden, known.meta.dtype) != (
-        spec.window,
-        spec.vocabulary,
-        spec.hidden,
-        spec.dtype,
-    ):
+    alike = "window", "vocabulary", "hidden", "dtype"
+    if known is not None and any(getattr(known.meta, name) != getattr(spec, name) for name in alike):
         raise ValueError(f"cannot copy rows of {known.folder} into {folder}: window, vocabulary, size or dtype differ")
     work = folder.with_name(folder.name + ".writing")
     if not resume:

@@ -101,7 +101,7 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
         with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
             for groups in (tiles, InPlace(of_text, CPU, None if rows else np.array(lengths))):
                 spread, changed = groups.spread(x), base.clone()
-                groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, down, up, *biases, function)
+                groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, down, up, *biases, function=function)
                 groups.add(changed[:, :outputs], groups.linear(spread, down, biases[0]), up)
                 found[type(groups)] = [changed, groups.collect(groups.linear(spread, down, biases[0]))]
         for mine, expected in zip(found[InPlace], found[Tiles], strict=True):

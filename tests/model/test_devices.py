@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from hplm.adapters import kernel as of_adapters
+from hplm import compiled
 from hplm.adapters.layout import Layout
-from hplm.compiled import opened
 from hplm.errors import Broken
 from hplm.model import faults
-from hplm.model import kernel as of_layers
 from hplm.model.openmp import compute_with
-from hplm.plot import kernel as of_tables
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.support.needed import needs_kernel
 
-KERNELS = of_tables, of_adapters, of_layers
 LOST, FULL, OTHER = (True, False), (False, True), (False, False)
 
 
@@ -68,21 +64,20 @@ def logits(toy):
     return rows.logits
 
 
-@needs_kernel(*KERNELS)
+@needs_kernel(compiled)
 def test_torch_computes_where_kernels_are_missing_and_the_log_names_them(toy, tmp_path, monkeypatch, caplog):
     """The kernels' own tests compare what both compute."""
     expected = logits(toy)
     with monkeypatch.context() as patch:
-        for number, one in enumerate(KERNELS):
-            patch.setattr(one, "LIBRARY", tmp_path / str(number))
-            one.kernel.cache_clear()
+        compiled.kernel.cache_clear()
+        patch.setattr(compiled, "VERSION", compiled.VERSION + 1)
+        assert compiled.kernel() is None and str(compiled.LIBRARY) in caplog.text
+        compiled.kernel.cache_clear()
+        patch.setattr(compiled, "LIBRARY", tmp_path / "missing")
         try:
             found = logits(toy)
         finally:
-            for one in KERNELS:
-                one.kernel.cache_clear()
+            compiled.kernel.cache_clear()
             Layout.of.cache_clear()
-    for number, one in enumerate(KERNELS):
-        assert str(tmp_path / str(number)) in caplog.text
-        assert opened(one.LIBRARY, one.VERSION + 1, one.Kernel, "") is None and str(one.LIBRARY) in caplog.text
+    assert caplog.text.count(str(tmp_path / "missing")) == 1
     assert np.allclose(found, expected, atol=1e-3, rtol=1e-3)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hplm import compiled as kernels
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
-from hplm.plot import kernel as kernels
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace

@@ -15,8 +15,8 @@ from hplm.engine.engine import Engine, computed
 from hplm.engine.packing import end_to_end
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.model.layer import Layer, Layers
-from hplm.model.sizes import rounded_up
 from hplm.model.stacks import through
+from hplm.model.tensors import rounded_up
 from hplm.scheduling.selection import OUTSIDE, Places
 from research.papers import packings as ours
 from research.papers.packings import Concat, GroupCost, Naive, Rows, Slotted, Turbo
