@@ -1,11 +1,13 @@
 """`hplm place`: a placement is found, simulated, and renewed if a better one is found."""
 
 import json
+import os
 import shlex
 
 import pytest
 
 from hplm.cli.place_search import KEPT
+from hplm.cli.round_trips import round_trips
 from hplm.placement.placement import Placement
 from tests.cli.commands import printed, refused, run
 from tests.placement.problems import write_problem
@@ -84,3 +86,15 @@ def test_requests_of_unknown_tenants_are_left_out_and_named_and_too_many_are_ref
     said = refused(capsys, *renew, *_journal(crowded, *late))
     assert mentions(said, "4 more", "hplm place profile") and said.count("b0/late-") == 5
     assert (crowded / "next.json").read_text() == yesterday
+
+
+@pytest.mark.slow
+@pytest.mark.server("toy")
+def test_the_way_through_a_server_is_measured(server, monkeypatch):
+    """By `place profile --wire`, which starts a server of its own: here the shared one is in its place."""
+    monkeypatch.setattr("hplm.server.TritonServer", lambda *_, **__: server.server)
+    for call in ("start", "stop"):
+        monkeypatch.setattr(server.server, call, lambda: None)
+    mine = os.sched_getaffinity(0)
+    found = round_trips(server.repository, server.state, ["toy"], [min(mine)])["toy"]
+    assert found.ns > 0 < found.core_ns and os.sched_getaffinity(0) == mine

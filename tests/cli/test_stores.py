@@ -76,6 +76,7 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
 
 @by_one_step()
 def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
+    """Several at a time, which learn in processes of their own: `tests/builder/test_killed.py`."""
     store, folder = make_imported_store(tmp_path), tmp_path / "models"
     for name in ("one", "Two!"):
         tuned(folder / name)
@@ -83,7 +84,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     matching = ["--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
     plan = run(capsys, *command, "--plan", "--rank", 2)
     assert plan["fit"].keys() == {"one", "two"} and plan["seconds_each"] is None and not Store(store).tenant_ids()
-    answer = run(capsys, *command, *matching, "--at-once", 2)
+    answer = run(capsys, *command, *matching)
     assert answer["imported"].keys() == {"one", "two"} == set(Store(store).tenant_ids()) and not answer["refused"]
     assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
     assert answer["totals"]["checkpoints"] == 2 and 0 <= answer["totals"]["agreement"] <= 1

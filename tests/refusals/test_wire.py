@@ -13,7 +13,6 @@ from hplm.errors import BY_WORD
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, STATUS, Stock, body_of, posted
 from tests.support.message import mentions
-from tests.support.metrics import settled
 from tests.support.servers import ADMIN_KEY
 from tests.support.wait import PATIENCE
 
@@ -57,20 +56,6 @@ def test_a_bad_text_tenant_or_parameter_is_refused(stock, code, words, texts, te
             for model in MODELS]  # fmt: skip
     direct, alias = (one.replace("'hplm'", "'toy'").replace("in ensemble 'toy', ", "") for one in said)
     assert alias == direct or "[deadline]" in direct, "the alias says something else"
-
-
-def test_upper_refuses_a_ticket_that_was_changed(stock):
-    """It says which rows are read, and must not open those of another domain. Of any byte: `tests/request/test_form.py`."""
-    text = stock.tensor("TEXT", WORDS[0])
-    own = stock.client.infer("toy-lookup", [text], parameters={"tenant": "beta"}).as_numpy("TICKET").copy()
-    parameters = {"tenant": "city", "ticket": "please", "authorization": "Bearer x"}
-
-    def upper(ticket):
-        return stock.client.infer("toy-upper", [stock.tensor("TICKET", ticket)], parameters=parameters)
-
-    assert upper(own).as_numpy("LABEL").shape == (1, 1)
-    own[0, -1] ^= 1
-    refused(stock, 404, ["[no_tenant]"], lambda: upper(own))
 
 
 INFER, GENERATE = ("toy", "infer"), ("hplm", "generate")
@@ -137,14 +122,3 @@ def test_a_bad_request_over_grpc_is_refused(server, wrong):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=PATIENCE)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, caught.value
     assert len(caught.value.details().partition("[invalid_input]")[2]) <= 1024
-
-
-def test_a_probe_is_answered_without_a_tenant_and_not_counted(server):
-    before, stocks = settled(server, {}), [Stock(server, protocol) for protocol in LIBRARIES]
-    for stock in stocks:
-        text = stock.tensor("TEXT", "")
-        for model in MODELS:
-            answer = stock.client.infer(model, [text], parameters={"hplm_probe": True})
-            assert answer.as_numpy("LABEL").tolist() == [[b"ok"]]
-    stock.ask([WORDS[0]], "city")
-    settled(server, {"hplm_requests_total": 1, "hplm_lookup_requests_total": 1}, before)

@@ -22,6 +22,7 @@ from hplm.metrics.outcomes import Outcomes
 from hplm.request.answers import End, Reply, strings
 from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
+from hplm.server.probing import PROBE as PROBED
 from hplm.tenants.arrival import ARRIVAL, FORWARDED, Mark
 from testing.toy import WORDS
 from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
@@ -196,7 +197,8 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
     assert counted == [Internal.word] and answer.ended
 
 
-def test_a_ticket_that_upper_does_not_take_is_counted_by_the_reason_and_no_probe():
+def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_and_no_probe():
+    """Which byte of a ticket was changed: `tests/request/test_form.py`."""
     ticket, requests = write(b"ours", Head(0, 0, 1, 1, "law", "acme"), [0], [0], np.zeros(0, np.int64), b"", b""), []
     for form in (ticket, b"forged", PROBE):
         requests.append(Request({}, {}))
@@ -207,17 +209,20 @@ def test_a_ticket_that_upper_does_not_take_is_counted_by_the_reason_and_no_probe
         check = MagicMock(side_effect=Draining("soon"))
         model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
         model._secrets, model._held = [b"ours"], Held("toy-upper")
-        assert all(isinstance(said, str) for said in model.execute(requests))
+        assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
 
-def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once(toy, monkeypatch):
+def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_probe_is_answered_uncounted(toy, monkeypatch):
     """Refusals to others wait (`tests/engine/test_lookup_service.py`): a client that asks again at once gains nothing."""
     taken, mark = [], Mark(os.getppid())
     monkeypatch.setattr(LookupService, "submit", lambda service, requests: taken.extend(requests))
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
         for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged, ARRIVAL: 5} for forged in ("", "0" * 64, True))):
             model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
+        model._service.meter.take()
+        (probe,) = model.execute([Request({"TEXT": [""]}, {PROBED: True})])
+        assert probe["TICKET"].tobytes() == PROBE and not model._service.meter.take()[0], "it was counted"
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
     assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]
 

@@ -1,35 +1,66 @@
-"""Shared servers in the place of those that measuring commands start: only the start of Triton is saved."""
+"""Shared servers in the place of those that measuring commands start, and threads in the place of their processes.
+
+Only the starts are saved: of Triton, and of a process for each load.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from builder.publish.model_configs import ALIAS
 from hplm.server import TritonServer
 from hplm.server.repository import model_names
 from hplm.server.stubs import stubs
 from hplm.tenants.registry import registries_of
+from loadtest import load
 from loadtest.server import ServedCopy
-from tests.support.servers import Lease, serving
+from tests.support.servers import Lease
 from tests.support.wait import PATIENCE, eventually
+
+
+class LoadThread(threading.Thread):
+    """Takes the place of a process of `loadtest.load.send`. A load and its report are pickled here too."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
+        sendable, all_there, its, start_s = args
+        own = Connection(os.dup(its.fileno()), readable=False)  # `send` closes the other one
+        super().__init__(target=target, args=(pickle.loads(pickle.dumps(sendable)), all_there, own, start_s), daemon=daemon)
+
+    def kill(self) -> None:
+        """It ends when its load does."""
+
+
+@contextmanager
+def loads_in_threads() -> Iterator[None]:
+    threads = SimpleNamespace(Barrier=threading.Barrier, Pipe=multiprocessing.Pipe, Process=LoadThread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "multiprocessing", SimpleNamespace(get_context=lambda method: threads))
+        yield
 
 
 @contextmanager
 def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
     """Takes the place of `TritonServer(repository)`: the server `bare` loads the models, and unloads them at the end.
 
-    Its state gets a registry for each backbone. If it has models with these names already, the repository gets a server of its
-    own. All repositories have the alias.
+    Its state gets a registry for each backbone. If it has models with these names already, these answer for the others: a
+    command compares two servers of one store. All repositories have the alias.
     """
     known = {path.name for path in lease.repository.iterdir()}
     models = [model for model in model_names(repository) if model != ALIAS or model not in known]
     if known.intersection(models):
-        with serving(repository) as own:
-            yield own
+        yield lease.server
         return
     client, (name, secret) = lease.stock("grpc").client, lease.server.admin_header
     headers = {f"triton-grpc-protocol-{name}": secret}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from unittest import mock
 
 import pytest
 
@@ -9,10 +10,9 @@ from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
-from hplm.tenants.snapshot import LIMITS, Snapshot
+from hplm.tenants.snapshot import LIMITS, Snapshot, checked
 from hplm.tenants.students import First, Team
 from testing.toy import SERVED
-from tests.support.calls import counted_calls
 from tests.support.message import refusing
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
@@ -83,9 +83,10 @@ def test_other_threads_go_on_while_the_tenants_of_a_snapshot_are_read(whole):
     stored = json.loads(whole.written())
     *others, last = stored["tenants"]
     last["uid"] = None
-    with refusing(Broken, f"tenants[{len(others)}]"), counted_calls() as calls:
+    each = mock.patch("hplm.tenants.snapshot.checked", side_effect=checked)
+    with refusing(Broken, f"tenants[{len(others)}]"), each as calls:
         Snapshot.read(json.dumps(stored).encode(), "here")
-    assert calls["checked"] == 1 + len(others), "the last one was read together with others"
+    assert calls.call_count == 1 + len(others), "the last one was read together with others"
 
 
 def test_a_missing_snapshot_and_one_of_another_format_are_told_from_a_broken_one(tmp_path):

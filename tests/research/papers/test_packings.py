@@ -1,9 +1,10 @@
-"""Every packing gives each text the reference's answer, and with masks (TCB, Eq. 5 to 8) what the text gives alone."""
+"""Packings keep their limits and those of a policy, and with masks (TCB, Eq. 5 to 8) each text gives what it gives alone.
 
-import random
-from copy import copy
+That they give the reference's answers: `tests/answers/test_reference.py`.
+"""
+
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.engine.engine import Engine, computed
+from hplm.engine.backbone import Backbone
 from hplm.engine.packing import end_to_end
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.model.layer import Layer, Layers
@@ -20,15 +21,12 @@ from hplm.model.tensors import rounded_up
 from hplm.scheduling.selection import OUTSIDE, Places
 from research.papers import packings as ours
 from research.papers.packings import Concat, GroupCost, Naive, Rows, Slotted, Turbo
-from testing.toy import CHAT, TENANTS, WORDS, random_text
+from testing.toy import CHAT, WORDS
 from tests.engine.asker import texts_of
-from tests.support.answers import Comparison
-from tests.support.device import DEVICE
 
 HEADS, WIDTH = CHAT.heads, CHAT.query_width
 CPU = torch.device("cpu")
 TOLERANCE = 1e-3  # outputs are 15 at most, and rounding moves them by 2e-4; a wrong mask by tenths
-POOL = 4  # texts of each tenant: short, longer, and as long as the backbone takes
 whole = st.integers
 
 
@@ -45,57 +43,19 @@ packings = st.one_of(
 )  # fmt: skip
 
 
-class Kitchen:
-    """Staging and engine without a queue or threads, and the reference's answers to a pool of texts."""
-
-    def __init__(self, reference):
-        self.backbone, rng = reference.backbone, random.Random(11)
-        self.engine = Engine(self.backbone.upper(), DEVICE, torch.float32)
-        texts = [WORDS[0], random_text(rng, 5), random_text(rng), " ".join(rng.choices(WORDS, k=60))]
-        every = {(i, j): (TENANTS[i].id, texts[j]) for i, j in product(range(len(TENANTS)), range(POOL))}
-        self.texts = {order: texts_of(self.backbone, id, [text], truncate=True)[0] for order, (id, text) in every.items()}
-        self.expected = {order: reference.forward(text, id, truncate=True).numpy() for order, (id, text) in every.items()}
-
-    def staged(self, packing, orders, places=None, few_sizes=False):
-        """Stages texts, and checks that the engine gives each the reference's answer."""
-        stager = Stager(self.backbone, StagingSettings(16, DEVICE, torch.float32, packing=packing, few_sizes=few_sizes))
-        batch = stager.stage([self.texts[order] for order in orders], lambda text, error: None, places)
-        kept = [order for order in orders if self.texts[order] in batch.texts]
-        comparison = Comparison()
-        for order, logits in zip(kept, computed(self.engine, batch), strict=True):
-            tenant, readable = TENANTS[order[0]], self.texts[order].spans[:, 0] >= 0
-            comparison.add(tenant.id, logits[readable, : len(tenant.labels)], self.expected[order][readable])
-        comparison.assert_equal("fp32")
-        return batch
-
-
-@pytest.fixture(scope="module")
-def kitchen(toy, reference):
-    return Kitchen(reference)
-
-
-places = st.tuples(whole(0, len(TENANTS) - 1), whole(0, POOL - 1), whole(OUTSIDE, 5), whole(OUTSIDE, 9))
-
-
-@settings(max_examples=50)
-@given(packings, st.lists(places, min_size=1, max_size=20), st.sampled_from(["", "rows", "rows and slots"]), st.booleans())
-def test_every_packing_gives_the_reference_answers(kitchen, packing, chosen, handed_over, few_sizes):
-    orders, (row, slot) = [one[:2] for one in chosen], np.array([one[2:] for one in chosen]).T
-    handed = {"": None, "rows": Places(row), "rows and slots": Places(row, slot)}[handed_over]
-    batch = kitchen.staged(packing, orders, handed, few_sizes)
-    assert len(batch.texts) == len(orders)
-    if packing is None and few_sizes:
-        assert len(batch.sheets[0].sums) == rounded_up(sum(len(kitchen.texts[order].addresses) for order in orders))
-
-
-def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged(kitchen):
-    damaged = kitchen.texts["damaged"] = copy(kitchen.texts[1, 2])
-    damaged.slot_key = replace(damaged.slot_key, head=replace(damaged.slot_key.head, checksum=0))
-    orders = [(0, 1), "damaged", (0, 0), (1, 1), (0, 2)]
-    batch = kitchen.staged(Concat(), orders, Places(np.array([0, 1, 1, 2, 2])))
-    first, second, third, fourth = left = [kitchen.texts[order] for order in orders if order != "damaged"]
-    assert batch.texts == left
+def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged_and_few_sizes_are_rounded_up(toy):
+    backbone, texts = Backbone(toy.folder), []
+    for count in (3, 2, 1, 4, 2):
+        texts += texts_of(backbone, "acme", [" ".join(WORDS[:count])])
+    damaged = texts[1].slot_key
+    texts[1].slot_key = replace(damaged, head=replace(damaged.head, checksum=0))
+    stager = Stager(backbone, StagingSettings(16, CPU, torch.float32, packing=Concat()))
+    batch = stager.stage(texts, lambda text, error: None, Places(np.array([0, 1, 1, 2, 2])))
+    first, _, second, third, fourth = texts
+    assert batch.texts == [first, second, third, fourth]
     assert len(batch.sheets[0].sums) == 3 * max(first.tokens, second.tokens, third.tokens + fourth.tokens)
+    few = Stager(backbone, StagingSettings(16, CPU, torch.float32, few_sizes=True)).stage(texts[2:], pytest.fail)
+    assert len(few.sheets[0].sums) == rounded_up(second.tokens + third.tokens + fourth.tokens)
 
 
 @given(
