@@ -27,38 +27,13 @@ from hplm_client.errors import (
     ServerFault,
     Unavailable,
     UnexpectedAnswer,
-)
+)  # fmt: skip
 from hplm_client.generation import Generated, Piece
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer",
-    "AsyncHplmClient",
-    "Broken",
-    "ClientTimeout",
-    "ConnectionFailed",
-    "ConnectionLost",
-    "Crashed",
-    "DeadlineMissed",
-    "Draining",
-    "Forbidden",
-    "Generated",
-    "HplmClient",
-    "HplmClientError",
-    "Internal",
-    "InvalidInput",
-    "NoBackbone",
-    "NoTenant",
-    "NotConnected",
-    "NotTrusted",
-    "OutOfCapacity",
-    "Piece",
-    "Quarantined",
-    "QueueFull",
-    "QuotaExceeded",
-    "Row",
-    "SafeToRetry",
-    "ServerFault",
-    "Unavailable",
-    "UnexpectedAnswer",
-]
+    "Answer", "AsyncHplmClient", "Broken", "ClientTimeout", "ConnectionFailed", "ConnectionLost", "Crashed",
+    "DeadlineMissed", "Draining", "Forbidden", "Generated", "HplmClient", "HplmClientError", "Internal", "InvalidInput",
+    "NoBackbone", "NoTenant", "NotConnected", "NotTrusted", "OutOfCapacity", "Piece", "Quarantined", "QueueFull",
+    "QuotaExceeded", "Row", "SafeToRetry", "ServerFault", "Unavailable", "UnexpectedAnswer",
+]  # fmt: skip

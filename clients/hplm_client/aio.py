@@ -48,26 +48,14 @@ class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Gene
     def _own(self) -> Transport:
         loop = asyncio.get_running_loop()
         if self._bound is None:
-            self._bound = (loop, self._made())
+            if self._settings.protocol == "http":
+                from hplm_client.transports.http_aio import AsyncHttpTransport as Transport
+            else:
+                from hplm_client.transports.grpc import AsyncGrpcTransport as Transport
+            self._bound = (loop, Transport(self._settings))
         if self._bound[0] is not loop:
             raise HplmClientError("this client belongs to another event loop: make one client for each loop")
         return self._bound[1]
-
-    def _made(self) -> Transport:
-        if self._settings.protocol == "http":
-            from hplm_client.transports.http_aio import AsyncHttpTransport as Transport
-        else:
-            from hplm_client.transports.grpc import AsyncGrpcTransport as Transport
-        return Transport(self._settings)
-
-    def _run(self, work: Awaited[T]) -> Awaited[T]:
-        return work
-
-    def _iterated(self, pieces: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
-        return pieces
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def __aenter__(self) -> AsyncHplmClient:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -31,20 +32,13 @@ Parts = TypeVar("Parts")
 class Calls(Generic[One, Many, Whole, Parts]):
     """The calls that have arguments. The types are what they return: an answer, answers, generated text and its pieces.
 
-    A client says how coroutines run, how it pauses, and which transport it has now.
+    A client says which transport it has now. One that blocks also says how coroutines run and how it pauses.
     """
 
     def __init__(
-        self,
-        url: str,
-        protocol: Protocol = "http",
-        backbone: str | None = None,
-        api_key: str | None = None,
-        network_timeout: float = 30.0,
-        retries: int = 2,
-        tls: bool = False,
-        ca_file: str | os.PathLike[str] | None = None,
-    ) -> None:
+        self, url: str, protocol: Protocol = "http", backbone: str | None = None, api_key: str | None = None,
+        network_timeout: float = 30.0, retries: int = 2, tls: bool = False, ca_file: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
         self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
         if backbone is not None:
             wire.encoded("backbone", backbone)
@@ -55,20 +49,10 @@ class Calls(Generic[One, Many, Whole, Parts]):
         self._begin()
 
     def infer(
-        self,
-        text: str,
-        *,
-        tenant: str,
-        pair: str | None = None,
-        deadline_ms: float | None = None,
-        top_k: int | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
-        logits: bool = False,
-        confidence: bool = False,
-        rung: int | None = None,
-        level: bool = False,
-    ) -> One:
+        self, text: str, *, tenant: str, pair: str | None = None, deadline_ms: float | None = None, top_k: int | None = None,
+        truncate: bool = False, priority: int | None = None, logits: bool = False, confidence: bool = False,
+        rung: int | None = None, level: bool = False,
+    ) -> One:  # fmt: skip
         """Returns the answer for one text.
 
         `deadline_ms` counts from now and includes retries. None means the tenant's default.
@@ -78,37 +62,19 @@ class Calls(Generic[One, Many, Whole, Parts]):
         return self._run(self._answer(deadline_ms, lambda: wire.Question([text], tenant, pairs, *more)))
 
     def infer_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        tenant: str,
-        pairs: Sequence[str] | None = None,
-        deadline_ms: float | None = None,
-        top_k: int | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
-        logits: bool = False,
-        confidence: bool = False,
-        rung: int | None = None,
-        level: bool = False,
-    ) -> Many:
+        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None = None, deadline_ms: float | None = None,
+        top_k: int | None = None, truncate: bool = False, priority: int | None = None, logits: bool = False,
+        confidence: bool = False, rung: int | None = None, level: bool = False,
+    ) -> Many:  # fmt: skip
         """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
         more = (top_k, truncate, priority, logits, confidence, rung, level)
         return self._run(self._answers(deadline_ms, lambda: wire.Question(texts, tenant, pairs, *more)))
 
     def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        tenant: str,
-        messages: Messages | None = None,
-        deadline_ms: float | None = None,
-        first_token_ms: float | None = None,
-        token_ms: float | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
+        self, prompt: str | None = None, *, tenant: str, messages: Messages | None = None, deadline_ms: float | None = None,
+        first_token_ms: float | None = None, token_ms: float | None = None, truncate: bool = False, priority: int | None = None,
         **sampling: Any,
-    ) -> Whole:
+    ) -> Whole:  # fmt: skip
         """Returns a decoder's whole answer. `sampling`: `max_tokens`, `temperature` and the others of docs/generation.md.
 
         `messages`, instead of a prompt, are those of a chat: [{"role": "user", "content": "Hello"}, ...].
@@ -118,18 +84,10 @@ class Calls(Generic[One, Many, Whole, Parts]):
         return self._run(self._generated(deadline_ms, lambda: Prompt(prompt, messages, tenant, sampling, False, *more)))
 
     def stream(
-        self,
-        prompt: str | None = None,
-        *,
-        tenant: str,
-        messages: Messages | None = None,
-        deadline_ms: float | None = None,
-        first_token_ms: float | None = None,
-        token_ms: float | None = None,
-        truncate: bool = False,
-        priority: int | None = None,
+        self, prompt: str | None = None, *, tenant: str, messages: Messages | None = None, deadline_ms: float | None = None,
+        first_token_ms: float | None = None, token_ms: float | None = None, truncate: bool = False, priority: int | None = None,
         **sampling: Any,
-    ) -> Parts:
+    ) -> Parts:  # fmt: skip
         """Yields a decoder's answer while it grows. To close the iterator cancels the request.
 
         Only the wait for the first part is repeated, and `network_timeout` limits the wait for each part.
@@ -141,12 +99,15 @@ class Calls(Generic[One, Many, Whole, Parts]):
         """Makes what a client needs before its first call."""
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Returns the result of a coroutine, or what will be it."""
-        raise NotImplementedError
+        """Returns what a call returns: here the coroutine itself, which the caller awaits."""
+        return work
 
     def _iterated(self, pieces: AsyncGenerator[Piece]) -> Any:
         """Returns an iterator over the same pieces."""
-        raise NotImplementedError
+        return pieces
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     def _own(self) -> Transport:
         """Returns the transport of this client."""
@@ -156,9 +117,6 @@ class Calls(Generic[One, Many, Whole, Parts]):
         if self._closed:
             raise HplmClientError("this client is closed: make a new one")
         return self._own()
-
-    async def _pause(self, seconds: float) -> None:
-        raise NotImplementedError
 
     async def _answer(self, deadline_ms: float | None, asked: Callable[[], wire.Question]) -> Answer:
         return (await self._answers(deadline_ms, asked))[0]
