@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import check_cores, cores_of
+from hplm.placement.files import refuse_twice
 from hplm.placement.placement import Group
 
 
@@ -36,8 +37,7 @@ def one_pool(repository: Path, count: int, cores: Sequence[int] = ()) -> list[Pl
     """Divides the cores among so many replicas of a repository."""
     if count < 1:
         raise InvalidInput(f"--replicas {count}: give 1 or more")
-    if len(set(cores)) < len(cores):
-        raise InvalidInput(f"--cores {','.join(map(str, cores))} names a core twice: give each core once")
+    refuse_twice("--cores", "core", cores)
     check_cores(cores)
     if cores and len(cores) < count:
         raise InvalidInput(

@@ -34,6 +34,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.openmp import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.cluster import check_cores, check_kind, cores_of
+from hplm.placement.files import refuse_twice
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
 from hplm.placement.samples import Sampler, Samples, fitted
 from hplm.registry.store import Place
@@ -94,9 +95,10 @@ def profile_repository(
 
 def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
     """Refuses devices that this machine does not have, and numbers of devices a stage that cannot be measured with them."""
-    twice = next((name for name in devices if list(devices).count(name) > 1), None)
-    if not devices or twice is not None:
-        raise InvalidInput(f"device {twice!r} is named twice: {WAY_OUT}" if twice else f"no devices are named: {WAY_OUT}")
+    if not devices or not intra:
+        raise InvalidInput(f"no devices, or no numbers of devices a stage, are named: {WAY_OUT}, and --intra 1,2")
+    refuse_twice("--devices", "device", devices)
+    refuse_twice("--intra", "number", intra)
     check_kind("--devices", devices)
     cores = cores_of(devices)
     check_cores(cores)
@@ -108,8 +110,6 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
             raise InvalidInput(f"--intra {count}: {len(devices)} devices are named, so give 1 to {len(devices)}")
         if count > 1 and not cores:
             raise InvalidInput(f"--intra {count}: a stage on several GPUs is not supported yet, so give 1")
-    if not intra or len(set(intra)) < len(intra):
-        raise InvalidInput("--intra names no number of devices a stage, or one twice: give each once, such as --intra 1,2")
 
 
 def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:

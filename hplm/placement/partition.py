@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 
 from hplm.placement.cluster import Cluster, Machine
 from hplm.placement.placement import Group
@@ -46,7 +46,7 @@ def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
     found: list[tuple[frozenset[str], ...]] = []
     for count in range(min(len(borders) + 1, MOST_BUCKETS)):
         for chosen in combinations(borders, count):
-            parts = [ordered[a:b] for a, b in zip((0, *chosen), (*chosen, len(ordered)), strict=True)]
+            parts = [ordered[a:b] for a, b in pairwise((0, *chosen, len(ordered)))]
             if count == MOST_BUCKETS - 1 or all(took[part[-1]] <= CONVOY * took[part[0]] for part in parts):
                 found.append(tuple(map(frozenset, parts)))
     return found
@@ -86,12 +86,7 @@ def parallels(problem: Problem, most_stages: int | None = None) -> list[Parallel
     """Returns all ways to cut a group that the backbones and machines allow, the smallest groups first."""
     layers = min(own.layers for own in _backbones(problem))
     largest = max(len(machine.devices) for machine in problem.cluster.machines)
-    found = [
-        Parallel(size // intra, intra)
-        for size in _powers(largest)
-        for intra in _widths(problem)
-        if size % intra == 0 and size // intra <= min(layers, most_stages or layers)
-    ]
+    found = [one for one in _measured(problem, largest) if one.stages <= min(layers, most_stages or layers)]
     return sorted(found, key=lambda one: (one.devices, one))
 
 
@@ -114,19 +109,18 @@ def groups_of(problem: Problem, parallel: Parallel) -> Groups:
 
 def _smaller(problem: Problem, parallel: Parallel, most_devices: int) -> Parallel | None:
     """Returns the largest group in a power of two with no more stages, and no wider ones, that was measured."""
-    fitting = [
-        Parallel(size // intra, intra)
-        for size in _powers(most_devices)
-        for intra in _widths(problem)
-        if intra <= parallel.intra and size % intra == 0 and size // intra <= parallel.stages
-    ]
+    measured = _measured(problem, most_devices)
+    fitting = [one for one in measured if one.intra <= parallel.intra and one.stages <= parallel.stages]
     return max(fitting, key=lambda one: (one.devices, one.intra), default=None)
 
 
-def _widths(problem: Problem) -> list[int]:
-    """Returns the numbers of devices a stage for which all backbones were measured."""
+def _measured(problem: Problem, most_devices: int) -> Iterator[Parallel]:
+    """Yields groups of powers of two, with as many devices a stage as all backbones were measured with."""
     first, *others = _backbones(problem)
-    return sorted(intra for intra in first.times if all(intra in own.times for own in others))
+    for size in (2**i for i in range(most_devices.bit_length())):
+        for intra in sorted(first.times):
+            if size % intra == 0 and all(intra in own.times for own in others):
+                yield Parallel(size // intra, intra)
 
 
 def _backbones(problem: Problem) -> list[BackboneProfile]:
@@ -135,13 +129,9 @@ def _backbones(problem: Problem) -> list[BackboneProfile]:
 
 def _counts(devices: int, buckets: int) -> Iterator[tuple[int, ...]]:
     for borders in combinations(range(1, devices), buckets - 1):
-        yield tuple(b - a for a, b in zip((0, *borders), (*borders, devices), strict=True))
+        yield tuple(b - a for a, b in pairwise((0, *borders, devices)))
 
 
 def _discrepancy(loads: Sequence[float], counts: Sequence[int]) -> float:
     a_device = [max(load, 1e-9) / count for load, count in zip(loads, counts, strict=True)]
     return max(a_device) / min(a_device)
-
-
-def _powers(most: int) -> list[int]:
-    return [2**i for i in range(most.bit_length())]

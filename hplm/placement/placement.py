@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import Cluster, Machine, check_kind
-from hplm.placement.files import Positive, Word, read, write
+from hplm.placement.files import Positive, Word, read, refuse_twice, write
 from hplm.placement.profile import Profile
 from hplm.placement.stages import Cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_of
@@ -80,9 +80,9 @@ class Placement:
     @classmethod
     def read(cls, path: Path) -> Placement:
         placement = read(path, KIND, FORMAT, cls, WAY_OUT)
-        names = [group.name for group in placement.groups]
-        if not names or len(set(names)) < len(names):
-            raise InvalidInput(f"{path} has no groups, or two of one name: {WAY_OUT}")
+        if not placement.groups:
+            raise InvalidInput(f"{path} has no groups: {WAY_OUT}")
+        refuse_twice(path, "group", [group.name for group in placement.groups])
         _check_devices(placement.groups, f"{path}: ")
         for group in placement.groups:
             _check_group(str(path), group, placement)
@@ -170,9 +170,8 @@ def _check_group(where: str, group: Group, placement: Placement) -> None:
         raise InvalidInput(f"{named} has {len(group.devices)} devices, which do not make stages of {group.intra}: {WAY_OUT}")
     if not group.units:
         raise InvalidInput(f"{named} has no units: {WAY_OUT}")
+    refuse_twice(named, "unit", group.units)
     for unit in group.units:
-        if group.units.count(unit) > 1:
-            raise InvalidInput(f"{named} has unit {unit!r} twice: {WAY_OUT}")
         if unit not in placement.unit:
             raise InvalidInput(f"{named} has unit {unit!r}, which is not among the units: {WAY_OUT}")
         if placement.unit[unit].backbone not in group.cuts:

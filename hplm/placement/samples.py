@@ -196,7 +196,7 @@ def _raise(text: Text, error: HplmError) -> None:
 
 def fitted(shapes: Sequence[Shape], ns: Array) -> Terms:
     """Returns terms by least squares, none of them negative. Errors count relative to the measured times."""
-    features = _features(shapes) / ns[:, None]
+    features = np.array([(1.0, *shape) for shape in shapes]) / ns[:, None]
     scale = np.maximum(np.linalg.norm(features, axis=0), 1e-300)
     features /= scale
     kept = [0, 1, 2, 3]
@@ -219,7 +219,3 @@ def _solved(features: Array) -> list[float]:
     """Returns what comes nearest to 1 in all rows."""
     inverse: Array = np.linalg.pinv(features)
     return inverse.sum(axis=1).tolist()
-
-
-def _features(shapes: Sequence[Shape]) -> Array:
-    return np.array([(1.0, *shape) for shape in shapes])

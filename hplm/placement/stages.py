@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -41,29 +43,19 @@ def best_cut(
     """
     layers = profile.layers
     equal_cut(layers, stages)  # raises if there are fewer layers than stages
-    ends = np.concatenate([[0.0], np.cumsum([profile.terms(intra, layer, layer).ns(*shape) for layer in range(layers)])])
+    ends = [0.0, *accumulate(profile.terms(intra, layer, layer).ns(*shape) for layer in range(layers))]
     core_ns, hop_ns = profile.core.shared_by(intra).ns(*shape), hop.ns(*shape)
-    slowest = np.full((stages + 1, layers + 1), np.inf)  # of the first layers in so many stages
-    begins = np.zeros((stages + 1, layers + 1), np.int64)  # of the last one of these stages
-    slowest[0, 0] = 0.0
-    for stage in range(1, stages + 1):
-        for end in range(stage, layers - (stages - stage) + 1):
-            for begin in range(stage - 1, end):
-                found = max(slowest[stage - 1, begin], ends[end] - ends[begin] + (hop_ns if begin else core_ns))
-                fits = room is None or stage_bytes(profile, begin, end - 1) <= room[stage - 1]
-                if fits and found < slowest[stage, end]:
-                    slowest[stage, end], begins[stage, end] = found, begin
-    if not np.isfinite(slowest[stages, layers]):
+    no_cut: list[tuple[float, Cut]] = [(math.inf, ())]
+    best = [(0.0, ()), *no_cut * layers]  # by number of first layers: the slowest of the stages so far, and their cut
+    for stage in range(stages):
+        before, best = best, no_cut * (layers + 1)
+        for end in range(stage + 1, layers + 1):
+            for begin in range(stage, end):
+                slowest = max(before[begin][0], ends[end] - ends[begin] + (hop_ns if begin else core_ns))
+                fits = room is None or stage_bytes(profile, begin, end - 1) <= room[stage]
+                if fits and slowest < best[end][0]:
+                    best[end] = slowest, (*before[begin][1], (begin, end - 1))
+    if not (cut := best[layers][1]):
         needed = stage_bytes(profile, 0, layers - 1)
         raise InvalidInput(f"no cut of {layers} layers with {needed:,} bytes fits {stages} stages: give more memory")
-    return _traced(begins, stages, layers)
-
-
-def _traced(begins: Array, stages: int, layers: int) -> Cut:
-    cut: list[tuple[int, int]] = []
-    end = layers
-    for stage in range(stages, 0, -1):
-        begin = int(begins[stage, end])
-        cut.append((begin, end - 1))
-        end = begin
-    return tuple(reversed(cut))
+    return cut

@@ -127,7 +127,7 @@ def test_what_is_written_is_read_again(path, kind):
         ("profile", ["backbones", "bert", "parents"], {"law": "root", "root": "law"}, ["parents"]),
         ("profile", ["backbones", "bert", "times", "1", 0, "token_ns"], float("nan"), ["JSON"]),
         ("profile", ["backbones", "bert", "slots"], 1 << 80, ["slots"]),
-        ("placement", ["groups", 1, "name"], "one", ["two of one name"]),
+        ("placement", ["groups", 1, "name"], "one", ["group 'one'", "twice"]),
         ("placement", ["groups", 1, "name"], "../x", ["groups[1].name"]),
         ("placement", ["groups", 1, "name"], "two\n", ["groups[1].name"]),
         ("placement", ["groups", 0, "intra"], 2, ["'one'", "2"]),
