@@ -21,7 +21,7 @@ from hplm.cli.options import (
     open_store,
     refuse_given,
 )  # fmt: skip
-from hplm.cli.served import NOWHERE, MaybeServed, Served, print_late
+from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, print_late
 from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
 
@@ -64,7 +64,7 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: 
     return {"domains": rows}
 
 
-def add(*, name: Name, store: StoreFolder, served: Served, json: Json = False) -> dict:
+def add(*, name: Name, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
     """Serve a domain of the store, without a restart."""
     from builder.publish.live import add_domain
 
@@ -105,7 +105,7 @@ def _built(folder: Path, name: str, corpus: tuple[Path, ...], of: Building) -> d
     return {**built, "behind": left}
 
 
-def rollback(*, name: Name, served: Served, json: Json = False) -> dict:
+def rollback(*, name: Name, served: Served = HERE, json: Json = False) -> dict:
     """Return the tenants of a domain's newest served version to the version that they had before."""
     return _said(manager := served.manager(), manager.roll_back_domain(name))
 

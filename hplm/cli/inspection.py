@@ -15,16 +15,11 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    *,
-    store: StoreFolder,
-    name: str,
-    version: int | None = None,
-    top: int = 20,
+    *, store: StoreFolder, name: str, version: int | None = None, top: int = 20,
     text: Annotated[Path | None, about(f"text to look up: {CORPUS}")] = None,
     keep: Annotated[list[float] | None, read(lambda given: [float(share) for share in given.split(",")])] = None,
-    picture: Path | None = None,
-    json: Json = False,
-) -> dict:
+    picture: Path | None = None, json: Json = False,
+) -> dict:  # fmt: skip
     """Print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers.
 
     :param name: name of the domain

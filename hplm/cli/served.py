@@ -24,7 +24,7 @@ StatePlace = Annotated[Place | None, read(place_of, help=STATE)]
 class Served:
     """The options that name a served backbone and its state."""
 
-    repository: Path
+    repository: Path = Path("model_repository")
     """the served model repository"""
     state: StatePlace = None
     backbone: str | None = None
@@ -50,13 +50,6 @@ class Served:
         return manager
 
 
-@dataclass(frozen=True)
-class ServedHere(Served):
-    """The same options, with the repository that `hplm export` writes by default."""
-
-    repository: Path = Path("model_repository")
-
-
 @Parameter(name="*")
 @dataclass(frozen=True)
 class MaybeServed:
@@ -72,7 +65,7 @@ class MaybeServed:
         return Served(self.repository, self.state, self.backbone) if self.repository is not None else None
 
 
-HERE, NOWHERE = ServedHere(), MaybeServed()
+HERE, NOWHERE = Served(), MaybeServed()
 
 
 def check_state(state: Place | None) -> None:

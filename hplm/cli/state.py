@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hplm.cli.options import Json, Positive, about
-from hplm.cli.served import Served
+from hplm.cli.served import HERE, Served
 from hplm.errors import InvalidInput
 from hplm.options import LEASE_SECONDS
 
@@ -14,8 +14,9 @@ SOURCE = "a live state of the release before, or its backup: serve its tenants w
 
 
 def begin(
-    *, served: Served, lease: Positive = LEASE_SECONDS, source: Annotated[Path | None, about(SOURCE, name="--from")] = None,
-    from_repository: Path | None = None, json: Json = False,
+    *, served: Served = HERE, lease: Positive = LEASE_SECONDS,
+    source: Annotated[Path | None, about(SOURCE, name="--from")] = None, from_repository: Path | None = None,
+    json: Json = False,
 ) -> dict:  # fmt: skip
     """Make a live state in a folder or a bucket, in which nothing was changed since the export.
 
@@ -52,7 +53,7 @@ def begin(
     return {"begun": begun}
 
 
-def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served, json: Json = False) -> dict:
+def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE, json: Json = False) -> dict:
     """Copy a live state, but not its repository, into a folder. It may be served meanwhile."""
     from hplm.tenants.backup import back_up
 
@@ -63,7 +64,7 @@ def backup(*, to: Annotated[Path, about("new folder for the backup")], served: S
 
 def restore(
     *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], accept_old_keys: bool = False,
-    served: Served, json: Json = False,
+    served: Served = HERE, json: Json = False,
 ) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 

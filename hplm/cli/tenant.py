@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from hplm.cli.options import Json, StoreFolder, about, open_store
-from hplm.cli.served import HERE, ServedHere, print_late
+from hplm.cli.served import HERE, Served, print_late
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ WHEN = "%F %T%z"
 Id = Annotated[str, about("name of the tenant")]
 
 
-def list_(*, served: ServedHere = HERE, json: Json = False) -> dict:
+def list_(*, served: Served = HERE, json: Json = False) -> dict:
     """Print one line for each served tenant."""
     from hplm.tenants.listing import served_tenants, tenant_row
     from hplm.tenants.quarantine import Quarantine
@@ -37,7 +37,7 @@ def list_(*, served: ServedHere = HERE, json: Json = False) -> dict:
     return {"tenants": rows}
 
 
-def show(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict:
+def show(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     """Print all facts about a tenant, except its secrets."""
     from hplm.tenants.listing import described, find_tenant
 
@@ -48,14 +48,14 @@ def show(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict:
     return shown
 
 
-def add(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json = False) -> dict:
+def add(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
     """Serve a tenant of the store, without a restart."""
     from builder.publish.live import add_tenant
 
     return _said(manager := served.manager(), add_tenant(manager, open_store(store), id))
 
 
-def update(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json = False) -> dict:
+def update(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
     """Serve the store's newest version of a tenant; requests in flight use the old version.
 
     It is served under the next number also if it was served before, which mends a damaged record.
@@ -65,19 +65,19 @@ def update(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Js
     return _said(manager := served.manager(), update_tenant(manager, open_store(store), id))
 
 
-def publish(id: Id, /, *, store: StoreFolder, served: ServedHere = HERE, json: Json = False) -> dict:
+def publish(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
     """Serve the store's newest version of a tenant, whether it is served already or not."""
     from builder.publish.live import publish_tenant
 
     return _said(manager := served.manager(), publish_tenant(manager, open_store(store), id))
 
 
-def rollback(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict:
+def rollback(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     """Return a tenant to the version that it had before."""
     return _said(manager := served.manager(), manager.roll_back(id))
 
 
-def delete(id: Id, /, *, store: StoreFolder | None = None, served: ServedHere = HERE, json: Json = False) -> dict:
+def delete(id: Id, /, *, store: StoreFolder | None = None, served: Served = HERE, json: Json = False) -> dict:
     """Delete a tenant; its requests are refused from now on.
 
     With --store, delete all versions of the tenant from this store instead; served ones stay as they are.
@@ -93,7 +93,7 @@ def delete(id: Id, /, *, store: StoreFolder | None = None, served: ServedHere = 
     return {"tenant": id, "removed": versions}
 
 
-def key_add(id: Id, /, *, days: float = 0.0, served: ServedHere = HERE, json: Json = False) -> dict:
+def key_add(id: Id, /, *, days: float = 0.0, served: Served = HERE, json: Json = False) -> dict:
     """Make a key; its secret is shown once and not stored.
 
     :param days: days until it expires; 0: never
@@ -106,7 +106,7 @@ def key_add(id: Id, /, *, days: float = 0.0, served: ServedHere = HERE, json: Js
     return {"tenant": id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
 
 
-def key_list(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict:
+def key_list(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     """List a tenant's keys, without their secrets."""
     from hplm.tenants.listing import find_tenant, key_rows
 
@@ -118,7 +118,7 @@ def key_list(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dic
     return {"tenant": id, "keys": keys}
 
 
-def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: ServedHere = HERE, json: Json = False) -> dict:
+def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: Served = HERE, json: Json = False) -> dict:
     """Refuse a key from now on.
 
     :param key: its id, as `hplm tenant key list` shows it
@@ -138,7 +138,7 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: ServedHere = 
 def limit(
     id: Id, /, *, rate: float | None = None, burst: float | None = None, texts_rate: float | None = None,
     tokens_rate: float | None = None, in_flight: int | None = None, homes: int | None = None, deadline_ms: float | None = None,
-    first_token_ms: float | None = None, token_ms: float | None = None, served: ServedHere = HERE, json: Json = False,
+    first_token_ms: float | None = None, token_ms: float | None = None, served: Served = HERE, json: Json = False,
 ) -> dict:  # fmt: skip
     """Set a tenant's quotas and the times that its answers may take.
 
@@ -188,7 +188,7 @@ def _microseconds(milliseconds: float | None) -> float | None:
     return round(exact) if math.isfinite(exact) else exact
 
 
-def release(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict:
+def release(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     """Serve a quarantined tenant again, on this machine alone; `list` shows which tenants are quarantined."""
     from hplm.tenants.quarantine import release
 
@@ -197,14 +197,14 @@ def release(id: Id, /, *, served: ServedHere = HERE, json: Json = False) -> dict
     return {"tenant": id, "backbones": backbones}
 
 
-def compact(*, served: ServedHere = HERE, json: Json = False) -> dict:
+def compact(*, served: Served = HERE, json: Json = False) -> dict:
     """Remove the weights of deleted tenants and versions now."""
     won = served.manager().compact()
     print(f"{won / 1e6:,.1f} MB freed")
     return {"bytes": won}
 
 
-def log(*, served: ServedHere = HERE, json: Json = False) -> dict:
+def log(*, served: Served = HERE, json: Json = False) -> dict:
     """Print every change: when, by whom, and from which version to which."""
     changes = served.manager().registry.audit()
     for change in changes:

@@ -74,9 +74,7 @@ def ask(
                 raise HplmError(f"model {model!r} gives {health.said} within {timeout:g} s: restart the server")
             if health.state is not State.BROKEN:
                 worked[model] = clock.monotonic()
-            elif clock.monotonic() - worked[model] > timeout:
-                raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
-            if health.state is State.UNLOADED:
+            if health.state is State.UNLOADED or clock.monotonic() - worked[model] > timeout:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
             if health.state is State.DEAD:
                 if not control.revive(model):
