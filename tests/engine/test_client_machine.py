@@ -154,13 +154,6 @@ def world(tmp_path):
     assert all(one.answers and one.kept() is None for one in world.asked)
 
 
-def test_requests_that_share_a_message_get_their_own_answers(world):
-    """The random runs do not always have two in one."""
-    asked = [world.ask(), world.ask(), world.ask()]
-    world.engine.answer(*world.engine.has)
-    assert [one.word for one in asked] == [None] * 3
-
-
 def test_nobody_waits_for_an_engine_that_has_lately_been_slow(world):
     world.ask(allowed_s=LATE).submitted()
     world.clock.sleep(1e8)

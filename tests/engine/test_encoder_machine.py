@@ -95,6 +95,8 @@ def test_each_fault_and_a_late_answer_are_met_by_one_text_and_by_several(toy, ex
             assert world.fault is None, f"{fault} has not come"
         world.finish()
         assert world.has_places == (changes.get("policy") == "das")
+        stages = len(world.waiting)  # each takes 10 ms for any batch
+        assert world.cost.shares == pytest.approx([1 / stages] * stages) and world.cost.predict(10, 1) < 10**9
         world.offer("acme", texts)
         world.meanwhile = partial(world.close, is_stuck=True)  # its own answer comes too late
         world.run_all()

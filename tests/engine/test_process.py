@@ -1,14 +1,17 @@
 """The engine's process and its threads: what goes on while one is kept, what it is told, and how it ends."""
 
+import math
 import os
 import socket
 import struct
 import sys
 import threading
 import time
+from collections import defaultdict
 from functools import partial
 from itertools import islice, pairwise
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ import torch
 from hplm.engine import host
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
+from hplm.engine.driver import Driver
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import Service, open_service
@@ -134,6 +138,24 @@ def test_each_request_of_many_threads_gets_one_answer_while_it_closes(toy, stage
     asker.driver.join()
     asker.service.close()
     assert sorted(map(len, asker.answers)) == [0] * len(refused) + [1] * (120 - len(refused))
+
+
+def test_each_batch_passes_all_stages_one_after_the_other():
+    passed, left = defaultdict(list), iter(range(20))
+
+    def compute(number, stage=0):
+        passed[number].append(stage)
+        return stage < 3
+
+    nothing = dict.fromkeys(("expire", "close", "abandon"), lambda: None)
+    engine = SimpleNamespace(
+        wait_s=lambda: math.inf, prepare=lambda: next(left, None), compute=compute, is_drained=True, **nothing
+    )
+    driver = Driver(engine, starts=[lambda: None] * 4)
+    driver.wake()
+    eventually(lambda: [*passed.values()] == [[0, 1, 2, 3]] * 20)
+    driver.close()
+    driver.join()
 
 
 def test_a_message_that_cannot_be_read_ends_the_engine(toy):

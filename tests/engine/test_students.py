@@ -1,7 +1,6 @@
-"""Students: a text waits once for each that answers it, load lowers their number, and what is broken fails alone."""
+"""Students: a text waits once for each that answers it, and load lowers their number."""
 
 import random
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,6 @@ from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.errors import Broken
 from hplm.levels.calibration import Calibration
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import First
@@ -25,10 +23,8 @@ from testing.random_store import change_version, random_store, random_students
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
 from tests.engine.asker import PARAMETERS, Asker, texts_of
-from tests.engine.test_damage import harm
 from tests.engine.test_staging import Operations
 from tests.support.device import DEVICE
-from tests.support.message import mentions
 
 TEAMS = (6, 3, 1)
 LABELS = ["x", "y", "z"]
@@ -154,19 +150,3 @@ def test_the_first_students_answer_counts_where_there_is_no_room_or_time_for_mor
     ((answer,),) = answers
     check_answer(answer, text, 2, reference)
     service.close()
-
-
-def test_a_broken_student_fails_its_tenant_alone(folder, tmp_path):
-    mine = shutil.copytree(folder, tmp_path / "1")
-    record = Backbone(mine).view.snapshot.find("crew").students.members[4].adapter
-    harm(mine / Backbone.RECORDS / record.file, "another byte", record.offset + 7)
-    asker, reference = Asker(mine, slots="14"), Reference.open(folder)
-    for tenant in ("crew", "band", "solo", "crew"):
-        answer = asker.wait(asker.ask(tenant, ["some words"], rung=1))
-        if tenant == "crew":
-            assert isinstance(answer, Broken) and mentions(answer, "'crew'", record.file)
-        else:
-            np.testing.assert_allclose(answer[0].logits, reference.forward("some words", tenant), atol=1e-3)
-    few = asker.wait(asker.ask("crew", ["some words"], rung=2))  # its first students are whole
-    np.testing.assert_allclose(few[0].logits, reference.forward("some words", "crew", students=3), atol=1e-3)
-    asker.close()

@@ -73,6 +73,10 @@ class World:
         self._line = Line(Scheduler(*given), self)
         return self._line
 
+    @property
+    def cost(self):
+        return self._line.costs[0]
+
     # Faults.
 
     def passes(self, place: str, texts: Sequence[Text] = ()) -> str | None:

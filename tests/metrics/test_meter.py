@@ -56,15 +56,6 @@ def shown(family):
     return {(name, *labels): one.value for name, made in family.all.items() for labels, one in made.series.items()}
 
 
-def test_counts_are_taken_once_and_levels_stay():
-    meter = Meter()
-    for amount, label in ((1, "a"), (2.5, "b"), (3, "a")):
-        meter.add(SEEN, amount, label)
-    meter.set(LEVEL, 7)
-    assert meter.take() == ({(SEEN, ("a",)): 4, (SEEN, ("b",)): 2.5}, {(LEVEL, ()): 7})
-    assert meter.take() == ({}, {(LEVEL, ()): 7})
-
-
 def test_sums_of_signed_times_are_shown_and_those_of_engines_that_follow_each_other_add_up(family):
     """A counter cannot fall. An engine that is started again begins with nothing."""
     published = Meter()

@@ -14,7 +14,7 @@ from hplm.errors import InvalidInput
 from hplm.model import tokenizer as tokenizer_module
 from hplm.model import words
 from hplm.model.tokenizer import MOST_IN_WINDOWS, Tokenizer, first_tokens, words_of
-from testing.random_store import tokenizer_json, word
+from testing.random_store import tokenizer_json
 from testing.toy import CONFIG, WORDS
 from tests.support.message import mentioning
 
@@ -24,16 +24,8 @@ def tokenizer(toy):
     return toy.store.tokenizer()
 
 
-def test_first_token_of_each_word(tokenizer):
-    text = f"{word(1)},{word(2)}  {word(3)} \x00 日本 {word(4)}"
-    encoded, spans = tokenizer.encode(text), words_of(text)
-    tokens = first_tokens(encoded, spans)
-    assert [text[start:stop] for start, stop in spans] == [f"{word(1)},{word(2)}", word(3), "\x00", "日本", word(4)]
-    assert tokens[2] == -1  # it has no token
-    assert [encoded.offsets[token][0] for token in tokens[[0, 1, 3, 4]]] == [spans[i][0] for i in (0, 1, 3, 4)]
-    beside_a_pair = tokenizer.encode("\u200b \u200b", word(1))
-    assert (first_tokens(beside_a_pair, words_of("\u200b \u200b")) == -1).all()
-    long = " ".join(word(i) for i in range(100))
+def test_a_word_that_was_cut_off_has_no_token(tokenizer):
+    long = " ".join(WORDS[:100])
     tokens = first_tokens(tokenizer.encode(long, truncate=True), words_of(long))
     assert (tokens[:62] == range(1, 63)).all() and (tokens[62:] == -1).all()
 

@@ -107,6 +107,18 @@ def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_ot
     assert (outcome.answered_ns - load.at_ns).tolist() == [7_000_000] and not outcome.on_time.any()
 
 
+def test_a_batch_waits_for_each_stage_that_is_busy_and_the_scheduler_hears_of_it():
+    zeros, capacity = np.zeros(20, np.int64), replace(CAPACITY, in_flight=3)
+    machine = Machine(lambda texts, places: [1e6, 3e6], capacity, stages=2)
+    scheduler, ends = Scheduler(policy("fcfs"), Limits(10**6, 10**9)), []
+    finished = scheduler.finished
+    scheduler.finished = lambda batch, now, *learned: ends.append(now) or finished(batch, now, *learned)
+    outcome = simulate_one(scheduler, machine, Arrivals(zeros, zeros + capacity.tokens, zeros, zeros, zeros))
+    assert ends == outcome.answered_ns.tolist() == [10**6 + 3 * 10**6 * batch for batch in range(1, 21)]
+    assert outcome.started_ns.tolist() == [0, 10**6, 2 * 10**6, *ends[:-3]]
+    assert scheduler.costs[0].shares == pytest.approx([0.25, 0.75])
+
+
 def test_fewer_students_answer_in_a_crowd_and_all_when_it_is_calm_again():
     crowd, calm = _load(3.0), _load(0.02, 6.0)
     calm = replace(calm, at_ns=calm.at_ns + crowd.at_ns[-1])
