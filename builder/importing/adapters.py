@@ -111,7 +111,7 @@ def _peft(folder: Path, config: Mapping[str, Any], model: str, task: str | None,
     scaled = {name: _lora(parts, name, alpha_of(name), rank_of(name), path, is_rooted) for name, parts in modules.items()}
     head = None
     if not is_decoder:
-        head = peft_head(folder, config, saved, scaled, source, model, task)
+        head = peft_head(source, config, saved, scaled, model, task)
     elif saved:
         raise InvalidInput(f"{source} holds {min(saved)!r} whole, which tenants share: train without modules_to_save")
     changes = _changes(scaled, *((OF_DECODER, DECODER_PLACES) if is_decoder else (OF_BERT, PLACES)), source)

@@ -147,8 +147,13 @@ def planned(model: str, config: BackboneConfig, folders: Folders, matching: Matc
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
     """Returns each folder with the tenant's name that its own name gives. A folder without a model stands for those in it."""
-    found: dict[str, Path] = {}
-    for folder in _models(folders):
+    models, found = list[Path](), dict[str, Path]()
+    for folder in folders:
+        if not folder.is_dir():
+            raise InvalidInput(f"{folder} is no folder: give folders that a library saved, or one with such folders in it")
+        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        models += [folder] if (folder / CONFIG).exists() or (folder / ADAPTER_CONFIG).exists() or not inside else inside
+    for folder in models:
         own = folder.absolute().name
         name = NOT_IN_NAMES.sub("-", own.lower()).strip("._-") or own  # which `_check_name` refuses
         if name in found:
@@ -168,15 +173,6 @@ def _check_name(tenant_id: str, folder: Path) -> None:
 def called(tenant_id: str, folder: Path) -> str:
     """Returns a tenant's name, with the folder that it comes from if that has another one."""
     return tenant_id if folder.absolute().name == tenant_id else f"{tenant_id} (from {folder})"
-
-
-def _models(folders: Sequence[Path]) -> Iterator[Path]:
-    for folder in folders:
-        if not folder.is_dir():
-            raise InvalidInput(f"{folder} is no folder: give folders that a library saved, or one with such folders in it")
-        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        is_model = (folder / CONFIG).exists() or (folder / ADAPTER_CONFIG).exists()
-        yield from [folder] if is_model or not inside else inside
 
 
 def write_page(store: Store, found: Sequence[Imported]) -> Path:

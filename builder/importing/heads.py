@@ -40,16 +40,10 @@ def head_of(*layers: Linear) -> dict[str, Tensor]:
 
 
 def peft_head(
-    folder: Path,
-    config: Mapping[str, Any],
-    saved: Parts,
-    changes: dict[str, Parts],
-    source: Path,
-    model: str,
-    task: str | None,
+    source: Path, config: Mapping[str, Any], saved: Parts, changes: dict[str, Parts], model: str, task: str | None
 ) -> ForeignHead:
     """Reads the head of a saved LoRA: modules that were saved whole. Takes the LoRA of the pooler out of `changes`."""
-    path = folder / ADAPTER_CONFIG
+    path = source.with_name(ADAPTER_CONFIG)
     stated = accepted(config, "task_type", (False, *TASK_OF_TYPE), f"train with {' or '.join(TASK_OF_TYPE)}", path)
     classes, way_out = (False, *TASK_OF_CLASS), f"train with {' or '.join(TASK_OF_CLASS)}"
     base_class = accepted(config.get("auto_mapping") or {}, "base_model_class", classes, way_out, path)
@@ -64,7 +58,7 @@ def peft_head(
     if weight is None:
         raise InvalidInput(f"{source} has no classifier: train with task_type, or with modules_to_save=['classifier']")
     trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "")
-    labels = _labels(model_config(folder), folder / CONFIG)
+    labels = _labels(model_config(path.parent), path.with_name(CONFIG))
 
     def pooler() -> Linear:
         is_whole = pooler_parts.keys() == {"weight", "bias"}
