@@ -95,7 +95,7 @@ def convert(packed: bytes, folder: Path) -> None:
         max_position_embeddings=positions,
         type_vocab_size=segments,
         layer_norm_eps=eps,
-        pad_token_id=tokenizer.convert_tokens_to_ids(str(tokenizer.pad_token)),
+        pad_token_id=tokenizer.vocab[str(tokenizer.pad_token)],
         architectures=["BertModel"],
     )
     config.save_pretrained(folder)

@@ -15,8 +15,7 @@ from typing import Any
 from builder.importing.foreign import ADAPTER_CONFIG, Changes, Foreign, Parts, accepted, grouped, number, read_json, tensor_file
 from builder.importing.heads import hub_head, known_function, peft_head
 from hplm.errors import MISFITS, InvalidInput
-from hplm.model.encoders import BERT, ENCODERS
-from hplm.model.families import FAMILIES, Names
+from hplm.model.families import DECODERS, ENCODERS, Names
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Places = Mapping[str, Sequence[str]]  # the projections that each module of a layer computes, by its name in transformers
@@ -32,7 +31,7 @@ def _places(*families: Names) -> Places:
     return found
 
 
-PLACES, DECODER_PLACES = _places(ENCODERS[BERT].names), _places(*(family.names for family in FAMILIES.values()))
+PLACES, DECODER_PLACES = _places(ENCODERS["bert"].names), _places(*(family.names for family in DECODERS.values()))
 BOTTLENECK_PLACES: Places = {"attention.output": ["attention_out"], "output": ["ffn_out"]}
 OF_BERT, OF_DECODER = r"(?:bert\.)?encoder\.layer\.(\d+)\.(.+)", r"(?:\w+\.)*(?:layers|h)\.(\d+)\.(.+)"
 # The names of tensors: the module and the part. Those without a part are of adapters that cannot be imported.
