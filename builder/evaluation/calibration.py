@@ -51,7 +51,9 @@ def calibrate_tenant(
         if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
             return known["report"], False
         if texts.task.served.is_number and delta is None:
-            delta = _usual_delta(texts)
+            delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
+            if not delta:
+                raise InvalidInput(f"{file}: every value is the same: give different ones, or --delta")
         read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision)
         cases = _cases(tenant, texts.task, *read, delta or 0.0)
         if len(cases) < FEWEST:
@@ -80,14 +82,6 @@ def check_delta(tenant: TenantFile, delta: float | None) -> None:
 def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dict[str, Any]:
     bins, nll = bins_of(confidences, cases.right), round(float(losses.mean()), 4)
     return {"ece": round(calibration_error(bins), 4), "nll": nll, "bins": [asdict(one) for one in bins]}
-
-
-def _usual_delta(texts: UnseenTexts) -> float:
-    """Returns the largest error of a right number, where none is given."""
-    delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
-    if not delta:
-        raise InvalidInput(f"{texts.file}: every value is the same: give different ones, or --delta")
-    return delta
 
 
 def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data, delta: float) -> Cases:

@@ -87,8 +87,13 @@ def fitted(cases: Cases, delta: float | None = None) -> Fitted:
     """
     order = np.random.default_rng(0).permutation(len(cases))
     halves = order[::2], order[1::2]
+    # Few texts may give a temperature that is worse on others than none.
+    fits: list[Fit] = [lambda _: Calibration(), fit_temperature]
+    if delta is not None:
+        counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
+        fits = [partial(fit_bins, delta=delta, count=count) for count in counts]
     tried: list[tuple[Fit, Array, Array]] = []
-    for fit in _candidates(cases, delta):
+    for fit in fits:
         confidences, losses = np.empty(len(cases)), np.empty(len(cases))
         for mine, others in (halves, halves[::-1]):
             calibration, held_out = fit(cases.part(mine)), cases.part(others)
@@ -96,13 +101,6 @@ def fitted(cases: Cases, delta: float | None = None) -> Fitted:
         tried.append((fit, confidences, losses))
     fit, confidences, losses = min(tried, key=lambda one: float(one[2].mean()))
     return Fitted(fit(cases), confidences, losses)
-
-
-def _candidates(cases: Cases, delta: float | None) -> list[Fit]:
-    if delta is not None:
-        counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
-        return [partial(fit_bins, delta=delta, count=count) for count in counts]
-    return [lambda _: Calibration(), fit_temperature]  # few texts may give a temperature that is worse on others than none
 
 
 def fit_temperature(cases: Cases) -> Calibration:

@@ -28,8 +28,9 @@ def calibrations_for(
     task: TrainingTask, outputs: Sequence[Tensor], answers: Tensor, full: Calibration, delta: float
 ) -> list[Calibration]:
     """Returns a calibration for each exit, under which its probabilities are the likest to the full stack's calibrated ones."""
-    if task.served.is_number:
-        return [Calibration(INTERVAL, temperature=_mean_error(own, answers), delta=delta) for own in outputs]
+    if task.served.is_number:  # errors are so many times as large as an exit says, on average
+        larger = [float(((own[:, 0] - answers[:, 0]).abs() * torch.exp(-own[:, 1])).mean()) for own in outputs]
+        return [Calibration(INTERVAL, temperature=max(1e-6, round(times, 6)), delta=delta) for times in larger]
     assert task.distance is not None  # as the caller has checked
     distance, wanted = task.distance, answers / full.temperature
     return [_likeliest(lambda temperature, own=own: distance(own / temperature, wanted)) for own in outputs]
@@ -44,11 +45,6 @@ def calibration_by(examples: Sequence[Example], labels: Sequence[str], logits: T
 def _likeliest(distance: Callable[[float], Tensor]) -> Calibration:
     best = min(TEMPERATURES.tolist(), key=lambda temperature: float(distance(temperature)))
     return Calibration(temperature=round(best, 6))
-
-
-def _mean_error(outputs: Tensor, answers: Tensor) -> float:
-    """Returns how much larger errors are than an exit says, on average."""
-    return max(1e-6, round(float(((outputs[:, 0] - answers[:, 0]).abs() * torch.exp(-outputs[:, 1])).mean()), 6))
 
 
 def answered_by(

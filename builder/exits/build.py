@@ -47,7 +47,10 @@ def build_exits(
     """
     with held_tenant(store, tenant_id) as working:
         tenant = store.known_tenant(tenant_id)
-        _check(tenant, drops, delta)
+        check_task(tenant.id, tenant.task)
+        if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
+            raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
+        check_delta(tenant, delta)
         # No weight has learned from dev.
         texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)
         before, report = store.knowledge(tenant), store.report(tenant)
@@ -105,13 +108,6 @@ def check_task(tenant_id: str, task: str | None) -> None:
         raise InvalidInput(
             f"tenant {tenant_id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
         )
-
-
-def _check(tenant: TenantFile, drops: Sequence[float], delta: float | None) -> None:
-    check_task(tenant.id, tenant.task)
-    if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
-        raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
-    check_delta(tenant, delta)
 
 
 def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[list[Example], list[Example]]:

@@ -35,7 +35,8 @@ def _fit_sums(student: Student, teacher: WholeBody, lessons: Sequence[Lesson]) -
     """
     lower, upper = student.lower, student.upper
     last, norm = lower.layers[-1], upper.norm
-    places, scale = _standardised(teacher.positions.weight)
+    table, scale = teacher.positions.weight, teacher.positions.weight.std()
+    places = (table - table.mean(0)) / scale
     inner_size, width = last.ffn_out.in_features, places.shape[1]
     products, targets, tokens = torch.zeros(()), torch.zeros(()), 0
     for lesson in lessons:
@@ -83,11 +84,6 @@ def _fit_norm(student: Student, lessons: Sequence[Lesson]) -> None:
 
 def _inverse(weight: Tensor) -> Tensor:
     return weight / (weight.square() + (DAMPING * weight.abs().median()).square())
-
-
-def _standardised(table: Tensor) -> tuple[Tensor, Tensor]:
-    scale = table.std()
-    return (table - table.mean(0)) / scale, scale
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from builder.training.finetuning import TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import Calibration
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import Students, Team
 
@@ -151,7 +150,9 @@ def _of_depth(
     scores = [data.scored(data.dev, logits).main for logits in sums]
     joined = [np.concatenate(logits) for logits in sums]
     best = 1 + int(np.argmax(scores))
-    sizes = [Team(size, size * share, _calibration(joined[size - 1], data)) for size in range(best, 0, -1)]
+    one_label, examples = data.task.served.read_each is not None, data.dev.examples  # others have no calibration
+    sure = [calibration_by(examples, data.labels, torch.from_numpy(own)) if one_label else None for own in joined[:best]]
+    sizes = [Team(size, size * share, sure[size - 1]) for size in range(best, 0, -1)]
     if options.drop is not None:
         sizes = asked_first(sizes, joined, data.dev.lengths, options.drop)
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), learned[:best])
@@ -188,10 +189,3 @@ def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, folde
         return trained.body, trained.model
     layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
     return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)
-
-
-def _calibration(logits: np.ndarray, data: Data) -> Calibration | None:
-    """Returns the calibration of a team; None for tasks whose answers are more than one label."""
-    if data.task.served.read_each is None:
-        return None
-    return calibration_by(data.dev.examples, data.labels, torch.from_numpy(logits))

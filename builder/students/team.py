@@ -24,15 +24,9 @@ class StudentTeam:
     """
 
     def __init__(
-        self,
-        config: BackboneConfig,
-        depth: int,
-        rank: int,
-        labels: int,
-        dtype: str,
-        seed: int = 0,
+        self, config: BackboneConfig, depth: int, rank: int, labels: int, dtype: str, seed: int = 0,
         device: str | torch.device = "cpu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         whole = adapter_layout(config, "lora", rank, tuple(PROJECTIONS), dtype=dtype)
         assert whole is not None  # its rank is not 0
         self.depth, self._seed, self._device = depth, seed, device

@@ -59,15 +59,11 @@ def check_answerable(examples: Sequence[Example], dtype: str) -> None:
 
 def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str) -> None:
     """Refuses labels that do not occur in the training data."""
-    known = set(labels)
+    known, listed = set(labels), ", ".join(labels[:10]) + (f", ... {len(labels)} in all" if len(labels) > 10 else "")
     for example in examples:
         for label in example.labels:
             if label not in known:
                 raise InvalidInput(
                     f"{example.where}: label {label!r} does not occur in {source}: "
-                    f"correct it, or train with examples of it (known: {_listed(labels)})"
+                    f"correct it, or train with examples of it (known: {listed})"
                 )
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:10]) + (f", ... {len(labels)} in all" if len(labels) > 10 else "")

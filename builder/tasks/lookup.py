@@ -202,8 +202,7 @@ def split_off(
 
 
 def _number_of(key: object) -> float:
-    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / (1 << 64)
+    return int.from_bytes(hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest(), "little") / (1 << 64)
 
 
 def _shared(examples: Sequence[Example]) -> str:

@@ -46,12 +46,17 @@ def label_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
 
 def tag_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
     """Scores tags by F1: most words have the same label, so accuracy would hide the others."""
+    from seqeval.metrics import f1_score
+
     wanted, answered = _row_by_row(examples, answers)
     values = _values(labels, wanted, answered)
     if not is_bio(labels):
         return Scores(len(wanted), "macro_f1", values)
-    values["entity_f1"] = _entity_f1([list(example.labels) for example in examples], answers)
-    return Scores(len(wanted), "entity_f1", values)
+    # As conlleval counts: an entity is right if both ends and its kind are. A word without answer is outside.
+    outside = [[label or "O" for label in text] for text in answers]
+    zero: Any = 0  # annotated as a string there
+    score: Any = f1_score([list(example.labels) for example in examples], outside, zero_division=zero)
+    return Scores(len(wanted), "entity_f1", {**values, "entity_f1": float(score)})
 
 
 def _row_by_row(examples: Sequence[Example], answers: Sequence[Labels]) -> tuple[Labels, Labels]:
@@ -125,16 +130,6 @@ def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
     varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # otherwise no correlation is defined
     found = {name: float(of(wanted, answered).statistic) if varied else 0.0 for name, of in measures.items()}
     return Scores(len(wanted), "pearson", {**found, "rmse": float(np.sqrt(np.mean((wanted - answered) ** 2)))})
-
-
-def _entity_f1(wanted: Sequence[Labels], answered: Sequence[Labels]) -> float:
-    """Returns F1 as conlleval counts: an entity is right if both ends and its kind are. A word without answer is outside."""
-    from seqeval.metrics import f1_score
-
-    outside = [[label or "O" for label in text] for text in answered]
-    zero: Any = 0  # annotated as a string there
-    score: Any = f1_score([list(text) for text in wanted], outside, zero_division=zero)  # a list only if asked for one
-    return float(score)
 
 
 def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
