@@ -129,7 +129,7 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
         save_bert(tmp_path / "bert")
     for (module, name), seconds in AWAITED.items():
         monkeypatch.setattr(module, name, seconds)
-    with by_one_step(), nullcontext() if command == "soak" else loads_in_threads():
+    with by_one_step(), loads_in_threads() if command.startswith("bench") else nullcontext():
         assert status(f"{command} --quick --json") == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
