@@ -1,7 +1,7 @@
 """The compiled kernels: `kernel.c` in some rooms, beside the `kernel.py` that calls it through ctypes, in one library.
 
-It is compiled where hplm is installed and a C compiler is found. Where it is missing, numpy and torch do the same, and tests
-hold both together. What the kernels share is in `hplm/model/kernel.h`.
+It is compiled where hplm is installed and a C compiler is found. Where it is missing, numpy, torch and Python do the same,
+and tests hold both together. What the kernels share is in `hplm/model/kernel.h`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def kernel() -> Kernel | None:
         return Kernel(LIBRARY)
     except (OSError, AttributeError) as error:
         log.warning(
-            "the compiled kernels cannot be loaded: %s. Numpy and torch look up, gather and apply adapters instead, and take "
-            "several times as long. Install hplm again where a C compiler is found",
+            "the compiled kernels cannot be loaded: %s. Numpy, torch and Python compute instead: serving takes several times "
+            "as long, and the screen of `hplm place search` a hundred times. Install hplm again where a C compiler is found",
             error,
         )
         return None
@@ -70,10 +70,10 @@ def declared(function: Any, *arguments: Any) -> Callable[..., int]:
     return function
 
 
-def pointers(*names: str) -> tuple[tuple[str, Any], ...]:
-    """Returns fields of a structure."""
+def pointer_fields(*names: str) -> tuple[tuple[str, Any], ...]:
+    """Returns fields of a structure that hold addresses."""
     return tuple((name, c_void_p) for name in names)
 
 
-def numbers(*names: str) -> tuple[tuple[str, Any], ...]:
+def number_fields(*names: str) -> tuple[tuple[str, Any], ...]:
     return tuple((name, c_int64) for name in names)

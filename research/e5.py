@@ -36,7 +36,9 @@ EMBEDDINGS = {
     "emb.ln.b": "LayerNorm.bias",
 }
 LAYER = {
-    **{letter: f"attention.self.{name}" for letter, name in (("q", "query"), ("k", "key"), ("v", "value"))},
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
     "ao": "attention.output.dense",
     "aln": "attention.output.LayerNorm",
     "fi": "intermediate.dense",

@@ -12,7 +12,8 @@ from builder.learning.bodies import PlotBody
 from builder.training.data import Data
 from builder.training.model import TenantModel
 from hplm.arrays import Array
-from hplm.model.tensors import array_of, with_means
+from hplm.model.means import with_means
+from hplm.model.tensors import array_of
 
 MOST_ROWS = 60_000  # that exits learn from: a text of `tag` has many
 

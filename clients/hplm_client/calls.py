@@ -36,9 +36,16 @@ class Calls(Generic[One, Many, Whole, Parts]):
     """
 
     def __init__(
-        self, url: str, protocol: Protocol = "http", backbone: str | None = None, api_key: str | None = None,
-        network_timeout: float = 30.0, retries: int = 2, tls: bool = False, ca_file: str | os.PathLike[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        protocol: Protocol = "http",
+        backbone: str | None = None,
+        api_key: str | None = None,
+        network_timeout: float = 30.0,
+        retries: int = 2,
+        tls: bool = False,
+        ca_file: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
         if backbone is not None:
             wire.encoded("backbone", backbone)
@@ -49,10 +56,20 @@ class Calls(Generic[One, Many, Whole, Parts]):
         self._begin()
 
     def infer(
-        self, text: str, *, tenant: str, pair: str | None = None, deadline_ms: float | None = None, top_k: int | None = None,
-        truncate: bool = False, priority: int | None = None, logits: bool = False, confidence: bool = False,
-        rung: int | None = None, level: bool = False,
-    ) -> One:  # fmt: skip
+        self,
+        text: str,
+        *,
+        tenant: str,
+        pair: str | None = None,
+        deadline_ms: float | None = None,
+        top_k: int | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
+        logits: bool = False,
+        confidence: bool = False,
+        rung: int | None = None,
+        level: bool = False,
+    ) -> One:
         """Returns the answer for one text.
 
         `deadline_ms` counts from now and includes retries. None means the tenant's default.
@@ -62,19 +79,37 @@ class Calls(Generic[One, Many, Whole, Parts]):
         return self._run(self._answer(deadline_ms, lambda: wire.Question([text], tenant, pairs, *more)))
 
     def infer_batch(
-        self, texts: Sequence[str], *, tenant: str, pairs: Sequence[str] | None = None, deadline_ms: float | None = None,
-        top_k: int | None = None, truncate: bool = False, priority: int | None = None, logits: bool = False,
-        confidence: bool = False, rung: int | None = None, level: bool = False,
-    ) -> Many:  # fmt: skip
+        self,
+        texts: Sequence[str],
+        *,
+        tenant: str,
+        pairs: Sequence[str] | None = None,
+        deadline_ms: float | None = None,
+        top_k: int | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
+        logits: bool = False,
+        confidence: bool = False,
+        rung: int | None = None,
+        level: bool = False,
+    ) -> Many:
         """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
         more = (top_k, truncate, priority, logits, confidence, rung, level)
         return self._run(self._answers(deadline_ms, lambda: wire.Question(texts, tenant, pairs, *more)))
 
     def generate(
-        self, prompt: str | None = None, *, tenant: str, messages: Messages | None = None, deadline_ms: float | None = None,
-        first_token_ms: float | None = None, token_ms: float | None = None, truncate: bool = False, priority: int | None = None,
+        self,
+        prompt: str | None = None,
+        *,
+        tenant: str,
+        messages: Messages | None = None,
+        deadline_ms: float | None = None,
+        first_token_ms: float | None = None,
+        token_ms: float | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
         **sampling: Any,
-    ) -> Whole:  # fmt: skip
+    ) -> Whole:
         """Returns a decoder's whole answer. `sampling`: `max_tokens`, `temperature` and the others of docs/generation.md.
 
         `messages`, instead of a prompt, are those of a chat: [{"role": "user", "content": "Hello"}, ...].
@@ -84,10 +119,18 @@ class Calls(Generic[One, Many, Whole, Parts]):
         return self._run(self._generated(deadline_ms, lambda: Prompt(prompt, messages, tenant, sampling, False, *more)))
 
     def stream(
-        self, prompt: str | None = None, *, tenant: str, messages: Messages | None = None, deadline_ms: float | None = None,
-        first_token_ms: float | None = None, token_ms: float | None = None, truncate: bool = False, priority: int | None = None,
+        self,
+        prompt: str | None = None,
+        *,
+        tenant: str,
+        messages: Messages | None = None,
+        deadline_ms: float | None = None,
+        first_token_ms: float | None = None,
+        token_ms: float | None = None,
+        truncate: bool = False,
+        priority: int | None = None,
         **sampling: Any,
-    ) -> Parts:  # fmt: skip
+    ) -> Parts:
         """Yields a decoder's answer while it grows. To close the iterator cancels the request.
 
         Only the wait for the first part is repeated, and `network_timeout` limits the wait for each part.

@@ -37,10 +37,16 @@ class Groups(ABC):
         base.add_(self.collect(self.linear(spread, weight, bias)))
 
     def add_low_rank(
-        self, base: Tensor, spread: Tensor, down: Tensor, up: Tensor, *biases: Tensor | None, function: str | None = None
+        self,
+        base: Tensor,
+        spread: Tensor,
+        down: Tensor,
+        up: Tensor,
+        down_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
+        function: str | None = None,
     ) -> None:
-        """Adds two linear maps of spread rows to `base`, in place, with a function between them. Both or none have biases."""
-        down_bias, up_bias = biases or (None, None)
+        """Adds two linear maps of spread rows to `base`, in place, with a function between them."""
         inner = self.linear(spread, down, down_bias)
         self.add(base, inner if function is None else activation(function)(inner), up, up_bias)
 

@@ -20,7 +20,8 @@ typedef struct {
     float *out;
     int64_t inputs, rank, outputs; /* `up` has rank x outputs */
     int64_t relu, adds;            /* after `down`; whether the result is added to `out` */
-    int64_t count, x_stride, out_stride; /* of runs */
+    int64_t count;                 /* of runs */
+    int64_t x_stride, out_stride;  /* from one row to the next */
 } Maps;
 
 static int64_t pieces_of(const Maps *maps, int64_t run) {

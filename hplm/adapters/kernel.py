@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hplm.adapters.groups import Groups
 from hplm.arrays import Array
-from hplm.compiled import HOW, kernel, numbers, pointers, vectors
+from hplm.compiled import HOW, kernel, number_fields, pointer_fields, vectors
 
 CPU = torch.device("cpu")
 MOST_RANK = 256  # as in kernel.c
@@ -27,8 +27,9 @@ WORTH = 1 << 18  # multiplications that are worth another thread
 
 class _Maps(ctypes.Structure):
     _fields_ = (
-        *HOW, *pointers("down", "down_bias", "up", "up_bias"), ("starts", ctypes.c_char_p), ("slots", ctypes.c_char_p),
-        *pointers("x", "out"), *numbers("inputs", "rank", "outputs", "relu", "adds", "count", "x_stride", "out_stride"),
+        *HOW, *pointer_fields("down", "down_bias", "up", "up_bias"), ("starts", ctypes.c_char_p), ("slots", ctypes.c_char_p),
+        *pointer_fields("x", "out"),
+        *number_fields("inputs", "rank", "outputs", "relu", "adds", "count", "x_stride", "out_stride"),
     )  # fmt: skip
 
 
@@ -54,13 +55,19 @@ class InPlace(Groups):
         self._map(spread, base, weight, bias)
 
     def add_low_rank(
-        self, base: Tensor, spread: Tensor, down: Tensor, up: Tensor, *biases: Tensor | None, function: str | None = None
+        self,
+        base: Tensor,
+        spread: Tensor,
+        down: Tensor,
+        up: Tensor,
+        down_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
+        function: str | None = None,
     ) -> None:
         if function in (None, "relu") and down.shape[1] <= MOST_RANK:
-            down_bias, up_bias = biases or (None, None)
             self._map(spread, base, up, up_bias, (_at(down.mT), _at(down_bias)), down.shape[2], function is not None)
         else:
-            super().add_low_rank(base, spread, down, up, *biases, function=function)
+            super().add_low_rank(base, spread, down, up, down_bias, up_bias, function)
 
     def _map(
         self,

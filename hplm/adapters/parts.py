@@ -79,5 +79,5 @@ def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: T
 
 
 def adapted_last(parts: Sequence[Part], of_rows: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
-    """Does the same in the last layer, which computes only some rows after its attention: those of the parts `of_rows`."""
+    """Adapts the last layer: after its attention it computes only the rows that are read, to which `of_rows` belong."""
     return adapted(parts if at == QKV else of_rows, layer, at, before, after)

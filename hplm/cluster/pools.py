@@ -37,7 +37,7 @@ def one_pool(repository: Path, count: int, cores: Sequence[int] = ()) -> list[Pl
     """Divides the cores among so many replicas of a repository."""
     if count < 1:
         raise InvalidInput(f"--replicas {count}: give 1 or more")
-    refuse_twice("--cores", "core", cores)
+    refuse_twice(f"--cores {','.join(map(str, cores))}", "core", cores, "give each core once")
     check_cores(cores)
     if cores and len(cores) < count:
         raise InvalidInput(

@@ -20,7 +20,7 @@ typedef struct {
     float scale; /* of scores */
 } Cached;
 
-/* Returns e to the power of a number that is not above 0, in units of ln 2. A NaN stays one. */
+/* Returns 2 to the power of a number that is not above 0. A NaN stays one. */
 INLINE float weight_of(float x) { return power_of_2(x < LEAST_POWER ? LEAST_POWER : x); }
 
 #define WIDTH 8

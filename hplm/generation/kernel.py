@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.compiled import HOW, kernel, numbers, pointers, vectors
+from hplm.compiled import HOW, kernel, number_fields, pointer_fields, vectors
 
 STEP = 16  # numbers of a head are a multiple of it
 WORTH = 1 << 16  # multiplications that are worth another thread
@@ -19,8 +19,9 @@ WORTH = 1 << 16  # multiplications that are worth another thread
 
 class _Cached(ctypes.Structure):
     _fields_ = (
-        *HOW, *pointers("query", "keys", "values", "table", "lengths", "out"),
-        *numbers("query_stride", "stride", "tokens", "kv_heads", "group", "head", "most", "block"), ("scale", ctypes.c_float),
+        *HOW, *pointer_fields("query", "keys", "values", "table", "lengths", "out"),
+        *number_fields("query_stride", "stride", "tokens", "kv_heads", "group", "head", "most", "block"),
+        ("scale", ctypes.c_float),
     )  # fmt: skip
 
 

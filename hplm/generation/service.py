@@ -55,7 +55,7 @@ from hplm.tenants.quarantine import refusal
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hplm.generation.service")  # also where it is the process's main module
 NO_ADDRESSES = np.empty(0, dtype=np.int64)
 TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, instead of a prompt's answer
 

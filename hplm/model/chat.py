@@ -108,7 +108,7 @@ def read_messages(given: str, most: int) -> list[dict[str, str]]:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InvalidInput(f"'messages' are no list in JSON ({error}): send one such as {FORM}") from None
     if not 0 < len(messages) <= MOST_MESSAGES:
-        raise InvalidInput(f"'messages' are a list of {len(messages):,}: send 1 to {MOST_MESSAGES:,} messages")
+        raise InvalidInput(f"'messages' are a list of {len(messages):,}: send 1 to {MOST_MESSAGES:,}, without old ones")
     read = [_read_message(number, message) for number, message in enumerate(messages, start=1)]
     if (length := sum(len(text) for message in read for text in message.values())) > most:
         raise _too_long(length, most)
@@ -118,9 +118,11 @@ def read_messages(given: str, most: int) -> list[dict[str, str]]:
 def _read_message(number: int, message: Any) -> dict[str, str]:
     try:
         read = msgspec.convert(message, Message)
-        read.content.encode()  # raises if a character is only half there
-    except (msgspec.ValidationError, UnicodeError) as error:
+        read.content.encode()
+    except msgspec.ValidationError as error:
         raise InvalidInput(f"message {number} of 'messages' is wrong ({error}): send {FORM}") from None
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"message {number} of 'messages' has half a character at {error.start}: send whole ones") from None
     if not ROLE.fullmatch(read.role):
         raise InvalidInput(f"message {number} of 'messages' has role {read.role!r}: send a word, such as 'user'")
     return msgspec.structs.asdict(read)

@@ -34,7 +34,7 @@ def load_checkpoint(
     if is_gguf(model):
         form, total, weights, tokenizer_json = read_gguf(Path(model))
         check_finite(model, weights)
-        return _split(model, name, form, parts, window, total, weights, tokenizer_json)
+        return _checkpoint(model, name, form, parts, window, total, weights, tokenizer_json)
     from hplm.model.skipbert import BODY, ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
 
     source, library = configuration_of(model), silent_transformers()
@@ -65,10 +65,10 @@ def load_checkpoint(
     else:
         weights["segments.weight"] = _segments(weights, tokenizer)
         form |= {part: len(weights[f"{part}.weight"]) for part in ("positions", "segments")} | _special_ids(model, tokenizer)
-    return _split(model, name, form, parts, window, total, weights, tokenizer.backend_tokenizer.to_str(), skipbert)
+    return _checkpoint(model, name, form, parts, window, total, weights, tokenizer.backend_tokenizer.to_str(), skipbert)
 
 
-def _split(
+def _checkpoint(
     model: str,
     name: str | None,
     form: dict[str, Any],
@@ -79,11 +79,12 @@ def _split(
     tokenizer_json: str,
     skipbert: bool = False,
 ) -> Checkpoint:
-    """Says where the model is split into a lower and an upper part: by default half of the layers each."""
-    is_decoder = "start_id" in form
+    """Returns the checkpoint. `parts`: its lower and its upper layers, by default half of them each."""
+    is_decoder = "start_id" in form  # encoders have other special tokens
     lower = total // 2 if parts[0] is None else parts[0]
     upper = total - lower if parts[1] is None else parts[1]
-    if lower < (not is_decoder) or upper < 1 or lower + upper > total:
+    least = 0 if is_decoder else 1
+    if lower < least or upper < 1 or lower + upper > total:
         raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
     if is_decoder:
         _check_decoder(model, form, tokenizer_json)

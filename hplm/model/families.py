@@ -61,6 +61,7 @@ class Family:
     names: Names
     form: Callable[[Any], dict[str, Any]]  # the fields of `BackboneConfig` that tell the form of the layers
     refusals: Callable[[Any], dict[str, bool]]  # what a model may have that hPLMs cannot compute, and whether this one has it
+    way_out: str = "take another checkpoint"
     has_pooler: bool = False  # which is not loaded
     counts_padding: bool = False  # positions begin behind the number of the padding token
 
@@ -163,12 +164,15 @@ _BODY = {
 def _encoder_refusals(source: Any) -> dict[str, bool]:
     positions = getattr(source, "position_embedding_type", None) or "absolute"
     width, layers = getattr(source, "embedding_size", source.hidden_size), source.hidden_size
-    large = f"words of width {width} and layers of width {layers}, unlike ELECTRA's base and large discriminators"
+    both = f"words of width {width} and layers of width {layers} (ELECTRA's base and large discriminators have one width)"
     return {
-        "the configuration of a decoder": getattr(source, "is_decoder", False),
-        f"{positions!r} instead of 'absolute' position embeddings": positions != "absolute",
-        large: width != layers,
+        "an encoder that is configured as a decoder": getattr(source, "is_decoder", False),
+        f"{positions!r} position embeddings": positions != "absolute",
+        both: width != layers,
     }
+
+
+ENCODERS_WAY_OUT = "take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family"
 
 
 BERT = Family(
@@ -190,6 +194,7 @@ BERT = Family(
         "norm_eps": source.layer_norm_eps,
     },
     refusals=_encoder_refusals,
+    way_out=ENCODERS_WAY_OUT,
     has_pooler=True,
 )
 ROBERTA = replace(BERT, counts_padding=True)
@@ -208,6 +213,7 @@ DISTILBERT = Family(
     ),
     form=lambda source: {"intermediate": source.hidden_dim, "activation": source.activation, "norm_eps": 1e-12},
     refusals=_encoder_refusals,
+    way_out=ENCODERS_WAY_OUT,
 )
 ENCODERS = {
     "bert": BERT,
@@ -248,7 +254,7 @@ def family_of(model: str, source: Any) -> Family:
         )
     for what, found in family.refusals(source).items():
         if found:
-            raise InvalidInput(f"{model!r} has {what}, which hPLMs cannot compute: take another checkpoint")
+            raise InvalidInput(f"{model!r} has what hPLMs cannot compute, {what}: {family.way_out}")
     return family
 
 

@@ -1,8 +1,8 @@
 /* What the compiled kernels of all rooms share, which are one library (`hplm/compiled.py`): the processor's instructions, and
  * threads.
  *
- * Code for a set of instructions stands behind `#ifdef WIDTH`: numbers of 32 bits in a register. Its file includes itself for
- * each set.
+ * WIDTH is how many numbers of 32 bits a register holds. A file that computes with such registers includes itself once for each
+ * WIDTH, and is then the code for that width alone.
  */
 
 #ifndef KERNEL_H

@@ -11,7 +11,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from hplm.compiled import HOW, Kernel, kernel, numbers, pointers, vectors
+from hplm.compiled import HOW, Kernel, kernel, number_fields, pointer_fields, vectors
 
 # As in kernel.c:
 LANES = 16  # numbers of a head are a multiple of it
@@ -22,13 +22,13 @@ WORTH_ATTENDING = 1 << 17  # multiplications that are
 
 
 class _Rounding(ctypes.Structure):
-    _fields_ = (*HOW, *pointers("x", "numbers", "scales"), *numbers("rows", "inputs", "stride"))
+    _fields_ = (*HOW, *pointer_fields("x", "numbers", "scales"), *number_fields("rows", "inputs", "stride"))
 
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        *HOW, *pointers("query", "key", "value"), ("starts", ctypes.c_char_p), *pointers("out"),
-        *numbers("query_stride", "key_stride", "value_stride", "texts", "heads", "group", "head", "causal"),
+        *HOW, *pointer_fields("query", "key", "value"), ("starts", ctypes.c_char_p), *pointer_fields("out"),
+        *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "group", "head", "causal"),
     )  # fmt: skip
 
 

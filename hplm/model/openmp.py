@@ -1,4 +1,4 @@
-"""OpenMP's threads, among which torch divides a product on a CPU, and where threads allocate.
+"""OpenMP's threads, among which torch divides a product on a CPU.
 
 Each thread that computes gets threads of its own for that, until it ends. GNU's OpenMP lets them wait actively for the next
 product only while all of them together are no more than the processors. Otherwise they sleep and are woken up for each product,
@@ -8,7 +8,6 @@ divide no product.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -18,8 +17,7 @@ from typing import TypeVar
 
 import torch
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
-NEVER = 2**31 - 1
+from hplm.model.malloc import share_one_arena
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -69,26 +67,3 @@ class SideBySide:
         running.clear()  # an error that holds its own future would keep memory until Python looks for cycles
         if errors:
             raise errors.pop(0)
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory, in the whole process and in threads that start later.
-
-    An engine allocates the same large tensors for every batch. By default glibc returns large blocks to the system at once, and
-    gets them again with one page fault for every 4 KB.
-    """
-    _tune(M_TRIM_THRESHOLD, NEVER)
-    _tune(M_MMAP_MAX, 0)
-    share_one_arena()
-
-
-def share_one_arena() -> None:
-    """Makes threads that start later allocate where the main thread does.
-
-    Other arenas have 64 MB at most and are returned as a whole.
-    """
-    _tune(M_ARENA_MAX, 1)
-
-
-def _tune(what: int, value: int) -> None:
-    ctypes.CDLL(None).mallopt(what, value)

@@ -1,4 +1,4 @@
-"""Tensors: as arrays with types, which torch's stubs leave open; on their way to a device; and what is made of their rows."""
+"""Tensors as arrays and arrays as tensors, with types, which torch's stubs leave open; and how many rows a product gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from hplm.arrays import Array
 
@@ -89,19 +88,3 @@ def rounded_up(rows: int) -> int:
     """
     step = max(LEAST_STEP, 1 << max(0, (rows - 1).bit_length() - 4))
     return -(-rows // step) * step
-
-
-def with_means(x: Tensor, reading: Array, rows_of: Array, starts: Array, lengths: Array) -> Tensor:
-    """Returns tokens, each with the mean of its text's tokens, which an exit reads: rows x (2 * width), in 32 bits.
-
-    `reading`: the token of each row. `rows_of`: the rows of each text. `starts` and `lengths`: where the texts' tokens are.
-    """
-    ends = np.cumsum(lengths)
-    tokens = np.arange(int(ends[-1])) + np.repeat(starts - (ends - lengths), lengths)
-    numbers = (sent(own, x.device) for own in (reading, tokens, ends - lengths))
-    read, every, first = numbers
-    # As a table whose rows are summed, tokens take a tenth of the time of `segment_reduce` on a CPU.
-    means = embedding_bag(every, x.float(), first, mode="mean")
-    if len(reading) > len(lengths):
-        means = means.index_select(0, sent(np.repeat(np.arange(len(lengths)), rows_of), x.device))
-    return torch.cat((x.index_select(0, read).float(), means), dim=1)

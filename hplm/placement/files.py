@@ -58,11 +58,11 @@ def write(path: Path, kind: str, number: int, content: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def refuse_twice(where: object, what: str, names: Iterable[str | int]) -> None:
+def refuse_twice(where: object, what: str, names: Iterable[str | int], way_out: str = "give each its own") -> None:
     """Refuses names of which one is there twice."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise InvalidInput(f"{where}: {what} {twice!r} is there twice: give each its own")
+        raise InvalidInput(f"{where}: {what} {twice!r} is there twice: {way_out}")
 
 
 def kind_of(path: Path) -> object:

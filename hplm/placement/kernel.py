@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.compiled import kernel, numbers, pointers
+from hplm.compiled import kernel, number_fields, pointer_fields
 
 SIZES = ("texts", "groups", "lines", "backbones", "stages", "most")
 TERMS = 4  # of `Terms`
@@ -45,7 +45,7 @@ WORKING = ("wakes", "head", "tail", "next")
 
 
 class _Case(ctypes.Structure):
-    _fields_ = *numbers(*SIZES), *pointers(*COLUMNS, *WORKING)
+    _fields_ = *number_fields(*SIZES), *pointer_fields(*COLUMNS, *WORKING)
 
 
 def run(case: Case, most: int) -> bool:

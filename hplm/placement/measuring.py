@@ -97,8 +97,8 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
     """Refuses devices that this machine does not have, and numbers of devices a stage that cannot be measured with them."""
     if not devices or not intra:
         raise InvalidInput(f"no devices, or no numbers of devices a stage, are named: {WAY_OUT}, and --intra 1,2")
-    refuse_twice("--devices", "device", devices)
-    refuse_twice("--intra", "number", intra)
+    refuse_twice("--devices", "device", devices, WAY_OUT)
+    refuse_twice("--intra", "number", intra, "give each once, such as --intra 1,2")
     check_kind("--devices", devices)
     cores = cores_of(devices)
     check_cores(cores)

@@ -82,7 +82,7 @@ class Placement:
         placement = read(path, KIND, FORMAT, cls, WAY_OUT)
         if not placement.groups:
             raise InvalidInput(f"{path} has no groups: {WAY_OUT}")
-        refuse_twice(path, "group", [group.name for group in placement.groups])
+        refuse_twice(path, "group", [group.name for group in placement.groups], WAY_OUT)
         _check_devices(placement.groups, f"{path}: ")
         for group in placement.groups:
             _check_group(str(path), group, placement)
@@ -170,7 +170,7 @@ def _check_group(where: str, group: Group, placement: Placement) -> None:
         raise InvalidInput(f"{named} has {len(group.devices)} devices, which do not make stages of {group.intra}: {WAY_OUT}")
     if not group.units:
         raise InvalidInput(f"{named} has no units: {WAY_OUT}")
-    refuse_twice(named, "unit", group.units)
+    refuse_twice(named, "unit", group.units, WAY_OUT)
     for unit in group.units:
         if unit not in placement.unit:
             raise InvalidInput(f"{named} has unit {unit!r}, which is not among the units: {WAY_OUT}")

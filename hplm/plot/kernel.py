@@ -9,7 +9,7 @@ from ctypes import c_int64, c_uint64, c_void_p
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.compiled import Kernel, declared, numbers, pointers
+from hplm.compiled import Kernel, declared, number_fields, pointer_fields
 from hplm.plot.index import Index
 from hplm.plot.keys import KeySpace
 
@@ -19,14 +19,14 @@ SHORT = 4096  # tokens of a lookup that takes microseconds
 
 class _Space(ctypes.Structure):
     _fields_ = (
-        *numbers("n", "centre", "words", "levels"),
+        *number_fields("n", "centre", "words", "levels"),
         ("word", c_int64 * MOST_WORDS), ("shift", c_int64 * MOST_WORDS),
         ("masks", c_uint64 * (MOST_WORDS * (MOST_WORDS + 1))),
     )  # fmt: skip
 
 
 class _Link(ctypes.Structure):
-    _fields_ = *pointers("starts", "keys", "rows"), *numbers("bits", "base")
+    _fields_ = *pointer_fields("starts", "keys", "rows"), *number_fields("bits", "base")
 
 
 _Start = ctypes.c_char * 0  # of a buffer of any size

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hplm.arrays import Array
-from hplm.compiled import declared, numbers, pointers, vectors
+from hplm.compiled import declared, number_fields, pointer_fields, vectors
 from hplm.options import TABLE_DTYPES
 from hplm.plot.kernel import as_int64
 from hplm.plot.table import Table
@@ -27,7 +27,7 @@ SUM_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 class _Rows(ctypes.Structure):
     """The stored rows of a table."""
 
-    _fields_ = *pointers("values"), *numbers("base", "size")
+    _fields_ = *pointer_fields("values"), *number_fields("base", "size")
 
 
 class Sums:

@@ -77,7 +77,7 @@ def _lying(slots, outputs, inputs):
     return torch.randn(slots, inputs, outputs).mT
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 2 * MOST_ROWS + 3), min_size=1, max_size=6),
@@ -108,7 +108,7 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
             assert torch.allclose(mine, expected, atol=1e-3, rtol=1e-4)
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
     down, up = _lying(3, 32, 64), _lying(3, 64, 32)
     x = torch.randn(130, 64)
@@ -119,7 +119,7 @@ def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
     assert torch.equal(together, alone)
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 def test_what_is_no_number_does_not_become_one():
     down, up = torch.full((1, 4, 16), torch.nan).mT, torch.ones(1, 16, 16).mT
     out = torch.zeros(1, 16)
@@ -127,7 +127,7 @@ def test_what_is_no_number_does_not_become_one():
     assert out.isnan().all()
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 @pytest.mark.parametrize("kind", ["lora", "bottleneck"])
 @pytest.mark.parametrize(
     ("hidden", "dtype", "groups"),

@@ -57,7 +57,7 @@ def _attended(attention, three, instructions):
         return attention(0, *three)
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 @given(
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=8),
     head=st.sampled_from([16, 32, 48, 64, 128]),
@@ -84,7 +84,7 @@ def test_the_kernel_attends_as_torch_does(lengths, head, heads, causal, size, se
             assert ((found - expected).abs() < 1e-3).float().mean() > 0.9
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, causal):
@@ -96,7 +96,7 @@ def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, causa
     assert torch.equal(together, torch.cat(alone))
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("which", range(3))
@@ -113,7 +113,7 @@ def test_what_is_no_number_spoils_what_it_spoils_in_torch_and_no_other_text(inst
     assert torch.allclose(after, expected, atol=1e-5, equal_nan=True)
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 def test_torch_attends_to_long_texts_and_in_other_types():
     query = torch.zeros(4, 64)
     with torch.no_grad():

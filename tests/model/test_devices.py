@@ -64,7 +64,7 @@ def logits(toy):
     return rows.logits
 
 
-@needs_kernel(compiled)
+@needs_kernel()
 def test_torch_computes_where_kernels_are_missing_and_the_log_names_them(toy, tmp_path, monkeypatch, caplog):
     """The kernels' own tests compare what both compute."""
     expected = logits(toy)

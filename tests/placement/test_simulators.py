@@ -19,7 +19,7 @@ from tests.support.needed import needs_kernel
 ONE, TWO = profile(8.0), profile(8.0, 5.0)
 
 
-@needs_kernel(kernels)
+@needs_kernel(vectors=False)
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6), rate=st.sampled_from([20.0, 120.0, 500.0]), scale=st.sampled_from([1.5, 5.0, 40.0]),

@@ -157,7 +157,7 @@ def domains(tmp_path_factory):
     return Forest([folder], assign_addresses(tables))
 
 
-@needs_kernel(kernels)
+@needs_kernel()
 @settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=6), seed=st.integers(0, 99), threads=st.integers(1, 5))
 def test_a_sum_does_not_depend_on_its_neighbours_or_on_threads(domains, lengths, seed, threads):

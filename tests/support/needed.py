@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
+from hplm.compiled import kernel
 from hplm.errors import HplmError
 from hplm.server.process import program
 
@@ -34,20 +35,19 @@ def needs_program(name: str) -> pytest.MarkDecorator:
     return pytest.mark.needs(check=partial(debian_program, name))
 
 
-def needs_kernel(*rooms: Any) -> pytest.MarkDecorator:
-    """`rooms`: modules that open a compiled kernel, such as `hplm.plot.kernel`."""
-    return pytest.mark.needs(check=partial(_compiled, rooms))
+def needs_kernel(vectors: bool = True) -> pytest.MarkDecorator:
+    """`vectors`: whether the test also needs a processor with AVX2."""
+    return pytest.mark.needs(check=partial(_compiled, vectors))
 
 
-def _compiled(rooms: tuple[Any, ...]) -> None:
-    for room in rooms:
-        if (kernel := room.kernel()) is None:
-            missing(
-                f"{room.__name__} was not compiled: install a C compiler (Debian, Ubuntu: apt-get install build-essential), "
-                "and hplm again: .venv/bin/pip install -e ."
-            )
-        if getattr(kernel, "instructions", 1) == 0:
-            pytest.skip(f"this processor has none of the instructions of {room.__name__}")
+def _compiled(vectors: bool) -> None:
+    if (found := kernel()) is None:
+        missing(
+            "the kernels were not compiled: install a C compiler (Debian, Ubuntu: apt-get install build-essential), and hplm "
+            "again: .venv/bin/pip install -e ."
+        )
+    if vectors and not found.instructions:
+        pytest.skip("this processor has no AVX2")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
