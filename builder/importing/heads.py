@@ -75,16 +75,19 @@ def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
     source = tensor_file(folder, ("model_head.safetensors", "pytorch_model_head.bin"))
     layers, others = grouped(source, HEAD, {"weight"})
     linears = [(layers[number]["weight"], layers[number].get("bias")) for number in sorted(layers, key=int)]
-    config, is_stock = stored.get("config"), stored.get("config") is None  # of transformers' own classes
-    if bool(linears) == is_stock or others.keys() != ({"classifier.weight", "classifier.bias"} if is_stock else set()):
-        raise InvalidInput(f"{source} has {[*others, *layers]}, which are not the layers of its head: save the head again")
-    if config is None:
+    if (config := stored.get("config")) is None:  # of transformers' own classes
         way_out = f"train a {' or '.join(TASK_OF_CLASS)}"
         trained = TASK_OF_CLASS[accepted(stored, "model_class", (None, *TASK_OF_CLASS), way_out, path)]
+        wrong = others.keys() ^ {"classifier.weight", "classifier.bias"} | {f"layer {number}" for number in layers}
+    else:
+        way_out = f"train a head for {' or '.join(HEAD_TASKS)}"
+        trained = HEAD_TASKS[accepted(config, "head_type", (None, *HEAD_TASKS), way_out, path)]
+        wrong = others.keys() | set([] if layers else ["a layer"])
+    if wrong:
+        raise InvalidInput(f"{source} and {path} do not both have {', '.join(sorted(wrong))}: save the head again")
+    if config is None:
         linear = (others["classifier.weight"], others["classifier.bias"])
         return classifier(path, source, linear, trained, task, _labels(stored, path), lambda: _base_pooler(model, path))
-    way_out = f"train a head for {' or '.join(HEAD_TASKS)}"
-    trained = HEAD_TASKS[accepted(config, "head_type", (None, *HEAD_TASKS), way_out, path)]
     if trained == "classify" and len(linears[-1][0]) == 1:
         trained = "regress"  # `adapters` has no other head for regression
     task, function = chosen_task(task, trained, path), None
@@ -137,8 +140,9 @@ def _base_pooler(model: str, why: Path) -> Linear:
 
 def known_function(config: Mapping[str, Any], option: str, path: Path) -> str:
     """Returns our name of a function."""
-    if (name := str(config.get(option)).lower()) not in FUNCTIONS:
-        raise InvalidInput(f"{path}: {option}={name!r} is not supported: train with one of {', '.join(FUNCTIONS)}")
+    if (name := str(config.get(option) or "").lower()) not in FUNCTIONS:
+        wrong = f"{option}={name!r} is not supported" if name else f"it names no {option}"
+        raise InvalidInput(f"{path}: {wrong}: train with one of {', '.join(FUNCTIONS)}")
     return FUNCTIONS[name]
 
 

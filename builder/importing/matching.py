@@ -251,7 +251,7 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
     }
 
 
-def asked_of(
+def answers_of(
     models: Sequence[Model], examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
 ) -> tuple[Data, list[list[Rows]]]:
     """Returns each model's answers to other texts, and the texts as data."""
@@ -264,7 +264,7 @@ def compared(
     tenant: Model, teacher: Model, examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
 ) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
-    data, rows = asked_of((tenant, teacher), examples, reader, labels, task)
+    data, rows = answers_of((tenant, teacher), examples, reader, labels, task)
     answers = [[one.labels for one in task.answers(labels, examples, own)] for own in rows]
     scores = [task.score(labels, examples, own).described() for own in answers]
     return {"test": dict(zip(("tenant", "checkpoint"), scores, strict=True)), "tested": agreement(data, *rows).described()}

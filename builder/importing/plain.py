@@ -15,7 +15,7 @@ from torch import Tensor
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import LAST_OF_TASK, LAYERS, LAYERS_OF_OTHERS, SEQUENCE, SPAN, TASK_OF_ENDING, Family
 from builder.importing.heads import TASK_OF_PROBLEM
-from builder.importing.matching import Model, asked_of
+from builder.importing.matching import Model, answers_of
 from builder.store.store import Store, TenantFile, written_folder
 from builder.tasks.examples import read_unlabelled
 from builder.tasks.lookup import Reader
@@ -68,7 +68,7 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     if texts is not None:
         models = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
         reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
-        data, rows = asked_of(models, examples, reader, tenant.labels, task)
+        data, rows = answers_of(models, examples, reader, tenant.labels, task)
         report |= agreement(data, *rows).described()
     return report
 

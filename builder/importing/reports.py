@@ -67,8 +67,8 @@ def shown(found: Report) -> dict[str, str]:
 
 def _agreed(found: Report, size: Mapping[str, int]) -> dict[str, str]:
     return {
-        "where it is sure": _word(found.get("where_sure"), ".1%"),
-        "where it is not": _word(found.get("elsewhere"), ".1%"),
+        "where the checkpoint is sure": _word(found.get("where_sure"), ".1%"),
+        "where it is not sure": _word(found.get("elsewhere"), ".1%"),
         "KL divergence": _word(found.get("divergence")),
         "MB, of the checkpoint": f"{size['tenant'] / 1e6:,.2f}, {size['checkpoint'] / 1e6:,.1f}",
     }

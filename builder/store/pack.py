@@ -12,7 +12,7 @@ import tarfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -124,12 +124,12 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
     if source is None:
         raise InvalidInput(f"{file} is not a packed root: name a file of `hplm root pack`")
     try:
-        manifest = msgspec.json.decode(source.read(), type=Manifest)
+        described = msgspec.json.decode(source.read(), type=dict[str, Any])
+        if (own := described.get("format")) != FORMAT:
+            raise InvalidInput(f"{file} has format {own}, this version of hplm reads {FORMAT}: pack it again")
+        return msgspec.convert(described, Manifest)
     except (ValueError, RecursionError) as error:
         raise Broken(f"{MANIFEST} in {file} does not describe its files ({error}): copy it again") from None
-    if manifest.format != FORMAT:
-        raise InvalidInput(f"{file} has format {manifest.format}, this version of hplm reads {FORMAT}: pack it again")
-    return manifest
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,8 +155,8 @@ class Store(Branches):
         except Broken as error:
             say(f"old versions of tables are kept until all tenants can be read: {error}")
             return []
-        old = [(domain, version) for domain, version in self.domains() if version in self.versions(domain)[:-2]]
-        old = [branch for branch in old if not users[branch]]
+        of_domains = [list(own) for _, own in groupby(self.domains(), key=lambda branch: branch[0])]
+        old = [branch for own in of_domains for branch in own[:-2] if not users[branch]]
         for branch in old:
             self.remove_branch(*branch)
         return old

@@ -24,7 +24,7 @@ def store_parts(folder: Path) -> list[Part]:
     tables = [Part("table", table, partial(_check_branch, folder)) for table in versions(folder / "plot")]
     counts = [Part("counts", meta.parent, _check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
     tenants = versions(folder / "tenants")
-    newest = {version.parent: version for version in tenants}.values()  # tables of older versions may be removed
+    newest = set({version.parent: version for version in tenants}.values())  # tables of older versions may be removed
     records = [Part("record", version, partial(_check_tenant, store, version in newest)) for version in tenants]
     return tables + counts + [Part("file", file, check_file) for file in files] + records
 

@@ -65,7 +65,7 @@ def build_students(
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
             remove_savepoints(working, "students")
             return known["report"], False
-        train_file, dev_file = (*learned_by(store, tenant, seen), None, None)[:2]  # of this version
+        train_file, dev_file, *_ = *learned_by(store, tenant, seen), None, None  # of this version
         if train_file is None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
@@ -73,7 +73,7 @@ def build_students(
         dev_file = dev_file if dev_file != train_file else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
         known_texts, texts = {key_of(example) for example in (*read.train, *read.dev)}, further.examples if further else []
-        fresh = [example for example in texts if key_of(example) not in known_texts]  # dev judges the others
+        fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
         data = read.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)

@@ -33,17 +33,18 @@ def held(folder: Path, what: str) -> Iterator[None]:
     """Holds the folder in which `what` is built, for this process alone. Removes it in the end if it is empty."""
     handle = _opened(folder)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(handle), folder.stat()):
-            raise FileNotFoundError
-    except (BlockingIOError, FileNotFoundError):  # another process holds it, or has just removed it
-        os.close(handle)
-        raise InvalidInput(f"{what} is being built by another process: wait for it") from None
-    try:
-        yield
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), folder.stat()):
+                raise FileNotFoundError
+        except (BlockingIOError, FileNotFoundError):  # another process holds it, or has just removed it
+            raise InvalidInput(f"{what} is being built by another process: wait for it") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # an interrupted build continues from its content
+                folder.rmdir()
     finally:
-        with suppress(OSError):  # an interrupted build continues from its content
-            folder.rmdir()
         os.close(handle)
 
 
@@ -107,14 +108,15 @@ def begun(
     """
     folder = store.work_folder(*branch)
     plan, before = _plan_of(corpus, options), begun_plan(folder)
-    if before is None or (before != plan and all(path.name.startswith(PLAN) for path in folder.iterdir())):  # nothing was made
-        clear()
+    if before != plan:
+        if before is None or all(path.name.startswith(PLAN) for path in folder.iterdir()):  # nothing was made
+            clear()
+        elif changed := _changed(before, plan):
+            raise InvalidInput(
+                f"{folder} holds an interrupted build with {changed}: give the same command to finish it, or remove "
+                "that folder to start again"
+            )
         write_json(folder / PLAN, plan)
-    elif before != plan:
-        raise InvalidInput(
-            f"{folder} holds an interrupted build with {_changed(before, plan)}: give the same command to finish it, or remove "
-            "that folder to start again"
-        )
     try:
         yield BuildFolder(folder, corpus)
     except (InvalidInput, NoSpace):

@@ -2,7 +2,7 @@
 
 tokens     uint32, all documents end to end; one that is longer than the model takes is several
 ends       uint64, where each document ends
-meta.json  how many of both, and how many lines were read; `begun.json` until all are
+meta.json  how many of both, how many lines were read, and of which files; `begun.json` until all are
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from builder.store.resumable import META, mapped, read_json, write_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
 from hplm.clock import Clock
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Tokenizer
 
 FOLDER = "corpus"  # in the folder of a build
@@ -68,20 +68,27 @@ class Corpus(Sequence[np.ndarray]):
 
 def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, clock: Clock = time) -> Corpus:
     """Tokenises files into a corpus. A call after an interruption continues after the last saved documents."""
-    if (folder / META).exists():
-        return Corpus(folder)
     for path in paths:
         check_file(path)
-    size = sum(path.stat().st_size for path in paths)
+    inputs = [[path.name, path.stat().st_size] for path in paths]
+    begun, meta = folder / "begun.json", folder / META
+    done = {"lines": 0, "documents": 0, "tokens": 0, "inputs": inputs}
+    if (stored := next(filter(Path.exists, (meta, begun)), None)) is not None:
+        done |= read_json(stored)
+    if done["inputs"] != inputs:
+        raise InvalidInput(f"{folder} holds the tokens of {done['inputs']}, not of {inputs}: give the same files, or remove it")
+    if meta.exists():
+        return Corpus(folder)
+    size = sum(size for _, size in inputs)
     _say_costs(paths, size, tokenizer, folder.parent, clock)
     folder.mkdir(parents=True, exist_ok=True)
-    begun = folder / "begun.json"
-    done = read_json(begun) if begun.exists() else {"lines": 0, "documents": 0, "tokens": 0}
     seconds, begun_with = 0.0, done["tokens"]
     bar = progress_bar(title="tokenising the corpus", total=size, unit="B", unit_scale=True)
     with bar, open(folder / "tokens", "ab") as tokens, open(folder / "ends", "ab") as ends:
-        tokens.truncate(4 * done["tokens"])
-        ends.truncate(8 * done["documents"])
+        for file, whole in ((tokens, 4 * done["tokens"]), (ends, 8 * done["documents"])):
+            if file.tell() < whole:
+                raise Broken(f"{file.name} has {file.tell()} bytes of {whole}: remove {folder} to tokenise the corpus again")
+            file.truncate(whole)
         for batch in _batches(islice(read_corpus(paths, bar.update), done["lines"], None)):
             started = time.perf_counter()
             documents = tokenizer.encode_documents(batch)
@@ -92,10 +99,10 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, c
                 file.flush()
                 os.fsync(file.fileno())
             read = {"lines": done["lines"] + len(batch), "documents": done["documents"] + len(documents)}
-            write_json(begun, done := {**read, "tokens": int(until[-1])})
+            write_json(begun, done := {**done, **read, "tokens": int(until[-1])})
             seconds += time.perf_counter() - started
             bar.set_postfix_str(f"{(done['tokens'] - begun_with) / seconds:,.0f} tokens/s", refresh=False)
-    begun.rename(folder / META)
+    begun.rename(meta)
     return Corpus(folder)
 
 

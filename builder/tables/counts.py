@@ -64,6 +64,9 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
     """Counts a corpus. A call after an interruption continues with the missing runs and levels."""
     runs = folder / f"runs-{memory}"  # with another memory, they have other rows
 
+    if not (folder / META).exists() and not runs.exists() and any(folder.glob("keys-*")):  # the next level needs these runs
+        shutil.rmtree(folder)
+
     def pieces_of(level: int) -> Callable[[int], Run]:
         return lambda number: Run(runs, f"{level}-{number}", space.words)
 
@@ -95,7 +98,8 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
     for part in parts:
         if part.space != space:
             raise InvalidInput(
-                f"{part.folder} counts {part.space}, {parts[0].folder} {space}: only counts of the same are added"
+                f"{part.folder} counts {part.space}, {parts[0].folder} {space}: only counts with the same vocabulary, n and "
+                "causal can be added"
             )
     sums = sum(part.tokens for part in parts), sum(part.documents for part in parts)
     return _merged(folder, space, *sums, memory, lambda level: [part.run(level) for part in parts])

@@ -49,7 +49,7 @@ class Ranking:
         return sum(taken[:-1]) + self._counts.space.vocabulary if self.root else sum(taken)
 
     def keys(self, number: int) -> np.ndarray:
-        """Returns the first `number` keys.
+        """Returns the first `number` keys. All are in memory at once, as the table's are too: some 100 bytes each.
 
         Key i of a level with n keys is at (i + 1/2) / (n * factor) of the order. Of two keys at one place, that of the deeper
         level is first.

@@ -93,6 +93,8 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
         without = ", or --lower 0, which needs none" if config.is_decoder else ""
         raise InvalidInput(f"the n-grams of a table come from a corpus: give --corpus FILE...{without}")
     if not (folder / "store.json").exists():
+        if (folder / "config.json").exists():
+            raise InvalidInput(f"{folder} holds a model, whose files would be replaced: choose another --store")
         Store.create(folder, model, config, checkpoint.tokenizer_json, None, upper)
     store = Store(folder)
     check_table(folder, *_planned(store, build, options), lower, device)

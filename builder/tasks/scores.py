@@ -137,7 +137,7 @@ def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[L
 
     A question without an answer is right if it is left unanswered. With some of these, both kinds are also scored apart.
     """
-    exact, f1 = (np.array(scores) for scores in zip(*map(fit, examples, answers), strict=True))
+    exact, f1 = (np.array(scores) for scores in zip(*map(exact_and_f1, examples, answers), strict=True))
     values = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
     answerable = np.array([bool(example.answers) for example in examples])
     if not answerable.all():
@@ -147,7 +147,7 @@ def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[L
     return Scores(len(examples), "f1", values)
 
 
-def fit(example: Example, answer: Labels) -> tuple[float, float]:
+def exact_and_f1(example: Example, answer: Labels) -> tuple[float, float]:
     """Returns SQuAD's exact match and F1 of one answer."""
     passage, answered = example.pair or "", _words(answer[0])
     right = [words for start, stop in example.answers if (words := _words(passage[start:stop]))] or [[]]
@@ -182,7 +182,7 @@ def is_near(example: Example, answer: TextAnswer, delta: float) -> bool:
 
 def is_exact(example: Example, answer: TextAnswer, delta: float) -> bool:
     """Whether the answer is one of the right ones, or rightly none, without articles and punctuation."""
-    return fit(example, answer.labels)[0] == 1
+    return exact_and_f1(example, answer.labels)[0] == 1
 
 
 def none_shift(
@@ -199,7 +199,7 @@ def none_shift(
     for i, (example, own, places) in enumerate(zip(examples, logits, spans, strict=True)):
         best = TASKS["span"].answer(own[:, :2], places, labels[:2], passage=example.pair or "")
         lead[i] = own[0, 2] - best.logits.sum()  # of no answer before the best one
-        gain[i] = fit(example, [""])[1] - fit(example, best.labels)[1]  # if it is left unanswered
+        gain[i] = exact_and_f1(example, [""])[1] - exact_and_f1(example, best.labels)[1]  # if it is left unanswered
     shift[2] = -_best_threshold(lead, gain)
     return shift
 

@@ -23,7 +23,7 @@ SPREAD = 0.02  # of a tenant's random numbers
 class TenantModel(nn.Module):
     def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
         super().__init__()
-        self._adapter, self._head = adapter, head
+        self._head = head
         self.mean, self.spread = 0.0, 1.0  # of values: the head learns normalised ones, `round_to_storage` folds both in
         generator = torch.Generator().manual_seed(seed)
         # The tensors that are not random start at zero, so that at first the adapter changes nothing.
@@ -45,7 +45,7 @@ class TenantModel(nn.Module):
         return self.read(self.hidden(body, pack, layers))
 
     def hidden(self, body: Body, pack: Pack, layers: int | None = None) -> Tensor:
-        """Returns these rows."""
+        """Returns the rows that the head reads, after all upper layers or the first."""
         return body(pack, self.adapts(tiles(pack.tokens), tiles(pack.reading)) or None, layers)
 
     def states(self, body: Body, pack: Pack, layers: int | None = None) -> list[Tensor]:

@@ -16,7 +16,7 @@ import transformers
 from builder.importing.agreement import Agreement, agreement
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
-from builder.importing.matching import MatchingOptions, Model, Unlike, asked_of, import_checkpoint
+from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
 from builder.importing.taught import MOST_BYTES, taught
 from builder.importing.tenant import ImportOptions
@@ -134,7 +134,7 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     assert [one.labels for one in made] == [LABELS, LABELS]
     task, teacher = training_task("classify"), family_of(store).read(folder).with_labels(LABELS)
     models = [Model.of_checkpoint(teacher, DEVICE), *(Model.of_tenant(store, one, DEVICE) for one in made)]
-    data, (wanted, *found) = asked_of(models, task.read(train), Reader(store, "root", 1), LABELS, task)
+    data, (wanted, *found) = answers_of(models, task.read(train), Reader(store, "root", 1), LABELS, task)
     apart = [agreement(data, own, wanted).divergence for own in found]
     assert apart[1] < 0.5 * apart[0], "the teacher's answers were not learned"
     right = np.equal([logits.argmax() for _, logits in wanted], labels).mean()

@@ -194,12 +194,16 @@ REFUSED = {  # by fixture and file: what the file gets, and what the message men
         ({"problem_type": "ranking"}, "problem_type 'ranking' single_label_classification"),
     ],
     ("adapters-stock-head", MODEL): [({"problem_type": "regression"}, "3")],
-    ("adapters-stock-head", HEAD): [(b"{}", "model_class BertForTokenClassification")],
+    ("adapters-stock-head", HEAD): [
+        (b"{}", "model_class BertForTokenClassification"),
+        ({"config": {"head_type": "causal_lm"}}, "head_type 'causal_lm' multilabel_classification"),
+        ({"config": {"head_type": "tagging"}}, "layer, classifier.bias"),
+    ],
     ("adapters-double", HEAD): [
         ({"head_type": "multiple_choice"}, "head_type 'multiple_choice'"),
         (b'{"config": {}}', "head_type multilabel_classification"),
         ({"use_pooler": True}, "use_pooler=True 3"),
-        ({"activation_function": None}, "activation_function"),
+        ({"activation_function": None}, "no activation_function: gelu"),
         ({"label2id": {"red": 0, "green": 1, "blue": 3}}, "label2id --labels"),
         ({"label2id": None}, "3 --labels"),
         ({"label2id": {"red": 0, "green": 1}}, "3 2 --labels"),

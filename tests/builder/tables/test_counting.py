@@ -26,7 +26,7 @@ from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
 from builder.tables.sorted_runs import Merge, rows_in
 from builder.tables.text_files import LONGEST_LINE, READ_AT_ONCE
 from builder.tasks.examples import read_corpus
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
@@ -168,6 +168,28 @@ def test_counts_and_their_sums_equal_those_of_a_dictionary(data, space, memory):
 def some_documents(number=12, vocabulary=200):
     generator = np.random.default_rng(0)
     return [(generator.zipf(1.5, size=generator.integers(1, 15)) % vocabulary).tolist() for _ in range(number)]
+
+
+def test_counts_that_were_begun_with_other_memory_begin_anew(tmp_path):
+    corpus, space = corpus_of(tmp_path / "corpus", some_documents()), KeySpace(200, Window(3))
+    counts = count_ngrams(corpus, space, tmp_path / "counts", MANY_RUNS)
+    for name in ("meta.json", "keys-1"):  # as if it was killed before
+        (counts.folder / name).unlink()
+    assert stored_counts(count_ngrams(corpus, space, counts.folder, 1 << 20)) == expected_counts(space, some_documents())
+
+
+def test_a_corpus_is_never_taken_for_another_nor_filled_with_zeros(tmp_path):
+    texts, tokenizer = [tmp_path / "one.txt", tmp_path / "two.txt"], Tokenizer(tokenizer_json(CONFIG.vocabulary), positions=64)
+    for path, lines in zip(texts, (3, 4), strict=True):
+        path.write_text("\n".join(some_lines(lines, 1)))
+    corpus = tokenize_corpus(texts[:1], tokenizer, tmp_path / "corpus")
+    with pytest.raises(InvalidInput, match=mentioning(corpus.folder, "one.txt", "two.txt")):
+        tokenize_corpus(texts[1:], tokenizer, corpus.folder)
+    (corpus.folder / "meta.json").replace(corpus.folder / "begun.json")  # as if it was killed before
+    for part in ("ends", "tokens"):
+        os.truncate(corpus.folder / part, 4)
+        with pytest.raises(Broken, match=mentioning(corpus.folder / part, 4)):
+            tokenize_corpus(texts[:1], tokenizer, corpus.folder)
 
 
 def test_the_time_and_the_most_space_are_said_before(tmp_path, capsys):

@@ -79,6 +79,10 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     with full_disk(), pytest.raises(NoSpace, match=mentioning("'root'", folder, "--keep")):
         build(Budget(steps=1), DEVICE)
     assert not [path for path in folder.rglob("*") if path.is_file()]
+    files = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
+    with pytest.raises(InvalidInput, match=mentioning(tmp_path, "--store")):  # else its tokenizer would be replaced
+        build_root(".", [path], tmp_path, RootOptions(name="tiny"), NO_TIME, DEVICE)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == files
     store, table = build(NO_TIME, DEVICE)
     assert table.meta.keys and Store(folder).domains() == store.domains() and store.model == str(tmp_path)
 
