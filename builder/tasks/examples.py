@@ -18,7 +18,7 @@ from hplm.errors import InvalidInput
 from hplm.model.tokenizer import words_of
 
 Label = Annotated[str, Meta(min_length=1)] | int
-Value = Annotated[float, Meta(ge=-1e300, le=1e300)]  # larger whole numbers would overflow
+Value = Annotated[float, Meta(ge=-1e15, le=1e15)]  # the squares of larger numbers would overflow
 T = TypeVar("T")
 SAID = 40  # characters of a wrong value in an error
 
