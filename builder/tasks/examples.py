@@ -139,8 +139,8 @@ class Question(Document):
                 raise ValueError(f"the passage does not have the answer {answer[:SAID]!r} at character {start}")
 
     def target(self) -> dict[str, Any]:
-        pairs = zip(self.answers.text, self.answers.answer_start, strict=True)
-        return {"answers": tuple((start, start + len(text)) for text, start in pairs)}
+        pairs = zip(self.answers.text, self.answers.answer_start, strict=True)  # no token has the space around an answer
+        return {"answers": tuple((start + len(text) - len(text.lstrip()), start + len(text.rstrip())) for text, start in pairs)}
 
 
 class Bare(Struct):

@@ -47,6 +47,7 @@ def raw(folder, content):
         ("regress", '{"text": "a", "text_pair": "b", "label": 3}', {"value": 3.0, "pair": "b"}),
         ("span", json.dumps(SQUAD), {"answers": ((4, 11), (8, 11))}),
         ("span", json.dumps({**SQUAD, "answers": {"text": [], "answer_start": []}}), {"answers": ()}),
+        ("span", json.dumps({**SQUAD, "answers": {"text": [" old "], "answer_start": [3]}}), {"answers": ((4, 7),)}),
     ],
 )
 def test_each_task_reads_its_own_form(tmp_path, task, content, read):
