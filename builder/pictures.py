@@ -74,7 +74,7 @@ def draw_learning(report: dict[str, Any], metric: str, title: str, path: Path) -
     scores.set_ylabel(f"dev {metric}")
     for axes in (losses, scores):
         axes.set_xlabel("step")
-    figure.suptitle(title, x=0.01, ha="left", color=INK)
+    figure.suptitle(title, x=0.01, ha="left", color=INK, parse_math=False)  # a folder's name may contain two dollar signs
     save(figure, path)
 
 
@@ -197,7 +197,7 @@ def draw_coverage(coverage: Coverage, meta: TableMeta, text: str, path: Path) ->
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: _megabytes(value) if _is_round(value) else ""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(f"table, MB ({meta.dtype}, index included)")
-    axes.set_ylabel(f"windows of {text} ({coverage.tokens:,} tokens)")
+    axes.set_ylabel(f"windows of {text} ({coverage.tokens:,} tokens)", parse_math=False)
     axes.set_title(f"{meta.domain} version {meta.version}: coverage against table size", loc="left", color=INK)
     figure.legend(frameon=False, loc="outside lower center", ncols=3)
     save(figure, path)

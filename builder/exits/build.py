@@ -20,7 +20,7 @@ from builder.exits.thresholds import Chosen, chosen
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
-from builder.tasks.examples import Bare, Example, read_labelled
+from builder.tasks.examples import Bare, Example, key_of, read_labelled
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -115,9 +115,10 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
         return read_labelled(training, Bare), texts.fresh
-    order = np.random.default_rng(0).permutation(len(texts.fresh)).tolist()
-    cut = round(LEARN * len(order))
-    learning, choosing = ([texts.fresh[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
+    different = list(dict.fromkeys(map(key_of, texts.fresh)))  # the same text is not in both parts
+    order = np.random.default_rng(0).permutation(len(different)).tolist()
+    learned = {different[number] for number in order[: round(LEARN * len(order))]}
+    learning, choosing = ([one for one in texts.fresh if (key_of(one) in learned) == learns] for learns in (True, False))
     return learning, choosing
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from builder.store.resumable import digest_of
-from builder.tables.text_files import check_file
+from builder.tables.text_files import check_stays
 from builder.tasks.examples import Example, key_of, read_unlabelled
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.tasks import TrainingTask
@@ -37,7 +37,7 @@ class UnlabelledTexts:
     @cached_property
     def digest(self) -> str:
         for path in self.paths:
-            check_file(path)
+            check_stays(path)
         return digest_of(*self.paths)
 
     @cached_property

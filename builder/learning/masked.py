@@ -23,6 +23,7 @@ from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.windows import Shrinking, Student, TextPack, Windowed, in_packs, index_of, reading
 from builder.store.resumable import Savepoint
 from hplm.model.config import BackboneConfig
+from hplm.model.families import KINDS
 from hplm.model.layer import activation
 from hplm.model.original import silent_transformers, weights_of
 from hplm.model.stacks import LowerStack, UpperStack
@@ -33,6 +34,12 @@ HEAD_SHARE = 0.2  # of the budget, to train a head where there is none
 HEAD_RATE = 1e-3
 LEARNING_RATE = 1e-4  # of the lower layers, which are trained already
 EXAMS = 5  # tests on held-out texts; the best state is kept
+# Where a family's models have the projection, the norm and the bias of their head. A discriminator, as of ELECTRA, has none.
+HEADS = {
+    "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+    **dict.fromkeys(("camembert", "roberta", "xlm-roberta"), ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")),
+}
 
 
 class MaskedHead(nn.Module):
@@ -61,13 +68,12 @@ class MaskedLesson(Windowed):
 def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     """Returns the head of the original checkpoint; None if it was saved without one."""
     found, report = weights_of(model, silent_transformers().AutoModelForMaskedLM)
-    if any(name.startswith("cls.") for name in report["missing_keys"]):
+    names = HEADS.get(found.config.model_type)
+    if names is None or any(name.startswith(names) for name in report["missing_keys"]):
         return None
-    predictions, head = found.cls.predictions, MaskedHead(config)
-    with torch.no_grad():
-        for name, own in (("dense", predictions.transform.dense), ("norm", predictions.transform.LayerNorm)):
-            getattr(head, name).load_state_dict(own.state_dict())
-        head.bias.copy_(predictions.bias)
+    (dense, norm, bias), head, weights = names, MaskedHead(config), found.state_dict()
+    own = {f"{part}.{kind}": weights[f"{name}.{kind}"] for part, name in (("dense", dense), ("norm", norm)) for kind in KINDS}
+    head.load_state_dict({**own, "bias": weights[bias]})
     return head
 
 

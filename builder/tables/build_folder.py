@@ -20,7 +20,7 @@ from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
-from builder.tables.text_files import check_file
+from builder.tables.text_files import check_stays
 from hplm.errors import InvalidInput
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
@@ -153,7 +153,7 @@ def put_away(folder: Path) -> None:
 def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the plan of a build: its options, and its corpus as it is now."""
     for path in corpus:
-        check_file(path)
+        check_stays(path)
     inputs = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in corpus]
     return {"corpus": inputs, "options": options}
 

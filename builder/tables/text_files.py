@@ -66,8 +66,14 @@ def check_file(path: Path) -> None:
         raise InvalidInput(f"{path} does not exist")
 
 
-def digest_of_file(path: Path) -> str:
+def check_stays(path: Path) -> None:
     check_file(path)
+    if not path.is_file():
+        raise InvalidInput(f"{path} is a pipe or a device, which cannot be read again: write its text to a file")
+
+
+def digest_of_file(path: Path) -> str:
+    check_stays(path)
     return digest_of(path)
 
 

@@ -18,7 +18,7 @@ from hplm.errors import InvalidInput
 from hplm.model.tokenizer import words_of
 
 Label = Annotated[str, Meta(min_length=1)] | int
-Value = Annotated[float, Meta(ge=-1e300, le=1e300)]  # larger whole numbers would overflow
+Value = Annotated[float, Meta(ge=-1e15, le=1e15)]  # the squares of larger numbers would overflow
 T = TypeVar("T")
 SAID = 40  # characters of a wrong value in an error
 
@@ -139,8 +139,8 @@ class Question(Document):
                 raise ValueError(f"the passage does not have the answer {answer[:SAID]!r} at character {start}")
 
     def target(self) -> dict[str, Any]:
-        pairs = zip(self.answers.text, self.answers.answer_start, strict=True)
-        return {"answers": tuple((start, start + len(text)) for text, start in pairs)}
+        pairs = zip(self.answers.text, self.answers.answer_start, strict=True)  # no token has the space around an answer
+        return {"answers": tuple((start + len(text) - len(text.lstrip()), start + len(text.rstrip())) for text, start in pairs)}
 
 
 class Bare(Struct):

@@ -198,7 +198,7 @@ def none_shift(
     lead, gain = np.empty(len(examples)), np.empty(len(examples))
     for i, (example, own, places) in enumerate(zip(examples, logits, spans, strict=True)):
         best = TASKS["span"].answer(own[:, :2], places, labels[:2], passage=example.pair or "")
-        lead[i] = own[0, 2] - best.logits.sum()  # of no answer before the best one
+        lead[i] = own[places[:, 2] == 0, 2].min() - best.logits.sum()  # of no answer in any window before the best one
         gain[i] = exact_and_f1(example, [""])[1] - exact_and_f1(example, best.labels)[1]  # if it is left unanswered
     shift[2] = -_best_threshold(lead, gain)
     return shift

@@ -55,11 +55,15 @@ def built(store, tenant_id, file, **options):
 
 
 @pytest.mark.parametrize("task", TENANTS)
-def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store, file, task):
+def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store, file, task, monkeypatch):
+    given, seen = states_of, []
+    monkeypatch.setattr("builder.exits.build.states_of", lambda *own: seen.append(own[2].dev.examples) or given(*own))
+    file.write_text(2 * file.read_text("utf-8"), "utf-8")
     with by_one_step():
         report, is_new = built(store, TENANTS[task], file)
     plans = store.knowledge(store.tenant(TENANTS[task])).exits.exits.plans
-    assert is_new and (report["learned_texts"], report["texts"]) == (150, 150)  # no version has learned from a file
+    assert is_new and (report["learned_texts"], report["texts"]) == (300, 300)  # no version has learned from a file
+    assert not set.intersection(*({example.text for example in own} for own in seen)), "the same text learns and chooses"
     assert all("lost" not in plan for plan in report["plans"])
     assert (report["delta"] is not None) == (task == "regress")
     assert [plan.cost for plan in plans] == sorted({plan.cost for plan in plans}, reverse=True)

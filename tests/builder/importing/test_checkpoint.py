@@ -71,7 +71,7 @@ def imported(store: Store, folder: Path, file: Path, test: Path | None = None, *
 def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, monkeypatch):
     states, packs = WholeBody.states, []
     monkeypatch.setattr(WholeBody, "states", lambda body, pack, *more: packs.append(pack) or states(body, pack, *more))
-    folder, file = tuned(tmp_path / "Tuned", id2label=dict(enumerate(LABELS))), texts(tmp_path)
+    folder, file = tuned(tmp_path / "Tuned $_$", id2label=dict(enumerate(LABELS))), texts(tmp_path)
     test = write(tmp_path / "test.jsonl", ({"text": line, "label": LABELS[0]} for line in some_lines(20, 3)))
     matching = {"rank": 8, "epochs": 6, "learning_rate": 3e-3, "least": 0}
     tenant, report = imported(store, folder, file, **matching)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoModel
 
 from builder.learning import distil as distillation
 from builder.learning import masked
@@ -25,6 +25,7 @@ from testing.random_store import random_documents
 from tests.builder.checkpoints import VOCABULARY, same, save_bert, weights
 from tests.builder.stores import NO_TIME, corpus
 from tests.support.device import DEVICE
+from tests.support.families import FAMILIES, save_family
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning
 
@@ -143,13 +144,18 @@ def test_words_are_masked_as_bert_masks_them(checkpoint):
 
 
 @torch.no_grad()
-def test_the_checkpoints_head_is_its_own(bert, tmp_path):
-    config = load_checkpoint(str(bert)).config
-    assert given_head(str(bert), config) is None, "it was saved without one"
-    stock = AutoModelForMaskedLM.from_pretrained(save_bert(tmp_path, with_head=True))
-    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
-    found = given_head(str(tmp_path), config)(hidden, load_checkpoint(str(tmp_path)).weights["words.weight"])
-    assert torch.allclose(found, stock.cls(hidden), atol=1e-5)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_checkpoints_head_is_its_own(family, tmp_path):
+    stock = save_family(tmp_path, family, "ForMaskedLM")
+    made, seen = load_checkpoint(str(tmp_path)), []
+    head = given_head(str(tmp_path), made.config)
+    assert (head is None) == (family == "electra"), "a discriminator has none"
+    if head is not None:
+        stock.base_model.register_forward_hook(lambda _, inputs, outputs: seen.append(outputs[0]))
+        wanted = stock(torch.tensor([[0, 5, 6, 2]])).logits
+        assert torch.allclose(head(seen[0], made.weights["words.weight"]), wanted, atol=1e-4)
+    save_family(tmp_path, family)
+    assert given_head(str(tmp_path), made.config) is None, "it was saved without one"
 
 
 def report_of(store, branch):

@@ -4,6 +4,7 @@ Killed builds are in `tests/builder/test_killed.py`.
 """
 
 import inspect
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,11 @@ def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
         path.write_text(wrong)
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             build_domain(store, "bio", [path], DomainOptions(min_tokens=1), Budget(steps=1), DEVICE)
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "w") as shell:
+        print("two documents\nof two words", file=shell, flush=True)
+        with pytest.raises(InvalidInput, match=mentioning(f"/dev/fd/{reading}")):  # as of <(...)
+            build_domain(store, "bio", [Path(f"/dev/fd/{reading}")], DomainOptions(min_tokens=1), NO_TIME, DEVICE)
     with pytest.raises(InvalidInput, match="--min-tokens"):
         build_domain(store, "bio", [corpus(tmp_path, 1)], DomainOptions(), NO_TIME, DEVICE)
     assert not store.has_lower("bio", 1) and not store.work_folder("bio", 1).exists()

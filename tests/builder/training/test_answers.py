@@ -125,17 +125,23 @@ def test_a_word_without_a_token_has_no_answer(tasks, tmp_path):
 
 
 LABELS = ["start", "end", "none"]
-SPANS = np.array([[0, 0, 0], [3, 0, 3], [4, 4, 8]], dtype=np.int32)
+SPANS = np.array([[0, 0, 0], [3, 0, 3], [4, 4, 8], [5, 0, 0], [8, 4, 8]], dtype=np.int32)  # of two windows
 KNOWN, UNKNOWN = example(1, "who?", "the duke", answers=((4, 8),)), example(2, "who?", "the duke")
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_other_threshold_for_no_answer_scores_better(seed):
-    """Questions are answered with `duke`, whose two logits are together 6. Some seeds have questions of one kind alone."""
+    """Questions are answered with `duke`, whose two logits are together 6. Some seeds have questions of one kind alone.
+
+    Of two windows, the one with the lower score of no answer counts.
+    """
     rng = np.random.default_rng(seed)
     share = (0.0, 1.0, 0.5)[min(seed, 2)]
     examples = [KNOWN if rng.random() < share else UNKNOWN for _ in range(30)]
-    own = [np.array([[9, 9, none], [0, 0, 9], [3, 3, 9]], dtype=np.float32) for none in rng.normal(6, 1 + seed, 30)]
+    own = [
+        np.array([[9, 9, none], [0, 0, 9], [3, 3, 9], [9, 9, other], [0, 0, 9]], dtype=np.float32)
+        for none, other in rng.normal(6, 1 + seed, (30, 2))
+    ]
 
     def score(shift):
         answers = [TASKS["span"].answer(one + shift, SPANS, LABELS, passage="the duke").labels for one in own]
