@@ -130,6 +130,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
         (answer_of(200, b"[]"), UnexpectedAnswer),
         (answer_of(200, b"[" * 10_000), UnexpectedAnswer),
         (answer_of(200, b"data: 7\n"), UnexpectedAnswer),
+        pytest.param(answer_of(200, b"x" * 600_000), UnexpectedAnswer, id="a line without an end"),
         (answer_of(502, b"<html>proxy</html>"), Unavailable),
         (answer_of(502, b"[]"), Unavailable),
         pytest.param(answer_of(502, b"[" * 10_000), Unavailable, id="a deep error page"),
