@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-from client_fakes import before_each_pause, canned, cutting, forwarding, raising, reading_slowly, silent
+from client_fakes import before_each_pause, canned, cutting, forwarding, raising, reading_slowly, refusing, silent
 from triton_fakes import PART, echo
 
 from hplm.server.ports import free_ports
@@ -23,6 +23,7 @@ from hplm_client import (
     ConnectionLost,
     HplmClient,
     HplmClientError,
+    InvalidInput,
     NoBackbone,
     NotConnected,
     NotTrusted,
@@ -119,6 +120,15 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
             settings = {"backbone": "minilm", "network_timeout": 0.5, **trust}
             Way("http", is_async).call(door.url, lambda client: infer(client, text), **settings)
         assert sum(received) < 30_000_000
+
+
+@both
+@with_tls
+def test_a_refusal_that_comes_before_all_was_sent_is_heard(certificate, is_async, tls):
+    refusal, trust = answer_of(413, b'{"error": "[invalid_input] too large"}'), {"ca_file": certificate[0]} if tls else {}
+    with refusing(refusal, pair=certificate[1] if tls else None) as server, raising(InvalidInput, match="too large"):
+        call = lambda client: infer(client, "x" * 30_000_000)  # noqa: E731
+        Way("http", is_async).call(server.url, call, backbone="minilm", **trust)
 
 
 @both
