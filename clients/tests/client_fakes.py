@@ -46,6 +46,13 @@ async def canned(reader: Reader, writer: Writer, answer: bytes) -> None:
 
 
 @fake
+async def refusing(reader: Reader, writer: Writer, answer: bytes) -> None:
+    """Answers when it has the beginning of a request, and closes the connection without the rest."""
+    await reader.read(1)
+    writer.write(answer)
+
+
+@fake
 async def cutting(reader: Reader, writer: Writer, protocol: str, requests: list[bytes]) -> None:
     """Reads and counts each request, and drops the connection instead of answering."""
     writer.write(HTTP2_SETTINGS if protocol == "grpc" else b"")

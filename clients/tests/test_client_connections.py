@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-from client_fakes import before_each_pause, canned, cutting, forwarding, raising, reading_slowly, silent
+from client_fakes import before_each_pause, canned, cutting, forwarding, raising, reading_slowly, refusing, silent
 from triton_fakes import PART, echo
 
 from hplm.server.ports import free_ports
@@ -23,6 +23,7 @@ from hplm_client import (
     ConnectionLost,
     HplmClient,
     HplmClientError,
+    InvalidInput,
     NoBackbone,
     NotConnected,
     NotTrusted,
@@ -122,6 +123,15 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
 
 
 @both
+@with_tls
+def test_a_refusal_that_comes_before_all_was_sent_is_heard(certificate, is_async, tls):
+    refusal, trust = answer_of(413, b'{"error": "[invalid_input] too large"}'), {"ca_file": certificate[0]} if tls else {}
+    with refusing(refusal, pair=certificate[1] if tls else None) as server, raising(InvalidInput, match="too large"):
+        call = lambda client: infer(client, "x" * 30_000_000)  # noqa: E731
+        Way("http", is_async).call(server.url, call, backbone="minilm", **trust)
+
+
+@both
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -130,6 +140,7 @@ def test_a_server_that_reads_piece_by_piece_times_out(before, is_async):
         (answer_of(200, b"[]"), UnexpectedAnswer),
         (answer_of(200, b"[" * 10_000), UnexpectedAnswer),
         (answer_of(200, b"data: 7\n"), UnexpectedAnswer),
+        pytest.param(answer_of(200, b"x" * 600_000), UnexpectedAnswer, id="a line without an end"),
         (answer_of(502, b"<html>proxy</html>"), Unavailable),
         (answer_of(502, b"[]"), Unavailable),
         pytest.param(answer_of(502, b"[" * 10_000), Unavailable, id="a deep error page"),

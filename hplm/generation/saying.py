@@ -18,9 +18,10 @@ class Saying:
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
-        """`before`: the last tokens of the prompt."""
+        """`before`: the last tokens of the prompt. Those that begin within a character would break the ones behind it."""
         self._decode = decode
-        self._ids = list(before)  # the tokens of the last text, then those that are no whole character yet
+        whole = (before[at:] for at in range(len(before)) if BROKEN not in decode(before[at:]))
+        self._ids = list(next(whole, before))  # the tokens of the last text, then those that are no whole character yet
         self._known = len(self._ids)  # how many of them are in the last text
         self._text = decode(self._ids) if before else ""  # of these
         self._stops = stops

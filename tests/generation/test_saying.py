@@ -50,6 +50,8 @@ def said(saying, ids):
         (Saying(by_bytes, ["abcd"]), b"xabc", ["x", "", "", "", "abc"]),
         (Saying(in_pieces(b"hello ", b"wor", b"ld. And", b" more"), ["ld. A"]), range(4), ["hello ", "wor", ""]),
         (Saying(by_bytes), b"ab\xf0\x9f", ["a", "b", "", "", "\ufffd"]),
+        (Saying(by_runs, before="水火".encode()[-4:]), "木a".encode(), ["", "", "木", "a", ""]),
+        (Saying(by_runs, before=b"\xff"), b"a", ["a", ""]),
     ],
 )
 def test_a_text_comes_in_these_parts(saying, ids, parts):

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, IncompleteRead
 
@@ -46,7 +46,8 @@ class HttpTransport(HttpCalls):
         try:
             sock = connection.sock or self._connect(connection, ends)
             sock.ends = ends
-            connection.request(method, path, body, headers)
+            with suppress(ConnectionError, ssl.SSLError):  # a server that refuses a request may not read all of it
+                connection.request(method, path, body, headers)
             response = connection.getresponse()
             self._answered = True
             yield _Reply(response, ends, sock)

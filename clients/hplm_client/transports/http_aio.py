@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from hplm_client.errors import NotConnected, UnexpectedAnswer
 from hplm_client.settings import Settings
@@ -76,7 +77,7 @@ class AsyncHttpTransport(HttpCalls):
             raise NotConnected(f"cannot connect to {url} over HTTP: {error}{'' if refused else NOT_SPOKEN}") from error
         except (aiohttp.ClientError, OSError, RuntimeError) as error:  # the last if the client was closed between two lines
             raise self._lost(error) from error
-        except ValueError as error:  # such as a line without an end
+        except (ValueError, HttpProcessingError) as error:  # such as a line without an end
             raise UnexpectedAnswer(f"the answer of {url} is not one of Triton's: {error}") from error
 
 
