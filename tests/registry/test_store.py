@@ -1,6 +1,7 @@
 """What a folder and a bucket promise alike: CURRENT is overwritten by who has seen it, and other objects have one content."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -42,7 +43,8 @@ def test_objects_are_put_listed_copied_and_deleted(place, tmp_path):
     store.put("plot/bio/1-x/values", file)
     assert store.get("records/a") == b"one"
     assert [(found.name, found.size) for found in store.names("plot")] == [("plot/bio/1-x/values", 4)]
-    store.fetch("plot/bio/1-x/values", tmp_path / "copy")
+    with mock.patch("hplm.registry.bucket.BLOCK", 3), mock.patch("obstore.get", None):  # in pieces: each has its own time
+        store.fetch("plot/bio/1-x/values", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"rows"
     store.delete(["plot/bio/1-x/values", "records/none"])
     assert not list(store.names("plot")) and [found.name for found in store.names("records")] == ["records/a"]
