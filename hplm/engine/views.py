@@ -167,7 +167,8 @@ class Views:
         if pointer is None:
             raise not_begun(self.state.folder)
         self._lease_s = pointer.lease_s
-        self._seen_at = asked if self.mirror is None else lease.load(self.state.seen)
+        if not self._remembered or pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
+            self._seen_at = asked if self.mirror is None else lease.load(self.state.seen)
         return pointer.generation
 
     def _snapshot(self, generation: int) -> Snapshot:

@@ -48,7 +48,8 @@ class Folder:
             with self._changing:
                 unsynced, self._unsynced = self._unsynced, set()
             for folder in sorted(unsynced, reverse=True):  # a folder before the one with its name
-                sync(folder)
+                with suppress(FileNotFoundError):  # a change that failed has removed it again
+                    sync(folder)
             self._write(self.path / CURRENT, self.path / f"{CURRENT}{WRITING}", content)
             sync(self.path)
 

@@ -76,12 +76,9 @@ def is_begun(store: Store, anew: bool = False) -> bool:
     return False
 
 
-def begin(store: Store, lease_s: float = LEASE_SECONDS, anew: bool = False) -> bool:
-    """Makes a registry without changes, unless there is one. Returns whether it was made now.
-
-    `anew`: also where one has lost its CURRENT.
-    """
-    if is_begun(store, anew):
+def begin(store: Store, lease_s: float = LEASE_SECONDS) -> bool:
+    """Makes a registry without changes, unless there is one. Returns whether it was made now."""
+    if is_begun(store):
         return False
     try:
         store.swap(Pointer(0, secrets.token_hex(8), lease_s=lease_s).written(), None)

@@ -12,12 +12,12 @@ from typing import Any
 from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, missing_folders, sync
-from hplm.registry.pointer import Pointer, begin, is_begun
+from hplm.registry.pointer import Pointer, is_begun
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry, needed_by
-from hplm.tenants.snapshot import Snapshot, Tenant, files_of
+from hplm.tenants.snapshot import Snapshot, Tenant
 
 FORMAT = 2
 MANIFEST = "backup.json"
@@ -62,7 +62,7 @@ def _backed_up(registry: Registry, target: Path, writing: Path) -> dict[str, Any
 def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
     pointer = registry.pointer()
     snapshot, store = registry.at(pointer), registry.store
-    objects = objects_of(store, needed_by(snapshot) - {f"{RECORDS}/{file}" for file in files_of(registry.exported.tenants)})
+    objects = objects_of(store, needed_by(snapshot) - needed_by(registry.exported))
     if pointer.generation:
         objects.append(f"{SNAPSHOTS}/{pointer.snapshot}")
     sizes = {found.name: found.size for folder in (RECORDS, SNAPSHOTS, TABLES) for found in store.names(folder)}
@@ -121,10 +121,14 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     if not is_lost:
         undone_in({tenant.id: tenant for tenant in registry.current().tenants})  # before anything is copied
     registry.store.expect_room(bytes_in(source), f"the backup in {source}")
-    for name in objects_of(kept.store, needed_by(snapshot)):
-        if (source / name).exists():
-            registry.store.put(name, source / name)
-    begin(registry.store, pointer.lease_s, anew=True)
+    needed = needed_by(snapshot) - needed_by(registry.exported)
+    if missing := sorted(name for name in needed if not (source / name).exists()):
+        raise Broken(f"{source} has no {missing[0]}: use another backup")
+    for name in objects_of(kept.store, needed):
+        registry.store.put(name, source / name)
+    done: dict[str, Any] = {}
+    if is_lost and registry.begin_with("restore", lambda own: done.update(edit(own)), pointer.lease_s, registry.newest_left()):
+        return done
     return registry.change("restore", edit)
 
 

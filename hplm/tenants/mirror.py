@@ -104,12 +104,12 @@ class Mirror:
             self._publish(*self._wanted)  # first what was removed
         if self._state.pointer() is not None:
             lease.save(self._state.seen, asked)
+        if found is not None or self._time.monotonic() >= self._sweep_at:  # also while something cannot be brought
+            self._sweep(self._wanted[1])
         if not self.is_whole:
             self._bring(*self._wanted)
         elif found is not None:
             self._tables.want(())  # one that was on its way is deleted
-        if found is not None or (self._until and self._time.monotonic() >= self._sweep_at):
-            self._sweep(self._wanted[1])
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""

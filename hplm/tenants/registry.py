@@ -74,16 +74,28 @@ class Registry:
             log.warning("%s has no reserve for removals on a full disk: %s", self.store, error)
         return True
 
-    def begin_with(self, action: str, edit: Callable[[Change], object], lease_s: float) -> bool:
-        """Makes a registry whose first generation has this change, unless there is one. Without all of it there is none."""
-        if is_begun(self.store):
+    def begin_with(self, action: str, edit: Callable[[Change], object], lease_s: float, lost: Snapshot | None = None) -> bool:
+        """Makes a registry whose first generation has this change, unless there is one. Without all of it there is none.
+
+        `lost`: the newest generation of one without CURRENT. Its servers go on, so no number of it is used again.
+        """
+        if is_begun(self.store, anew=lost is not None):
             return False
-        change = begun(Kept(self.store), self.exported)
+        before = lost or self.exported
+        change = begun(Kept(self.store), before)
         edit(change)
         change.kept.write()
-        after = self._after(self.exported, action, change, self._time.time())
-        after.ledger = replace(after.ledger, resting=())  # nobody has read this registry yet
+        after = self._after(before, action, change, self._time.time())
         return self._publish(Pointer(0, secrets.token_hex(8), lease_s=lease_s), None, after)
+
+    def newest_left(self) -> Snapshot:
+        """Returns the newest whole snapshot of a registry without CURRENT: the exported one if none is left."""
+        names = [found.name.partition("/")[2] for found in self.store.names(SNAPSHOTS)]
+        left = {int(number): name for name in names if (number := name.partition("-")[0]).isdecimal()}
+        for number in sorted(left, reverse=True):
+            with suppress(Broken):  # it goes on from the one before
+                return self.at(Pointer(number, "", left))
+        return self.exported
 
     def pointer(self) -> Pointer:
         """Returns what CURRENT says. Raises if there is no registry: nobody knows of keys and deletions since the export."""

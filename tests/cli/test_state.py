@@ -42,8 +42,8 @@ def test_a_state_is_begun_once_also_if_it_has_lost_current_and_is_saved_before_i
     (folder / "CURRENT").unlink()
     for command in (["begin"], ["tenant", "compact"], ["tenant", "list"], ["tenant", "log"]):
         assert mentions(refused(capsys, *command, *places), folder, "CURRENT"), command
-    run(capsys, "restore", "--from", live.folder / "later", *places)
-    assert live.manager.current().find("tenant-0").keys
+    assert run(capsys, "restore", "--from", live.folder / "later", *places)["generation"] == 3  # servers have the second one
+    assert live.manager.current().find("tenant-0").keys and live.manager.registry.audit()[0]["action"] == "restore"
 
 
 def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tmp_path):
@@ -88,6 +88,9 @@ def test_a_restored_state_answers_like_the_saved_one(changed, capsys):
         live = Manager.open(folder / "repository", folder / state)
         assert live.registry.audit()[-1]["action"] == "restore"
         assert live.delete("acme").generation == generation + 1
+    (record,) = (folder / "saved/records").iterdir()
+    record.unlink()
+    assert mentions(refused(capsys, "restore", "--from", folder / "saved", *places), folder / "saved", f"records/{record.name}")
 
 
 def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(changed, capsys):

@@ -142,7 +142,8 @@ def test_random_changes_arrive_and_what_is_gone_is_gone_at_once(far, seed):
 
 
 def test_a_record_of_another_content_is_never_served(far):
-    far.mirror.begin()
+    far.clock = Clock(1e6)
+    far.restart()
     far.manager.add("two", far.export.knowledge[0])
     (record,) = (far.place / "toy/records").iterdir()
     right = record.read_bytes()
@@ -151,10 +152,14 @@ def test_a_record_of_another_content_is_never_served(far):
         far.mirror.look()
     with pytest.raises(NoTenant):
         far.backbone().view.snapshot.find("two")
-    asked = lease.load(far.state.seen)
+    asked, left = lease.load(far.state.seen), far.here / "toy/arriving/law/1-gone"
     far.manager.add("three", far.export.knowledge[1])
-    with refusing(Broken, record):
-        far.mirror.look()
+    left.mkdir(parents=True)
+    for _ in range(4):
+        far.clock.seconds += 31
+        with refusing(Broken, record):
+            far.mirror.look()
+    assert not left.exists()
     assert lease.load(far.state.seen) > asked and far.backbone().view.snapshot.find("three")  # it holds up nothing else
     fresh = Mirror(far.export.repository / "toy/1", far.store, State(far.folder / "fresh/toy"))
     fresh.begin()  # nor a new server

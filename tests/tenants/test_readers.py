@@ -13,6 +13,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.engine.views import KEPT_SECONDS, LONGEST_PAUSE, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
+from hplm.options import LEASE_SECONDS
 from hplm.plot.rows import StoredRows
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
@@ -207,3 +208,13 @@ def test_a_new_table_that_cannot_be_locked_is_served_from_disk(place, live, monk
     assert not isinstance(asker.wait(asker.ask("lawyer", [WORDS[0]])), Exception)
     eventually(lambda: names_in(caplog.text, "values", "ulimit -l"))
     asker.close()
+
+
+def test_a_state_that_is_put_back_renews_no_lease_because_its_changes_do_not_arrive(place, live):
+    clock, before = Clock(), live.state.current_file.read_bytes()
+    live.add_key("tenant-0")
+    backbone = Backbone(live.folder, place[2], clock=clock)
+    live.state.current_file.write_bytes(before)
+    clock.seconds += 2 * LEASE_SECONDS
+    backbone.refresh()
+    assert backbone.is_stale
