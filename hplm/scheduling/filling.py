@@ -47,7 +47,7 @@ class Room:
         ordered = ordered[: max(1, min(self.texts, left))]  # no text is empty
         sums = self._columns.tokens[ordered].cumsum()
         count = int(sums.searchsorted(left, side="right"))
-        if not count and not self._taken and limit is None:
+        if not count and not self._taken and (limit is None or sums[0] <= limit):
             count = 1
         count = self._with_slots(ordered[:count])
         if count:

@@ -62,7 +62,7 @@ class Shares:
         It gets none if its tenant would hold the largest share. Otherwise the tenant that does hold it loses its newest items.
         """
         items_over, work_over = self.items + items - self.limits.items, self.work + work - self.limits.work
-        leaving: list[L] = []
+        leaving: list[L] | None = []
         if items_over <= 0 and work_over <= 0:
             return leaving
         own = self._held.get(tenant, NOTHING)
@@ -72,14 +72,15 @@ class Shares:
         while items_over > 0 or work_over > 0:
             loses = self._largest_of(left)
             if loses is None or self._share(left.get(loses, self._held[loses])) <= wanted:
-                for other in left:
-                    self._push(other, self._held[other])
-                return None
+                leaving = None
+                break
             out_items, out_work, out = next(losing.get(loses) or losing.setdefault(loses, newest(loses)))
             held = left.get(loses, self._held[loses])
             left[loses] = held[0] - out_items, held[1] - out_work
             items_over, work_over = items_over - out_items, work_over - out_work
             leaving.append(out)
+        for other in left:  # the loop has lowered their entries, but nothing has left yet, and admission may still refuse
+            self._push(other, self._held[other])
         return leaving
 
     def room_for(self, texts: Sequence[Waiting], newest: Newest[L]) -> list[L]:

@@ -33,9 +33,10 @@ class Timely:
     _batches: Array = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        positive(horizon=self.horizon, late=self.late)
-        if self.horizon != int(self.horizon) or self.horizon > 255:
-            raise InvalidInput(f"policy option horizon={self.horizon:g} is invalid: give whole batches, 255 at most")
+        positive(late=self.late)
+        if self.horizon not in range(1, 256):
+            raise InvalidInput(f"policy option horizon={self.horizon} is invalid: give whole batches, from 1 to 255")
+        self.horizon = int(self.horizon)  # 8.0 is one too
         if not (0 <= self.newcomers <= 1 and 0 <= self.reserve <= 1):
             raise InvalidInput("policy options newcomers and reserve are shares: give numbers from 0 to 1")
         self._batches = 1 + np.arange(self.horizon) * (1.0 - self.newcomers)  # how many the plan may fill until each ends

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.scheduling.cost import FIRST
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.scheduler import Scheduler
@@ -218,3 +219,17 @@ def test_the_line_is_like_lists_of_requests(name, steps, admission, closes_after
         assert line.scheduler.shares.work == sum(text.bytes for request in line.waiting for text in request)
     line.abandon() if is_given_up else line.serve()
     assert line.left == Counter(range(line.offered)) and not len(line.scheduler) and not line.scheduler.shares.work
+
+
+def test_a_request_that_is_refused_for_its_deadline_leaves_the_largest_tenant_the_largest():
+    line = Line("fcfs", admission=True)
+    for _ in range(FIRST):
+        line.offer(0, [5], 1, 0, 0)
+        line.choose()
+        line.end("compute")
+    for tenant in (2,) * 7 + (4,) * 3:
+        line.offer(tenant, [5], 1, 0, 0)
+    waiting = line.waiting[:]
+    line.offer(6, [5] * 3, 1, 1, 0)
+    assert line.waiting == waiting, "it is in time, and shows nothing"
+    line.offer(6, [5], 1, 0, 0)  # displaces a text of tenant 2

@@ -93,13 +93,16 @@ def test_texts_without_deadlines_are_served_in_order_of_arrival():
 @settings(max_examples=30)
 @given(
     ahead=st.lists(st.integers(20, 60), max_size=6),
-    own=st.integers(20, 200),
+    own=st.integers(20, 300),
     tokens=st.integers(1, 5),
     is_urgent=st.booleans(),
     reserve=st.sampled_from([0.05, Timely().reserve]),
 )
 def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(ahead, own, tokens, is_urgent, reserve):
-    """Short texts arrive without end, with deadlines or without. The reserve serves the long text, and those before it."""
+    """Short texts arrive without end, with deadlines or without. The reserve serves the long text, and those before it.
+
+    It may be longer than a batch.
+    """
     passed_over = [_text(length) for length in [*ahead, own]]
     columns = Columns(passed_over)
     bound = ceil(sum(text.tokens for text in passed_over) / (reserve * ROOM.tokens)) + 1
@@ -108,3 +111,7 @@ def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(
         return [_text(tokens, is_urgent * (batch + 3) * FULL)] * (300 - len(columns))
 
     _serve_until(passed_over[-1], Timely(reserve=reserve), columns, arriving, bound)
+
+
+def test_a_horizon_may_be_written_as_a_fraction():
+    assert _batch([_text(150), _text(150)], Timely(horizon=8.0))
