@@ -6,7 +6,7 @@ import logging
 import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hplm.arrays import Array
 from hplm.engine.request import Guess, Text
 from hplm.levels.calibration import UNKNOWN, confidences
 from hplm.tasks import TextAnswer
+from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)
 AUDITED = 100  # one of so many texts is audited
@@ -80,6 +81,15 @@ class Watch:
         if self._raised:
             leaves &= sure >= [self._raised.get(_key(text), 0.0) for text in texts]
         return leaves
+
+    def keep(self, tenants: Iterable[Tenant]) -> None:
+        """Forgets all versions but these."""
+        if self._seen:
+            kept = {(tenant.uid, tenant.version) for tenant in tenants}
+            with self._lock:
+                for key in [key for key in self._seen if key[1:3] not in kept]:
+                    del self._seen[key]
+                    self._raised.pop(key, None)
 
     def agreements(self) -> dict[tuple[str, int], float]:
         """Returns the share of audited texts on which the full stack agrees, by tenant and exit."""

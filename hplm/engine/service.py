@@ -209,6 +209,7 @@ class Service:
 
     def _look(self, backbone: int) -> None:
         served = self.served[backbone]
+        served.engine.watch.keep(served.backbone.view.snapshot.tenants)
         served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.watch)
 
     def close(self) -> None:

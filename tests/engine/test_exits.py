@@ -180,6 +180,13 @@ def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
             watch.saw(text, confidence, agrees)
         states.append((leaves(), len(watch)))
     assert states == [True, (True, 0), (False, 1), (False, 1), (True, 0)]
+    for _ in range(400):
+        watch.saw(text, 0.95, False)
+    raised = []
+    for version in (1, 2):  # a new one is published
+        watch.keep([SimpleNamespace(uid=1, version=version)])
+        raised.append((len(watch), len(watch.agreements())))
+    assert raised == [(1, 1), (0, 0)]
     said = [record.getMessage() for record in caplog.records]
     assert [any(word in one for one in said) for word in ("a higher threshold", "is closed", "as planned again")] == [True] * 3
 
