@@ -17,6 +17,7 @@ from builder.exits.answers import answered_by, calibration_by, calibrations_for,
 from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.exits.thresholds import Chosen, chosen
+from builder.learning.limits import check_seed
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
@@ -51,6 +52,7 @@ def build_exits(
         if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
             raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
         check_delta(tenant, delta)
+        check_seed(seed)
         # No weight has learned from dev.
         texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)
         before, report = store.knowledge(tenant), store.report(tenant)

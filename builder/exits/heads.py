@@ -67,7 +67,7 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
     epochs = Epochs(batches, PATIENCE, warm_up=min(1.0, WARM_UP / (EPOCHS * len(batches[0]))))
 
     def learn(number: int, seen: Tensor) -> Weights:
-        head = Head(layout, seen[:first].float(), torch.Generator().manual_seed(seed + number))
+        head = Head(layout, seen[:first].float(), torch.Generator().manual_seed((seed + number) % 2**64))
 
         def loss_of(rows: Tensor) -> tuple[Tensor, int]:
             return distance(head(seen[rows].float()), answers[rows]), len(rows)

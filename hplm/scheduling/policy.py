@@ -77,6 +77,9 @@ class FirstComeFirstServed:
 class ShortestJobFirst:
     in_time: int = 0  # 1: texts that cannot be answered in time go last
 
+    def __post_init__(self) -> None:
+        whole(in_time=self.in_time)
+
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         ordered = shortest_first(columns)
         if self.in_time:

@@ -130,8 +130,9 @@ def test_options_are_checked(options, named):
     for name in ("das", "slotted_das"):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             policy(f"{name}:{options}")
-    with pytest.raises(InvalidInput, match=mentioning("horizon=2.5", 255)):
-        policy("timely:horizon=2.5")
+    for other, named in (("timely:horizon=2.5", ["horizon=2.5", 255]), ("sjf:in_time=no", ["in_time=no"])):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            policy(other)
 
 
 # Arrival and deadline are numbers of time slots. A text can run in any of them, the first and the last included.

@@ -90,7 +90,7 @@ def test_texts_with_labels_say_what_is_lost_by_them_and_the_command_prints_plans
     told = [run(capsys, *command, *more) for more in ([], ["--picture", tmp_path / "exits.svg"])]
     assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
     assert "<svg" in (tmp_path / "exits.svg").read_text()
-    for option, wrong in (("--picture", "exits.txt"), ("--texts", "absent"), ("--seen", "gone")):
+    for option, wrong in (("--picture", "exits.txt"), ("--texts", "absent"), ("--seen", "gone"), ("--seed", 2**64)):
         assert mentions(refused(capsys, *command, option, wrong), wrong)
 
 

@@ -76,7 +76,7 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
         ("tag", '{"tokens": [], "tags": []}', "data.jsonl:1 tokens length"),
         ("tag", '{"tokens": ["a", "b c"], "tags": ["O", "O"]}', "data.jsonl:1 2 'b c'"),
         ("regress", '{"text": "a", "label": true}', "data.jsonl:1 label bool"),
-        ("regress", '{"text": "a", "label": 1e300}', "data.jsonl:1 label 1000000000000000"),
+        ("regress", '{"text": "a", "label": 1e300}', "data.jsonl:1 label 1000000000000000.0"),
         ("span", json.dumps({**SQUAD, "text_pair": ""}), "data.jsonl:1 'text_pair'"),
         ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": [3]}}), "data.jsonl:1 'old' 3"),
         ("span", json.dumps({**SQUAD, "answers": {"text": ["old"], "answer_start": []}}), "data.jsonl:1 0"),
