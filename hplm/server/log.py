@@ -60,7 +60,10 @@ def rotate(path: Path) -> bool:
         log.seek(-_KEPT, os.SEEK_END)
         end = log.read()
     os.truncate(path, 0)  # before anything is written: it may have filled the disk
-    path.with_name(f"{path.name}.1").write_bytes(end)
+    try:
+        path.with_name(f"{path.name}.1").write_bytes(end)
+    except OSError as error:  # the server goes on without its older lines
+        logging.getLogger(__name__).warning("the last lines of %s are lost: %s", path, error)
     return True
 
 
