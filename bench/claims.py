@@ -180,8 +180,8 @@ def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
         ]
         for figure, claim in one.figures.items():
             value, target = result["figures"][figure], result["targets"][figure]
-            judged = f"{target}: {verdict(value, target).replace('missed', '**missed**')}" if target else ""
-            lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
+            judged = f" {target}: {verdict(value, target).replace('missed', '**missed**')} |" if target else ""
+            lines.append(f"| {claim.says} | {shown(value)} |{judged}")
         blocks.append("\n".join(lines))
     if unmeasured:
         blocks.append(f"**Not measured yet**: {', '.join(unmeasured)}.")
