@@ -168,22 +168,23 @@ def _git(*words: str) -> str:
 
 def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
     """Returns all figures in Markdown."""
-    blocks = []
+    blocks, unmeasured = [], []
     for one in known:
-        title = f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`"
         if (result := results.get(one.command)) is None:
-            blocks.append(f"{title}, {one.minutes} min. Not measured yet.")
+            unmeasured.append(f"`{one.command}`")
             continue
         lines = [
-            f"{title}, {result['minutes']:g} min; {result['date']}, {result['commit']}, {result['cpu']}, "
-            "{} and {} GFLOP/s before and after.\n".format(*result["gflops"]),
+            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {result['minutes']:g} min; "
+            f"{result['date']}, {result['commit']}, {result['cpu']}, {' and '.join(map(str, result['gflops']))} GFLOP/s.\n",
             "| | figure | target |\n|---|---|---|",
         ]
         for figure, claim in one.figures.items():
             value, target = result["figures"][figure], result["targets"][figure]
-            judged = f"{target}: {verdict(value, target).replace('missed', '**missed**')}" if target else ""
-            lines.append(f"| {claim.says} | {shown(value)} | {judged} |")
+            judged = f" {target}: {verdict(value, target).replace('missed', '**missed**')} |" if target else ""
+            lines.append(f"| {claim.says} | {shown(value)} |{judged}")
         blocks.append("\n".join(lines))
+    if unmeasured:
+        blocks.append(f"**Not measured yet**: {', '.join(unmeasured)}.")
     return "\n\n".join(blocks)
 
 
