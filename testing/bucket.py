@@ -58,7 +58,7 @@ class S3:
 
     def stop(self) -> None:
         self._server.shutdown()
-        self._server.server_close()
+        self._serving.join()  # it closes the socket: only then another server can have the port
 
     @contextmanager
     def denying(self, method: str) -> Iterator[None]:
@@ -84,7 +84,8 @@ class S3:
 
         self._server = make_server(self.host, self.port, self._answer, threaded=True, request_handler=MotoRequestHandler)
         self.port = self._server.port
-        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True).start()
+        self._serving = threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True)
+        self._serving.start()
 
 
 @contextmanager
