@@ -84,7 +84,7 @@ def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
         trained = HEAD_TASKS[accepted(config, "head_type", (None, *HEAD_TASKS), way_out, path)]
         wrong = others.keys() | set([] if layers else ["a layer"])
     if wrong:
-        raise InvalidInput(f"{source} and {path} do not both have {', '.join(sorted(wrong))}: save the head again")
+        raise InvalidInput(f"{source} lacks, or has beyond what {path} says: {', '.join(sorted(wrong))}. Save the head again")
     if config is None:
         linear = (others["classifier.weight"], others["classifier.bias"])
         return classifier(path, source, linear, trained, task, _labels(stored, path), lambda: _base_pooler(model, path))
