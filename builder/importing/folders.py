@@ -128,7 +128,9 @@ def _sent(folder: Path, *given: Any) -> Importer:
     return Importer(Store(folder), *given)
 
 
-def planned(model: str, config: BackboneConfig, folders: Folders, matching: MatchingOptions) -> Iterator[Imported]:
+def planned(
+    model: str, config: BackboneConfig, folders: Folders, options: ImportOptions, matching: MatchingOptions
+) -> Iterator[Imported]:
     """Reads and checks each checkpoint for a root of this model, and yields what would become of it."""
     family, adapter = Family(model, config), matching.layout(config).weight_bytes
     for tenant_id, folder in folders:
@@ -136,7 +138,7 @@ def planned(model: str, config: BackboneConfig, folders: Folders, matching: Matc
         try:
             _check_name(tenant_id, folder)
             if not (folder / ADAPTER_CONFIG).exists():
-                found = family.read(folder)
+                found = family.read(folder, options.labels, options.task)
                 sizes = {"before": size(folder), "after": adapter + found.head_layout.weight_bytes}
                 report = {"task": found.head.task, "labels": len(found.labels), "distance": found.distance, "bytes": sizes}
         except HplmError as error:

@@ -34,8 +34,7 @@ def facts_of(report: Report) -> dict[str, str]:
 def advice(report: Report) -> str:
     """Says what may bring a tenant nearer to its checkpoint."""
     asked, exams = report["asked"], report["exams"]
-    is_short = report["texts"]["learned"] + report["texts"]["judged"] < asked["most_texts"]
-    found = ["more --texts that are like the tenant's own" if is_short else "a higher --most-texts"]
+    found = [f"more --texts that are like the tenant's own and a --most-texts above {asked['most_texts']:,}"]
     if (held := report["change_held"]) < WHOLE:
         found.append(f"a higher --rank ({asked['rank']} holds {held:.0%} of the change)")
     if len(exams) > 1 and exams[-1]["score"] > exams[-2]["score"]:

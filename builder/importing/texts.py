@@ -20,7 +20,8 @@ from hplm.errors import InvalidInput
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
-MOST_TOKENS = 250_000  # to learn from, of one import: long documents take as long as many short ones
+# Tokens to learn from, of one import, and of a text of many: long documents take as long as many short ones.
+LEAST_ROOM, A_TEXT = 250_000, 84
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class UnlabelledTexts:
 
     paths: Sequence[Path]
     are_documents: bool = False  # of a corpus: they may be longer than a text
-    most_tokens: int = MOST_TOKENS
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.paths))
@@ -56,9 +56,10 @@ class UnlabelledTexts:
     def divided(self, reader: Reader, task: TrainingTask, labels: list[str], most: int, seed: int) -> tuple[Texts, Texts]:
         """Returns the texts to learn from, and those that only judge. `most`: of both."""
         order = np.random.default_rng(seed).permutation(len(self.examples))[:most].tolist()
+        most_tokens = max(LEAST_ROOM, A_TEXT * most)
         held_out = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(order))), len(order) // 2)
         learned, judged = (
-            _first(reader.read([self.examples[i] for i in part], task, labels), share * self.most_tokens)
+            _first(reader.read([self.examples[i] for i in part], task, labels), share * most_tokens)
             for part, share in ((order[held_out:], 1.0), (order[:held_out], HELD_OUT))
         )
         return learned, judged

@@ -30,6 +30,7 @@ from hplm.options import MIN_TOKENS
 if TYPE_CHECKING:
     from builder.importing.folders import Imported, Importer
     from builder.importing.matching import MatchingOptions
+    from builder.importing.tenant import ImportOptions
     from builder.store.store import Store, TenantFile
 
 FROM = "folders that peft, adapters or transformers saved, or a folder with such folders in it"
@@ -140,19 +141,20 @@ def import_(
         refuse_given(reason, one, as_domain=new.as_domain)
     if at_once < 1:
         raise InvalidInput(f"--at-once {at_once}: give 1 or more")
-    options = MatchingOptions(**asdict(matching))
+    matched = MatchingOptions(**asdict(matching))
+    wanted = DomainOptions(new.keep, dtype=new.dtype, min_tokens=new.min_tokens)
+    made = Domain(new.as_domain, [*new.corpus], wanted) if new.as_domain else None
+    labels = [*one.labels] if one.labels is not None else None
+    options = ImportOptions(domain, labels, one.task, made, one.test)
     if plan:
-        return _plan(store, root, lower, found, options)
+        return _plan(store, root, lower, found, options, matched)
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
     if root is not None and not is_built:
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
         build_root(model=root, corpus=(texts,), store=store, lower=lower, table=Table(seed=matching.seed, device=device))
-    wanted = DomainOptions(new.keep, dtype=new.dtype, min_tokens=new.min_tokens)
-    made = Domain(new.as_domain, [*new.corpus], wanted) if new.as_domain else None
-    labels = [*one.labels] if one.labels is not None else None
     opened = _opened(store, root, lower)
-    importer = Importer(opened, ImportOptions(domain, labels, one.task, made, one.test), options, texts, device_of(device))
+    importer = Importer(opened, options, matched, texts, device_of(device))
     result = _one(importer, *found[0], one.id is not None) if len(found) == 1 else _many(opened, importer, found, at_once)
     if repository is not None:
         export(store=store, repository=repository, device=device)
@@ -184,7 +186,12 @@ def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dic
 
 
 def _plan(
-    folder: Path, root: str | None, lower: int | None, folders: Sequence[tuple[str, Path]], matching: MatchingOptions
+    folder: Path,
+    root: str | None,
+    lower: int | None,
+    folders: Sequence[tuple[str, Path]],
+    options: ImportOptions,
+    matching: MatchingOptions,
 ) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import called, planned
@@ -199,7 +206,7 @@ def _plan(
         model, config = store.model, store.config
         took = [report["took"] for report in store.reports().values() if "took" in report]
     found = []
-    for one in planned(model, config, folders, matching):
+    for one in planned(model, config, folders, options, matching):
         found.append(one)
         of = one.report
         fits = f"{of['task']}, {of['labels']} labels, changed by {of['distance']:.3f}" if of else "an adapter"

@@ -25,7 +25,7 @@ from bench.turns import threads
 from builder.importing.checkpoint import Family
 from builder.importing.matching import MatchingOptions, Model, compared, import_checkpoint
 from builder.importing.tenant import ImportOptions
-from builder.importing.texts import MOST_TOKENS, UnlabelledTexts
+from builder.importing.texts import UnlabelledTexts
 from builder.learning.limits import Budget
 from builder.said import no_progress_bars
 from builder.store.resumable import digest_of as digest_of_files
@@ -170,7 +170,7 @@ class Imports:
 
     def _import(self, task: DemoTenant, tenant_id: str, folder: Path, case: Case, test: Path | None) -> dict[str, Any]:
         store = self.store(case.lower)
-        texts = UnlabelledTexts([self._texts(task, case)], most_tokens=case.times * MOST_TOKENS)
+        texts = UnlabelledTexts([self._texts(task, case)])
         given = store, tenant_id, folder, Family(store.model, store.config), texts, ImportOptions(test=test)
         made = _with_norms if case.norms else Model.of
         return import_checkpoint(*given, self._matching(case), self.device, made)[1]

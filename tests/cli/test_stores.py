@@ -90,6 +90,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert answer["totals"]["checkpoints"] == 2 and 0 <= answer["totals"]["agreement"] <= 1
     assert answer["totals"]["bytes"] == {"tenant": plan["bytes"]["after"], "checkpoint": plan["bytes"]["before"]}
     assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
+    assert run(capsys, *command[:-1], folder / "one", "--plan", "--task", "multilabel")["fit"]["one"]["task"] == "multilabel"
     (nameless := folder / "日本").mkdir()
     assert main([str(word) for word in (*command, "--plan")]) == 1
     assert mentions(capsys.readouterr().err, nameless, "--id", f"two (from {folder}/Two!)")

@@ -344,11 +344,12 @@ def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_cor
 def test_what_may_help_depends_on_how_a_tenant_has_learned():
     """The totals of a folder: tests/cli/test_stores.py."""
     exams = [{"score": 0.5}, {"score": 0.8}, {"score": 0.7}]
-    texts = {"learned": 85, "judged": 15}
-    report = {"asked": {"most_texts": 100, "rank": 4}, "texts": texts, "change_held": 1.0, "exams": exams}
-    assert mentions(advice(report), "--most-texts", "tables", "dedicated") and not mentions(advice(report), "--rank")
-    report |= {"asked": {"most_texts": 3000, "rank": 4}, "change_held": 0.5, "exams": exams[:2]}
-    assert mentions(advice(report), "--texts", "--rank", 4, "50%", "--epochs")
+    report = {"asked": {"most_texts": 3000, "rank": 4}, "change_held": 1.0, "exams": exams}
+    assert mentions(advice(report), "--texts", "--most-texts above 3,000", "tables", "dedicated") and not mentions(
+        advice(report), "--rank"
+    )
+    report |= {"change_held": 0.5, "exams": exams[:2]}
+    assert mentions(advice(report), "--rank", 4, "50%", "--epochs")
 
 
 def test_folders_that_would_be_one_tenant_are_refused(tmp_path):
