@@ -167,7 +167,7 @@ class ServedCopy(Running):
 
     def open_tenants(self) -> list[str]:
         """Returns the tenants that answer without a key."""
-        found = [tenant.id for tenant in self.manager().current().tenants if not tenant.keys]
+        found = [tenant.id for tenant in self.manager().current().without_keys]
         if not found:
             raise HplmError("every tenant of the repository has a key: export tenants without keys for this test")
         return found
@@ -185,9 +185,9 @@ class ServedCopy(Running):
         return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
 
     def add_guest(self) -> str:
-        """Adds a copy of a tenant, as `GUEST`. Returns that tenant's name."""
+        """Adds a copy of a tenant that answers without a key, as `GUEST`. Returns that tenant's name."""
         manager = self.manager()
-        tenant = manager.current().tenants[0]
+        tenant = manager.current().find(self.open_tenants()[0])
         records, head, adapter = Records(self.folder / EXPORTED_RECORDS), tenant.weights.head, None
         if tenant.adapter is not None:
             adapter = Layout.of(tenant.adapter.layout), records.weights(tenant.adapter)

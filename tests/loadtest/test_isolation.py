@@ -11,8 +11,9 @@ import pytest
 
 from hplm.errors import HplmError
 from loadtest.chaos import bucket
+from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
-from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
+from loadtest.chaos.history import OK, WRONG, Answer, Asker, History, Question, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
@@ -85,13 +86,21 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
     assert asking.reasons() == {"wrong: acme": counts[WRONG]}
 
 
-def test_a_new_tenant_that_is_never_answered_is_a_wrong_answer(tmp_path):
+def test_a_new_tenant_that_is_never_answered_or_cannot_be_added_is_a_wrong_answer(tmp_path):
+    def refuse():
+        raise HplmError("no room for acme")
+
     with SmallServer(lambda *_: answer(503)) as server:
-        calls = {"address": server.url, "add_guest": lambda: "acme"}
-        victim = SimpleNamespace(repository=tmp_path, state=tmp_path, backbone="toy", models=["toy", "hplm"], **calls)
+        victim = SimpleNamespace(repository=tmp_path, state=tmp_path, backbone="toy", models=["toy"], address=server.url)
         (fault,) = [one for one in faults(victim) if one.name == "tenant added and deleted"]
-        with pytest.raises(WrongAnswer, match="acme"), fault.begin(victim, random.Random(0)):
-            pass
+        for victim.add_guest in (lambda: "acme", refuse):
+            assert "acme" in made(fault, victim, [], random.Random(0))["wrong_answer"]
+
+
+def test_an_answer_without_logits_is_a_wrong_one():
+    for body in (b"no JSON", b'{"outputs": []}'):
+        with SmallServer(lambda *_, body=body: answer(body=body)) as server:
+            assert Asker(server.url, "toy").ask(Question("acme", "text")).outcome == WRONG
 
 
 def test_a_key_that_opens_its_tenant_while_a_server_is_cut_off_is_a_wrong_answer():
