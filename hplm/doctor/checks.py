@@ -192,7 +192,7 @@ def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding
     given = [(name, environment[name].strip()) for name in ADMIN_KEYS if environment.get(name)]
     for file in filter(_may_read, files):
         given += re.findall(
-            rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8"), re.MULTILINE
+            rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8", "replace"), re.MULTILINE
         )
     weak = sorted({name for name, key in given if len(key) < SHORTEST_KEY or len(set(key)) < SHORTEST_KEY // 3})
     if weak:

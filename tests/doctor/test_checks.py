@@ -89,7 +89,9 @@ def test_files_of_secrets_and_regions_are_their_owners_alone(tmp_path, mode, sta
 def test_a_missing_file_of_secrets_is_a_finding(tmp_path):
     finding = checks.secret_files([tmp_path / "none.env"])
     assert finding.status == PROBLEM and mentions(finding.says, tmp_path / "none.env")
-    assert checks.admin_keys({}, [tmp_path / "none.env"]).status == UNKNOWN
+    (tmp_path / "binary.p12").write_bytes(b"\xff\n")
+    for name in ("none.env", "binary.p12"):
+        assert checks.admin_keys({}, [tmp_path / name]).status == UNKNOWN
 
 
 def test_a_secret_on_a_command_line_is_told(tmp_path):
