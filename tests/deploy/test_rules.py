@@ -173,6 +173,16 @@ def test_only_the_headers_that_it_needs_reach_a_server(door, held):
     assert not passed & {"hplm-admin", "accept-encoding", "x-other"}
 
 
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(door, held):
+    with door.connect() as connection:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        connection.sendall(f"{head}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"{}")
+        assert read_answer(connection).status == 200
+    assert "expect" not in {name.lower() for name in held.headers[-1]}
+
+
 def test_openai_has_the_limits_of_other_requests_and_no_answer_without_its_gateway(opened):
     door, asked = opened(**WITH_GATEWAY), b'{"model": "plain"}'
     refused(door.send("POST", COMPLETIONS, b"1\r\n{\r\n0\r\n\r\n", transfer_encoding="chunked"), 411)
