@@ -95,11 +95,13 @@ def test_a_missing_file_of_secrets_is_a_finding(tmp_path):
 
 
 def test_a_secret_on_a_command_line_is_told(tmp_path):
-    for pid, line in ((1, b"init\0"), (7, b"tritonserver\0--http-restricted-api=logging:hplm-admin=hidden\0")):
+    for pid, line in ((1, b"init\0"), (7, b"")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(line)
-    finding = checks.command_lines(tmp_path)
-    assert finding.status == WARNING and mentions(finding.says, 7) and "hidden" not in finding.says + finding.do
+    for between in (b"=", b"\0"):
+        (tmp_path / "7" / "cmdline").write_bytes(b"--http-restricted-api" + between + b"logging:hplm-admin=hidden\0--x\0")
+        finding = checks.command_lines(tmp_path)
+        assert finding.status == WARNING and mentions(finding.says, 7) and "hidden" not in finding.says + finding.do
     for hidden in (b"", b"tritonserver\0--http-restricted-api=logging:hplm-admin=******\0"):
         (tmp_path / "7" / "cmdline").write_bytes(hidden)
         assert checks.command_lines(tmp_path).status == OK
