@@ -13,15 +13,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from typing_extensions import Self
 
-from hplm.adapters.layout import Layout
-from hplm.adapters.records import Records
+from hplm.adapters.records import Packed
 from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
@@ -188,14 +186,9 @@ class ServedCopy(Running):
         """Adds a copy of a tenant that answers without a key, as `GUEST`. Returns that tenant's name."""
         manager = self.manager()
         tenant = manager.current().find(self.open_tenants()[0])
-        records, head, adapter = Records(self.folder / EXPORTED_RECORDS), tenant.weights.head, None
-        if tenant.adapter is not None:
-            adapter = Layout.of(tenant.adapter.layout), records.weights(tenant.adapter)
-        # The record has room for more labels than the tenant has.
-        layout = replace(Layout.of(head.layout), size=len(tenant.labels))
-        tensors = {name: tensor[: layout.size] for name, tensor in records.weights(head)[0].items()}
-        labels, domain = tuple(tenant.labels), (tenant.domain, tenant.domain_version)
-        manager.add(GUEST, Knowledge(*domain, task=tenant.task, labels=labels, head=(layout, tensors), adapter=adapter))
+        (file,) = {record.file for record in tenant.records()}
+        packed = Packed((self.folder / EXPORTED_RECORDS / file).read_bytes())
+        manager.add(GUEST, Knowledge.read(packed, tenant.version))
         manager.settle()
         return tenant.id
 

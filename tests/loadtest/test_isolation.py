@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hplm.errors import HplmError
+from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
@@ -17,7 +18,9 @@ from loadtest.chaos.history import OK, WRONG, Answer, Asker, History, Question, 
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
+from loadtest.server import GUEST, ServedCopy
 from loadtest.soak import growth, soaked
+from testing.toy import WITH_EXITS, WITH_STUDENTS
 from tests.support.threaded_server import SmallServer, answer
 from tests.support.wait import eventually
 
@@ -68,6 +71,19 @@ def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
     calls = {"open_tenants": lambda: ["acme"], "processes": dict, "add_guest": add_guest}
     with SmallServer() as server, pytest.raises(HplmError, match="no guest"):
         soaked(SimpleNamespace(backbone="toy", address=server.url, **calls), ["text"], 0.2, 0.8)
+
+
+def test_a_guest_answers_as_the_tenant_that_it_copies(toy, tmp_path):
+    """With its exits and students, without which its answers would differ."""
+    manager = Manager(toy.folder, tmp_path)
+    manager.registry.begin()
+    for name in ("acme", WITH_EXITS[0], WITH_STUDENTS.id):
+        served = SimpleNamespace(folder=toy.folder, manager=lambda: manager, open_tenants=lambda name=name: [name])
+        assert ServedCopy.add_guest(served) == name
+        guest, source = (manager.current().find(one) for one in (GUEST, name))
+        assert [record.checksum for record in guest.records()] == [record.checksum for record in source.records()]
+        assert (guest.exits and guest.exits.plans) == (source.exits and source.exits.plans)
+        ServedCopy.delete_guest(served)
 
 
 def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
