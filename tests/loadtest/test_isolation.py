@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.tenants.manager import Manager
+from loadtest import soak
 from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
@@ -71,6 +73,13 @@ def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
     calls = {"open_tenants": lambda: ["acme"], "processes": dict, "add_guest": add_guest}
     with SmallServer() as server, pytest.raises(HplmError, match="no guest"):
         soaked(SimpleNamespace(backbone="toy", address=server.url, **calls), ["text"], 0.2, 0.8)
+
+
+@pytest.mark.parametrize(("failed", "p99_last_ms", "status"), [(0, 1.0, 0), (2, 1.0, 1), (0, None, 1)])
+def test_a_soak_fails_if_requests_did_or_none_was_answered_at_its_end(failed, p99_last_ms, status, monkeypatch):
+    monkeypatch.setattr(soak, "ServedCopy", lambda *_: nullcontext())
+    monkeypatch.setattr(soak, "soaked", lambda *_: {"failed": failed, "p99_last_ms": p99_last_ms})
+    assert soak.main([]) == status
 
 
 def test_a_guest_answers_as_the_tenant_that_it_copies(toy, tmp_path):
