@@ -159,7 +159,6 @@ class Cluster:
             )
         for replica in self._replicas:
             replica.start()
-        for replica in self._replicas:
             cores = f"cores {','.join(map(str, replica.plan.cores))}, " if replica.plan.cores else ""
             self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.log_file}: loading")
         for replica in self._replicas:
