@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     args, start = parser.parse_args(argv), time.monotonic()
     try:
         scores, picture = _run(args.model or str(minilm()), SIZES[args.size], args.folder, args.repository, start)
-    except (HplmError, HplmClientError) as error:
+    except (HplmError, HplmClientError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 
 CHUNK = 1 << 16
 LONGEST_HEAD = 1 << 16
-LENGTH = b"\r\ncontent-length:"
+HEAD = re.compile(rb"http/1\.1 ([0-9]{3})\b.*?\r\ncontent-length: *([0-9]+)\r\n", re.DOTALL)
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -75,15 +76,10 @@ class Connection:
                 raise BadAnswer("a head without an end")
             return
         head = self.answer[: end + 2].lower()
-        length_at = head.find(LENGTH)
-        if length_at < 0 or not head.startswith(b"http/1.1 "):
+        found = HEAD.match(head)
+        if found is None:
             raise BadAnswer("no HTTP/1.1 answer with a Content-Length")
-        length_at += len(LENGTH)
-        try:
-            self.status = int(head[9:12])
-            length = int(head[length_at : head.index(b"\r\n", length_at)])
-        except ValueError as error:
-            raise BadAnswer("a head with broken numbers") from error
+        self.status = int(found[1])
         self.closes = b"\r\nconnection: close\r\n" in head
         self.body_at = end + 4
-        self.expected = self.body_at + length
+        self.expected = self.body_at + int(found[2])

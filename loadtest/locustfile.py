@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -161,7 +162,7 @@ def _plan(environment: Environment, outcomes: Outcomes) -> None:
     texts = Texts(read_texts([Path(options.texts)]) if options.texts else standard_library(), tokenizer)
     try:
         outcomes.server = ServerCount(options.metrics)
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         outcomes.server = None
         log.warning("the server's own count cannot be compared, because %s does not answer: %s", options.metrics, error)
     Scenario.options, Scenario.tenants, Scenario.all_texts = options, tenants, texts
@@ -218,10 +219,11 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
         raise InvalidInput(
             f"--host {host!r}: give the address of Triton's HTTP, http://HOST:PORT, or https://HOST:PORT for TLS"
         )
+    host_name = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     options.ca_file = given.ca_file or None
     if options.ca_file is not None and not is_secure:
         raise InvalidInput(f"--ca-file is for TLS, but --host is {host!r}: begin it with https://")
-    options.address = {"http": f"{url.hostname}:{port}", "grpc": given.grpc or f"{url.hostname}:{port + (not is_secure)}"}
+    options.address = {"http": f"{host_name}:{port}", "grpc": given.grpc or f"{host_name}:{port + (not is_secure)}"}
     if is_secure:
         options.address = {protocol: f"https://{address}" for protocol, address in options.address.items()}
     Settings(options.address[given.protocol], given.protocol, ca_file=options.ca_file)  # raises if it is wrong
@@ -230,7 +232,7 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
         socket.create_connection((asked.strip("[]"), int(asked_port)), CONNECT_S).close()
     except OSError as error:
         raise InvalidInput(f"nobody answers at {asked}:{asked_port} ({error}): start the server, or correct --host") from None
-    options.metrics = given.metrics or f"{url.hostname}:{port + 2}"
+    options.metrics = given.metrics or f"{host_name}:{port + 2}"
     options.lengths = None if given.lengths == "real" else lengths_of(given.lengths)
     low, _, high = given.deadline.partition("-")
     try:
@@ -244,6 +246,9 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     for name in ("rate", "duration", "cv", "period", "patience", "max_tokens"):
         if not 0 < getattr(given, name) < math.inf:
             raise InvalidInput(f"--{name.replace('_', '-')} {getattr(given, name)}: give a number above 0")
+    for name in ("zipf", "seed"):
+        if not 0 <= getattr(given, name) < math.inf:
+            raise InvalidInput(f"--{name} {getattr(given, name)}: give 0 or more")
     options.api_key, options.trace = given.api_key or None, given.trace or None
     return options
 

@@ -13,15 +13,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from typing_extensions import Self
 
-from hplm.adapters.layout import Layout
-from hplm.adapters.records import Records
+from hplm.adapters.records import Packed
 from hplm.cluster.control import ask
 from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
@@ -167,7 +165,7 @@ class ServedCopy(Running):
 
     def open_tenants(self) -> list[str]:
         """Returns the tenants that answer without a key."""
-        found = [tenant.id for tenant in self.manager().current().tenants if not tenant.keys]
+        found = [tenant.id for tenant in self.manager().current().without_keys]
         if not found:
             raise HplmError("every tenant of the repository has a key: export tenants without keys for this test")
         return found
@@ -185,17 +183,12 @@ class ServedCopy(Running):
         return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
 
     def add_guest(self) -> str:
-        """Adds a copy of a tenant, as `GUEST`. Returns that tenant's name."""
+        """Adds a copy of a tenant that answers without a key, as `GUEST`. Returns that tenant's name."""
         manager = self.manager()
-        tenant = manager.current().tenants[0]
-        records, head, adapter = Records(self.folder / EXPORTED_RECORDS), tenant.weights.head, None
-        if tenant.adapter is not None:
-            adapter = Layout.of(tenant.adapter.layout), records.weights(tenant.adapter)
-        # The record has room for more labels than the tenant has.
-        layout = replace(Layout.of(head.layout), size=len(tenant.labels))
-        tensors = {name: tensor[: layout.size] for name, tensor in records.weights(head)[0].items()}
-        labels, domain = tuple(tenant.labels), (tenant.domain, tenant.domain_version)
-        manager.add(GUEST, Knowledge(*domain, task=tenant.task, labels=labels, head=(layout, tensors), adapter=adapter))
+        tenant = manager.current().find(self.open_tenants()[0])
+        (file,) = {record.file for record in tenant.records()}
+        packed = Packed((self.folder / EXPORTED_RECORDS / file).read_bytes())
+        manager.add(GUEST, Knowledge.read(packed, tenant.version))
         manager.settle()
         return tenant.id
 

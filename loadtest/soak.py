@@ -53,6 +53,8 @@ def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
             found |= soaked(served, standard_library(), given.minutes * 60, given.share)
     if found["failed"]:
         raise HplmError(f"{found['failed']:,} requests failed")
+    if found["p99_last_ms"] is None:
+        raise HplmError("at the end the server answered nothing: read its log")
 
 
 def soaked(served: ServedCopy, texts: Sequence[str], seconds: float, share: float) -> dict[str, Any]:

@@ -132,4 +132,4 @@ async def _status(reader: asyncio.StreamReader, sending: Coroutine[None, None, N
         sender.cancel()
         with suppress(asyncio.CancelledError, OSError):
             await sender
-    return head.split()[1].decode() if head else "closed"
+    return head.split()[1].decode() if head.startswith(b"HTTP/") else "closed"  # else at most an alert of TLS

@@ -35,6 +35,8 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
                 continue
             try:
                 texts.append((json.loads(line)["text"] if path.suffix == ".jsonl" else line.decode()).strip())
+                if not texts[-1]:
+                    raise ValueError("an empty text")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 wanted = "JSON with a field `text`" if path.suffix == ".jsonl" else "text in UTF-8"
                 raise InvalidInput(f"{path}, line {number} is not {wanted}: {error!r}") from None

@@ -6,7 +6,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.placement.workload import Trace
-from hplm.simulate.arrivals import SECOND, Lengths
+from hplm.simulate.arrivals import SECOND
 
 
 def power_law(count: int, exponent: float) -> Array:
@@ -15,18 +15,15 @@ def power_law(count: int, exponent: float) -> Array:
     return weight / weight.sum()
 
 
-def random_trace(
-    rates: dict[str, float], seconds: float, cv: float = 1.0, lengths: Lengths | int = 64, timeout_ms: float = 0, seed: int = 0
-) -> Trace:
+def random_trace(rates: dict[str, float], seconds: float, cv: float = 1.0, tokens: int = 64, seed: int = 0) -> Trace:
     """Draws a Gamma process for each unit, with its rate in requests a second. `cv`: of the gaps; 1 is Poisson."""
     rng = np.random.default_rng(seed)
     streams = [_arrivals(rate, cv, seconds, rng) for rate in rates.values()]
     arrival = np.concatenate(streams)
     order = np.argsort(arrival, kind="stable")
     unit = np.repeat(np.arange(len(streams)), list(map(len, streams)))
-    tokens = np.full(len(arrival), lengths) if isinstance(lengths, int) else lengths.draw(len(arrival), rng)
-    timeout = np.full(len(arrival), int(timeout_ms * 1e6))
-    return Trace(tuple(rates), arrival[order], unit[order], tokens, timeout, f"synthetic: Gamma, CV {cv:g}, seed {seed}")
+    lengths, timeout = np.full(len(arrival), tokens), np.zeros(len(arrival), np.int64)
+    return Trace(tuple(rates), arrival[order], unit[order], lengths, timeout, f"synthetic: Gamma, CV {cv:g}, seed {seed}")
 
 
 def _arrivals(rate: float, cv: float, seconds: float, rng: np.random.Generator) -> Array:

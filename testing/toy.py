@@ -61,9 +61,9 @@ class Toy:
         return self.repository / self.store.config.name / "1"
 
 
-def make_toy(folder: Path, config: BackboneConfig = CONFIG, dtype: str = "fp16") -> Toy:
+def make_toy(folder: Path, config: BackboneConfig = CONFIG) -> Toy:
     # Weights are far larger than BERT's, so that confused neighbours, slots or tables change the answers.
-    store = random_store(folder / "store", config, SERVED, DOMAINS, spread=0.3, dtype=dtype)
+    store = random_store(folder / "store", config, SERVED, DOMAINS, spread=0.3)
     for number, tenant in enumerate(TENANTS):
         if tenant.id in WITH_EXITS:
             random_exits(store, tenant, number % config.upper_layers, plans=1)  # the governor would change their answers

@@ -28,12 +28,7 @@ class Share:
 
     in_flight: int
     requests: int
-    is_up: bool
-    drains: bool
-
-    @property
-    def word(self) -> str:
-        return "draining" if self.drains else "up" if self.is_up else "down"
+    state: str  # up, down or draining
 
 
 class AdminSocket:
@@ -73,22 +68,13 @@ class AdminSocket:
 
     def share(self, replica: str) -> Share:
         rows = self._rows(replica)
-        return Share(
-            in_flight=sum(int(row["scur"]) for row in rows),
-            requests=sum(int(row["stot"]) for row in rows),
-            is_up=bool(rows) and all(row["status"].startswith(("UP", "no check")) for row in rows),
-            drains=any(row["status"].startswith("DRAIN") for row in rows),
-        )
+        is_up = bool(rows) and all(row["status"].startswith(("UP", "no check")) for row in rows)
+        drains = any(row["status"].startswith("DRAIN") for row in rows)
+        state = "draining" if drains else "up" if is_up else "down"
+        return Share(sum(int(row["scur"]) for row in rows), sum(int(row["stot"]) for row in rows), state)
 
-    def drain(self, replica: str) -> None:
-        """Lets a replica finish its requests and gives it no new ones."""
-        self._set(replica, "drain")
-
-    def give_back(self, replica: str) -> None:
-        """Gives requests to a replica again, as soon as its health is checked."""
-        self._set(replica, "ready")
-
-    def _set(self, replica: str, state: str) -> None:
+    def set_state(self, replica: str, state: str) -> None:
+        """With `drain` a replica finishes its requests and gets no new ones; with `ready` it does, once it is found healthy."""
         rows = self._rows(replica)
         if not rows:
             raise HplmError(f"HAProxy knows no replica {replica!r}: has {self._path.parent} been written for another cluster?")

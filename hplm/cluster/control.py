@@ -54,7 +54,7 @@ class Listener:
 
 
 def _answer(connection: socket.socket, commands: dict[str, Command]) -> None:
-    with connection.makefile("r", encoding="utf-8") as lines:
+    with connection.makefile("r", encoding="utf-8", errors="replace") as lines:
         question = lines.readline().strip()
 
     def send(kind: str, content: object) -> None:

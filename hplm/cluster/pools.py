@@ -57,13 +57,12 @@ def placed_pools(groups: Sequence[Group], folder: Path) -> list[list[PlannedRepl
     alike: dict[frozenset[str], list[Group]] = {}
     for group in groups:
         alike.setdefault(frozenset(group.units), []).append(group)
-    for units, own in alike.items():
-        for others, other in alike.items():
-            if units != others and (shared := sorted(units & others)):
-                raise InvalidInput(
-                    f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
-                    "router could send its requests to one of them only: search with more memory for each device"
-                )
+    for (units, own), (others, other) in itertools.combinations(alike.items(), 2):
+        if shared := sorted(units & others):
+            raise InvalidInput(
+                f"groups {own[0].name!r} and {other[0].name!r} both have unit {shared[0]!r}, but differ in others, so the "
+                "router could send its requests to one of them only: search with more memory for each device"
+            )
     check_cores([core for group in groups for core in cores_of(group.devices)])
     ids = itertools.count(1)
     return [

@@ -123,7 +123,7 @@ class Cluster:
         found: dict[str, Any] = {}
         for replica in self._replicas:
             share, taken = self._haproxy.share(replica.name), self._taken(replica)
-            word = "replaced" if replica is self._replacing else share.word
+            word = "replaced" if replica is self._replacing else share.state
             found[replica.name] = {
                 "is": word,
                 "requests": share.requests,
@@ -159,7 +159,6 @@ class Cluster:
             )
         for replica in self._replicas:
             replica.start()
-        for replica in self._replicas:
             cores = f"cores {','.join(map(str, replica.plan.cores))}, " if replica.plan.cores else ""
             self._say(f"{replica.name:<13} {cores}HTTP {replica.http}, log {replica.log_file}: loading")
         for replica in self._replicas:
@@ -191,7 +190,7 @@ class Cluster:
         self._replacing = replica
         try:
             say(f"{replica.name:<13} gets no new requests")
-            self._haproxy.drain(replica.name)
+            self._haproxy.set_state(replica.name, "drain")
             self._until(lambda: self._haproxy.share(replica.name).in_flight == 0, IDLE_SECONDS)
             say(f"{replica.name:<13} is stopped and started again")
             replica.stop(SERVER_SECONDS, meanwhile=self._meanwhile)
@@ -200,12 +199,12 @@ class Cluster:
         finally:  # also where it has failed: it is started again, and only then found healthy
             self._replacing = None
             with suppress(HplmError):  # HAProxy is away; a new one knows of no drain
-                self._haproxy.give_back(replica.name)
+                self._haproxy.set_state(replica.name, "ready")
         self._until_up(replica)
         say(f"{replica.name:<13} is back")
 
     def _until_up(self, replica: LocalReplica) -> None:
-        if not self._until(lambda: self._haproxy.share(replica.name).is_up, UP_SECONDS):
+        if not self._until(lambda: self._haproxy.share(replica.name).state == "up", UP_SECONDS):
             raise HplmError(
                 f"HAProxy does not find {replica.name} healthy within {UP_SECONDS:g} s: read {self._log('haproxy')}"
             )

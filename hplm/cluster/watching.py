@@ -26,10 +26,9 @@ class Served:
 
     def __init__(self, cluster: ClusterDescription) -> None:
         for pool in cluster.pools:
-            if not pool.repository.is_dir():
-                raise InvalidInput(f"pool {pool.name!r}: repository {pool.repository} is not a folder: correct its path")
-            if isinstance(pool.state, Path) and not pool.state.is_dir():
-                raise InvalidInput(f"pool {pool.name!r}: state {pool.state} is not a folder: correct its path")
+            for what, place in (("repository", pool.repository), ("state", pool.state)):
+                if isinstance(place, Path) and not place.is_dir():
+                    raise InvalidInput(f"pool {pool.name!r}: {what} {place} is not a folder: correct its path")
         self._cluster = cluster
         self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in cluster.pools}
 

@@ -36,7 +36,8 @@ ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
 NAMED = 5  # how many files or tenants are listed
 _IPC_LOCK = 1 << 14  # the capability that lifts the limit of locked memory
 _REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
-_SECRET_FLAG = re.compile(r"--(?:http-restricted-api|grpc-restricted-protocol)=.*=(?!\*+$)")  # `hplm serve` leaves asterisks
+# `hplm serve` leaves asterisks.
+_SECRET = re.compile(rb"--(?:http-restricted-api|grpc-restricted-protocol)=[^=]*=(?!\*+(?:=|$))")
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,10 @@ def command_lines(processes: Path) -> Finding:
     seen: list[str] = []
     for path in sorted(processes.glob("[0-9]*/cmdline")):
         try:
-            words = path.read_bytes().split(b"\0")
+            line = path.read_bytes().replace(b"\0", b"=")  # the value of a flag may be the next word
         except OSError:  # it has ended, or is another user's where /proc is closed
             continue
-        if any(_SECRET_FLAG.match(word.decode(errors="replace")) for word in words):
+        if _SECRET.search(line):
             seen.append(path.parent.name)
     if seen:
         return Finding(
@@ -192,7 +193,7 @@ def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding
     given = [(name, environment[name].strip()) for name in ADMIN_KEYS if environment.get(name)]
     for file in filter(_may_read, files):
         given += re.findall(
-            rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8"), re.MULTILINE
+            rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8", "replace"), re.MULTILINE
         )
     weak = sorted({name for name, key in given if len(key) < SHORTEST_KEY or len(set(key)) < SHORTEST_KEY // 3})
     if weak:

@@ -116,7 +116,7 @@ def _harm(
             chance.shuffle(chosen)
         time.sleep(CALM)
         before, fault = history.counts(), chosen[len(done) % len(chosen)]
-        found = {"fault": fault.name, **_made(fault, victim, questions, chance)}
+        found = {"fault": fault.name, **made(fault, victim, questions, chance)}
         counts = history.counts()
         counts.subtract(before)
         done.append(found | {outcome: counts[outcome] for outcome in OUTCOMES})
@@ -126,7 +126,7 @@ def _harm(
     return done
 
 
-def _made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: random.Random) -> dict[str, Any]:
+def made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: random.Random) -> dict[str, Any]:
     """Makes a fault, and waits until all tenants are answered again. Returns how long after it that was."""
     seconds = chance.uniform(*fault.seconds)
     lasted = {"lasted_s": round(seconds, 1)} if seconds else {}
@@ -134,9 +134,9 @@ def _made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: r
         with fault.begin(victim, chance):
             began = time.monotonic()
             time.sleep(seconds)
-    except Unable as error:
+    except (Unable, OSError) as error:
         return {"unable": str(error)}
-    except WrongAnswer as error:
+    except (WrongAnswer, HplmError) as error:
         return lasted | {"wrong_answer": str(error)}
     if seconds:
         began = time.monotonic()  # of its end

@@ -186,7 +186,7 @@ def _flood(victim: ServedCopy, chance: random.Random) -> Generator[None]:
 @contextmanager
 def _leavers(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     """Clients that send a request and close their connection at once."""
-    tenant = victim.manager().current().tenants[0].id
+    (tenant, *_) = victim.open_tenants()
     for _ in range(LEAVERS):
         connection = http.client.HTTPConnection(victim.address, timeout=5)
         with contextlib.suppress(OSError, http.client.HTTPException):

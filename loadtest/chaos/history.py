@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import Self
 
 from hplm.arrays import Array
-from hplm.errors import HplmError, error_in
+from hplm.errors import MISFITS, HplmError, error_in
 
 OK, REFUSED, FAILED, UNANSWERED, WRONG = "ok", "refused", "failed", "unanswered", "wrong"
 OUTCOMES = (OK, REFUSED, FAILED, UNANSWERED, WRONG)
@@ -71,9 +71,12 @@ class Asker:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return Answer(FAILED, type(error).__name__)
-        if status == 200:
-            return Answer(OK, logits=np.array(json.loads(content)["outputs"][0]["data"], dtype=np.float64))
         said = content.decode(errors="replace")
+        if status == 200:
+            try:
+                return Answer(OK, logits=np.array(json.loads(said)["outputs"][0]["data"], dtype=np.float64))
+            except MISFITS:
+                return Answer(WRONG, f"no logits: {said[:200]}")
         known = error_in(said)
         return Answer(REFUSED, known.word) if known else Answer(FAILED, f"{status} {said[:200]}")
 

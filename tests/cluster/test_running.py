@@ -133,7 +133,7 @@ def states(cluster):
 def test_questions_are_answered_and_bad_ones_harm_nobody(cluster):
     with pytest.raises(HplmError, match="'dance'"):
         ask(cluster.folder, "dance", print)
-    for question in (b"", b"status\n"):
+    for question in (b"", b"\xff\n", b"status\n"):
         with socket.socket(socket.AF_UNIX) as connection:  # of one who goes before the answer
             connection.connect(str(cluster.folder / CONTROL))
             connection.sendall(question)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from hplm_client.errors import HplmClientError, InvalidInput, QueueFull, QuotaExceeded
-from tests.cluster.front import HOST, INFER
+from tests.cluster.front import GENERATE, HOST, INFER
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
 
@@ -146,6 +146,8 @@ def test_names_that_no_tenant_has_are_not_counted(opened):
         assert door.post(INFER, body, OTHER).status in (200, 400)
     assert "key=" not in door.socket.ask("show table tenants_in_flight")
     assert door.infer(QUIET) is None and "key=quiet" in door.socket.ask("show table tenants_in_flight")
+    assert door.post(GENERATE, b'{"TEXT":"a","tenant":"loud"}').status == 200
+    assert "key=loud" in door.socket.ask("show table tenants_in_flight")
 
 
 @pytest.mark.parametrize(("size", "way", "many"), [(MEDIUM, "json", 16), (LARGE, "json", 2), (LARGE, "metadata", 2)])

@@ -74,6 +74,8 @@ def test_chunks_and_bodies_without_a_length_are_refused(door):
     both = door.send("POST", INFER, b"0\r\n\r\n", transfer_encoding="chunked", content_length="5")
     assert both.status in (400, 411)
     refused(door.send("POST", INFER), 411)
+    for length in (3 << 30, (1 << 32) + 1):
+        refused(door.send("POST", INFER, content_length=str(length)), 413)
 
 
 CLASSES_OF_LABEL, REGION = service_pb2.ModelInferRequest(), service_pb2.ModelInferRequest()
@@ -116,7 +118,8 @@ def test_messages_of_grpc_are_refused(door, held, words, message):
 def test_a_tenant_with_a_control_character_is_refused(door, name):
     """Triton ends a parameter at a NUL, so that it would be answered as another tenant."""
     refused(door.post(INFER, body_of().replace(b'"acme"', f'"{name}"'.encode())), 400, "control character")
-    refused(door.post(GENERATE, f'{{"TEXT": "a", "tenant": "{name}"}}'.encode()), 400)
+    for more in ({}, {SIZE: "2"}):
+        refused(door.post(GENERATE, f'{{"TEXT": "a", "tenant": "{name}"}}'.encode(), **more), 400)
     refused_over_grpc(door, message_of(b"a", tenant=json.loads(f'"{name}"')), "control character")
 
 
@@ -168,6 +171,16 @@ def test_only_the_headers_that_it_needs_reach_a_server(door, held):
     passed = {name.lower() for name in held.headers[-1]}
     assert {"authorization", "hplm-tenant", "hplm-arrived"} <= passed
     assert not passed & {"hplm-admin", "accept-encoding", "x-other"}
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(door, held):
+    with door.connect() as connection:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        connection.sendall(f"{head}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"{}")
+        assert read_answer(connection).status == 200
+    assert "expect" not in {name.lower() for name in held.headers[-1]}
 
 
 def test_openai_has_the_limits_of_other_requests_and_no_answer_without_its_gateway(opened):

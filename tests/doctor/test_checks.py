@@ -89,15 +89,19 @@ def test_files_of_secrets_and_regions_are_their_owners_alone(tmp_path, mode, sta
 def test_a_missing_file_of_secrets_is_a_finding(tmp_path):
     finding = checks.secret_files([tmp_path / "none.env"])
     assert finding.status == PROBLEM and mentions(finding.says, tmp_path / "none.env")
-    assert checks.admin_keys({}, [tmp_path / "none.env"]).status == UNKNOWN
+    (tmp_path / "binary.p12").write_bytes(b"\xff\n")
+    for name in ("none.env", "binary.p12"):
+        assert checks.admin_keys({}, [tmp_path / name]).status == UNKNOWN
 
 
 def test_a_secret_on_a_command_line_is_told(tmp_path):
-    for pid, line in ((1, b"init\0"), (7, b"tritonserver\0--http-restricted-api=logging:hplm-admin=hidden\0")):
+    for pid, line in ((1, b"init\0"), (7, b"")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(line)
-    finding = checks.command_lines(tmp_path)
-    assert finding.status == WARNING and mentions(finding.says, 7) and "hidden" not in finding.says + finding.do
+    for between in (b"=", b"\0"):
+        (tmp_path / "7" / "cmdline").write_bytes(b"--http-restricted-api" + between + b"logging:hplm-admin=hidden\0--x\0")
+        finding = checks.command_lines(tmp_path)
+        assert finding.status == WARNING and mentions(finding.says, 7) and "hidden" not in finding.says + finding.do
     for hidden in (b"", b"tritonserver\0--http-restricted-api=logging:hplm-admin=******\0"):
         (tmp_path / "7" / "cmdline").write_bytes(hidden)
         assert checks.command_lines(tmp_path).status == OK

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hplm.errors import HplmError
+from hplm.tenants.manager import Manager
+from loadtest import soak
 from loadtest.chaos import bucket
+from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
-from loadtest.chaos.history import OK, WRONG, Answer, History, Question, expected_answers
+from loadtest.chaos.history import OK, WRONG, Answer, Asker, History, Question, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
+from loadtest.server import GUEST, ServedCopy
 from loadtest.soak import growth, soaked
+from testing.toy import WITH_EXITS, WITH_STUDENTS
 from tests.support.threaded_server import SmallServer, answer
 from tests.support.wait import eventually
 
@@ -69,6 +75,26 @@ def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
         soaked(SimpleNamespace(backbone="toy", address=server.url, **calls), ["text"], 0.2, 0.8)
 
 
+@pytest.mark.parametrize(("failed", "p99_last_ms", "status"), [(0, 1.0, 0), (2, 1.0, 1), (0, None, 1)])
+def test_a_soak_fails_if_requests_did_or_none_was_answered_at_its_end(failed, p99_last_ms, status, monkeypatch):
+    monkeypatch.setattr(soak, "ServedCopy", lambda *_: nullcontext())
+    monkeypatch.setattr(soak, "soaked", lambda *_: {"failed": failed, "p99_last_ms": p99_last_ms})
+    assert soak.main([]) == status
+
+
+def test_a_guest_answers_as_the_tenant_that_it_copies(toy, tmp_path):
+    """With its exits and students, without which its answers would differ."""
+    manager = Manager(toy.folder, tmp_path)
+    manager.registry.begin()
+    for name in ("acme", WITH_EXITS[0], WITH_STUDENTS.id):
+        served = SimpleNamespace(folder=toy.folder, manager=lambda: manager, open_tenants=lambda name=name: [name])
+        assert ServedCopy.add_guest(served) == name
+        guest, source = (manager.current().find(one) for one in (GUEST, name))
+        assert [record.checksum for record in guest.records()] == [record.checksum for record in source.records()]
+        assert (guest.exits and guest.exits.plans) == (source.exits and source.exits.plans)
+        ServedCopy.delete_guest(served)
+
+
 def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
     expected = np.array([2.0, -1.0, 0.0])
     for logits, agree in ((expected + 0.08, True), (expected + 0.1, False), (expected[:2], False)):
@@ -85,13 +111,21 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
     assert asking.reasons() == {"wrong: acme": counts[WRONG]}
 
 
-def test_a_new_tenant_that_is_never_answered_is_a_wrong_answer(tmp_path):
+def test_a_new_tenant_that_is_never_answered_or_cannot_be_added_is_a_wrong_answer(tmp_path):
+    def refuse():
+        raise HplmError("no room for acme")
+
     with SmallServer(lambda *_: answer(503)) as server:
-        calls = {"address": server.url, "add_guest": lambda: "acme"}
-        victim = SimpleNamespace(repository=tmp_path, state=tmp_path, backbone="toy", models=["toy", "hplm"], **calls)
+        victim = SimpleNamespace(repository=tmp_path, state=tmp_path, backbone="toy", models=["toy"], address=server.url)
         (fault,) = [one for one in faults(victim) if one.name == "tenant added and deleted"]
-        with pytest.raises(WrongAnswer, match="acme"), fault.begin(victim, random.Random(0)):
-            pass
+        for victim.add_guest in (lambda: "acme", refuse):
+            assert "acme" in made(fault, victim, [], random.Random(0))["wrong_answer"]
+
+
+def test_an_answer_without_logits_is_a_wrong_one():
+    for body in (b"no JSON", b'{"outputs": []}'):
+        with SmallServer(lambda *_, body=body: answer(body=body)) as server:
+            assert Asker(server.url, "toy").ask(Question("acme", "text")).outcome == WRONG
 
 
 def test_a_key_that_opens_its_tenant_while_a_server_is_cut_off_is_a_wrong_answer():

@@ -120,8 +120,11 @@ WRONG = {  # what somebody has typed into the web page, and what the refusal nam
     ("deadline", "5-1"): ["--deadline", "'5-1'"],
     ("tenant_ids", "nobody"): ["--tenant-ids", "'nobody'"],
     ("rate", "nan"): ["--rate", "nan"],
+    ("zipf", "nan"): ["--zipf", "nan"],
+    ("seed", "-1"): ["--seed", "-1"],
     ("scenario", "Chat"): ["Chat", "--backbone"],
     ("host", "http://127.0.0.1:99999"): ["--host", "99999"],
+    ("host", "http://[::1]:1"): ["::1", "start the server"],
 }
 
 
@@ -136,8 +139,8 @@ def test_a_run_starts_from_the_web_page(server, tmp_path) -> None:
         try:
             page = f"http://127.0.0.1:{port}"
             eventually(lambda: '"title": "Outcomes"' in _get(page))
-            form = {"user_count": 8, "spawn_rate": 8, "host": f"http://{server.http_url}", "rate": 20, "duration": 2}
-            usual = {"deadline": "0", "tenant_ids": "acme,beta", "scenario": "Gamma"}
+            form = {"host": f"http://{server.http_url}", "metrics": "no:x", "user_count": 8, "spawn_rate": 8, "duration": 2}
+            usual = {"rate": 20, "deadline": "0", "tenant_ids": "acme,beta", "scenario": "Gamma", "zipf": "0", "seed": "0"}
 
             def started(**more: object) -> dict:
                 return json.loads(_get(f"{page}/swarm", urlencode({**form, **usual, **more}).encode()))

@@ -42,24 +42,22 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* How a container reads the registry. */}}
+{{/* How a container reads the registry. Further variables may follow. */}}
 {{- define "hplm.registry" -}}
-- name: HPLM_STATE
-  value: {{ required "registry.address is missing: name the bucket, such as s3://bucket/hplm" .Values.registry.address }}
-- name: HOME
-  value: /tmp
-- name: POD_NAME # for mounts with a folder of each pod
-  valueFrom:
-    fieldRef:
-      fieldPath: metadata.name
-{{- end }}
-
-{{- define "hplm.credentials" -}}
 {{- with .Values.registry.secret }}
 envFrom:
   - secretRef:
       name: {{ . }}
 {{- end }}
+env:
+  - name: HPLM_STATE
+    value: {{ required "registry.address is missing: name the bucket, such as s3://bucket/hplm" .Values.registry.address }}
+  - name: HOME
+    value: /tmp
+  - name: POD_NAME # for mounts with a folder of each pod
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.name
 {{- end }}
 
 {{- define "hplm.mounts" -}}
@@ -100,9 +98,7 @@ args:
   {{- range .more }}
   - {{ . }}
   {{- end }}
-env:
-  {{- include "hplm.registry" .root | nindent 2 }}
-{{ include "hplm.credentials" .root }}
+{{- include "hplm.registry" .root | nindent 0 }}
 resources:
   {{- toYaml .root.Values.router.maps.resources | nindent 2 }}
 securityContext:
