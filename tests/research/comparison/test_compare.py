@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench.machine import machine
 from builder.publish.model_configs import ServingOptions
-from research.comparison.compare import Case, export_compared, measured, megabytes, random_tenant_store
+from hplm.errors import HplmError
+from research.comparison.compare import DTYPE, Case, export_compared, measured, megabytes, random_tenant_store, under_load
 from research.result_file import ResultFile
 from testing.random_store import SIZES
+from tests.support.message import refusing
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +23,13 @@ def test_no_number_is_measured_twice(tmp_path: Path) -> None:
     case = Case("burst", "toy", known_tenants=5, budget=2, lengths="12", seconds=2.0, patience=60.0)
     kept = ResultFile(tmp_path / "toy-burst.jsonl")
     for scheme, tenants in (("hplm", 5), ("shared", 3)):
-        kept.put({"scheme": scheme, "tenants": tenants, "settings": {**vars(case), "machine": machine()}}, {"p50_ms": 1.0})
+        settings = {**vars(case), "dtype": DTYPE, "machine": machine()}
+        kept.put({"scheme": scheme, "tenants": tenants, "settings": settings}, {"p50_ms": 1.0})
     for scheme, tenants in (("hplm", 5), ("shared", 3)):
         assert measured(case, (tenants,), (scheme,), kept, tmp_path / "work") == {scheme: {tenants: {"p50_ms": 1.0}}}
     assert not (tmp_path / "work").exists()
+    with refusing(HplmError, "1 tenants", "--seconds"):  # its tenant sends the first request later
+        under_load(replace(case, scenario="steady"), "hplm", SimpleNamespace(http_url="", pid=None), 1)
 
 
 def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:
