@@ -135,7 +135,9 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
     assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
-    if "cascade" in command:  # whose store and exits Tabi's other ways use
+    if "cascade" in command:
+        assert status(f"{command} --quick --questions 1") == 1  # the root has read the texts of two
+        # Tabi's other ways use its store and exits.
         assert status("papers tabi --quick --json") == 0
         ways = json.loads(capfd.readouterr().out.splitlines()[-1])["ways"]
         assert ways.keys() == {*tabi.WAYS, "words pruned"}
