@@ -34,7 +34,7 @@ from hplm.simulate.arrivals import SECOND, Arrivals
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from loadtest.generator import Load
-from loadtest.load import send
+from loadtest.load import Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.baselines.models import WholeConfig, files_of
 from research.options import ended
@@ -158,6 +158,7 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
     (report,) = send(load)
     if case.scenario in CLOSED:
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
+    due = report.succeeded if load.due is None else len(load.due)
     return {
         "succeeded": report.succeeded,
         "failures": dict(report.failures),
@@ -165,9 +166,17 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
         "machine_gflops": round(min(before, gflops()), 1),  # less where the machine had other work
         "private_mb": round(private_bytes(server.pid) / MB, 1),
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds
-        "answered": report.succeeded / len(load.due) if load.due is not None else 1.0,
-        "percentiles_ms": {percent: report.percentile_ms(percent) if report.succeeded else None for percent in PERCENTS},
+        "answered": report.succeeded / due,
+        "percentiles_ms": percentiles_ms(report, due),
     }
+
+
+def percentiles_ms(report: Report, due: int) -> dict[int, float | None]:
+    """Returns within how many milliseconds a share of the requests that were due was answered; None: it was not."""
+    waits = np.full(due, np.inf)
+    waits[: report.succeeded] = 1e3 * report.latencies[report.statuses == 200]
+    found = np.percentile(waits, PERCENTS, method="higher").tolist()
+    return {percent: ms if ms < np.inf else None for percent, ms in zip(PERCENTS, found, strict=True)}
 
 
 def rows_of_schemes(case: Case, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Rows:
