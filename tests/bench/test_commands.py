@@ -186,6 +186,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms", "300.0", "50.0"]),
         ("bench schedule --commit-ms nan", ["--commit-ms", "nan"]),
         ("bench generate --tenants 32", ["--tenants 32"]),
+        ("bench generate --layers 2", ["--layers 2"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
         ("bench plot --picture x.foo", ["--picture x.foo"]),
         ("bench students --layers 3", ["--layers 3", 2]),
