@@ -86,13 +86,12 @@ def infinity(
 def make_environment(folder: Path) -> Path:
     """Returns the Python of infinity-emb's environment, and makes it first if it is missing."""
     python = folder / "bin" / "python"
-    if not python.exists():
-        say(f"making {folder} with {PACKAGE}")
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    if subprocess.run([python, "-c", "import infinity_emb"], capture_output=True).returncode:
-        done = subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE], stdout=sys.stderr)
-        if done.returncode:
-            raise HplmError(f"infinity-emb cannot be installed into {folder}: see pip's messages above")
+    if python.exists() and not subprocess.run([python, "-c", "import infinity_emb"], capture_output=True).returncode:
+        return python
+    say(f"making {folder} with {PACKAGE}")
+    for command in ([sys.executable, "-m", "venv", folder], [python, "-m", "pip", "install", "-q", PACKAGE]):
+        if subprocess.run(command, stdout=sys.stderr).returncode:
+            raise HplmError(f"infinity-emb cannot be installed into {folder}: see the messages above")
     return python
 
 
