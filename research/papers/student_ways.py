@@ -20,15 +20,7 @@ from builder.exits.heads import learned, outputs_of
 from builder.exits.states import MOST_ROWS, states_of
 from builder.learning.bodies import PlotBody
 from builder.students.augmentation import augmented
-from builder.students.boosting import (
-    Seen,
-    StudentOptions,
-    answers_of_prefixes,
-    boosted,
-    learn_member,
-    learn_together,
-    seen_by,
-)
+from builder.students.boosting import Seen, StudentOptions, answers_of_prefixes, boosted, learn_member, learn_together, seen_by
 from builder.students.build import extended, team_of
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Text, Texts

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -48,7 +48,6 @@ def students(
     data: Path,
     store: Path,
     results: Path = Path(".hplm/students/results.jsonl"),
-    also: tuple[Path, ...] = (),
     tasks: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (0, 1, 2),
     ways: tuple[Way, ...] = tuple(WAYS),
@@ -70,7 +69,6 @@ def students(
     :param data: a folder of the demo's data
     :param store: with tables of their domains
     :param results: file of finished scores
-    :param also: further such files, of other processes
     :param tasks: tenants of the data; default: all that may have students
     :param ways: teacher, team, stacking, hardest, augmented (where the domain has a masked head), longer, bagging, plain,
         equal, exit; default: all
@@ -90,7 +88,7 @@ def students(
     if teacher == DEDICATED:
         training = TrainingOptions(rank=0, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
     shared = {"upper": digest_of(opened.folder / "upper.safetensors"), "texts": texts}
-    files = [ResultFile(one) for one in (results, *also)]
+    kept = ResultFile(results)
     asked: list[Way] = ["teacher", *(way for way in ways if way != "teacher")]
     cases: list[tuple[str, Variants]] = []
     for task in _tasks(data, tasks, opened, options):
@@ -100,7 +98,8 @@ def students(
         for seed in seeds:
             both = replace(options, seed=seed), replace(training, seed=seed)
             told = {**shared, **own, "students": asdict(both[0]), "teacher": asdict(both[1])}
-            found = {way: _stored(files, {**told, "way": way}) for way in asked}
+            stored = kept.of({**told, "way": way} for way in asked)
+            found = {way: result and result["scores"] for way, result in zip(asked, stored, strict=True)}
             missing: list[Way] = [way for way in asked if found[way] is None]
             if missing and not finished:
                 read = read or read_task(opened, task, place, on, texts)
@@ -113,7 +112,7 @@ def students(
                     except InvalidInput as error:  # such as a first student that learns nothing
                         say(f"{task.id}, seed {seed}: left out of the figures, without {way}: {error}")
                         continue
-                    files[0].put({**told, "way": way}, {"scores": found[way], "device": on.type})
+                    kept.put({**told, "way": way}, {"scores": found[way], "device": on.type})
                 shutil.rmtree(case.folder)
             if None not in found.values():
                 cases.append((task.id, {name: own for scores in found.values() if scores for name, own in scores.items()}))
@@ -121,10 +120,6 @@ def students(
         way_out = "leave out --finished" if finished else "give other --tasks, --layers or --epochs"
         raise InvalidInput(f"{results}: no task is finished with any of these seeds: {way_out}")
     yield from table(cases, students)
-
-
-def _stored(files: Sequence[ResultFile], run: dict[str, Any]) -> Variants | None:
-    return next((found["scores"] for file in files if (found := file.get(run)) is not None), None)
 
 
 def _tasks(folder: Path, named: Sequence[str], store: Store, options: StudentOptions) -> list[DemoTenant]:

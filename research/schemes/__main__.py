@@ -5,7 +5,6 @@ Schemes: adapter, shared, dedicated_inprocess, compressed. docs/loadtest.md says
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from research.schemes.export import export_scheme
 
 app = app_of("python -m research.schemes", __doc__)
 USUAL = ServingOptions()
-JSON, FLAT = Parameter("--json", negative=()), Parameter(name="*")
+FLAT = Parameter(name="*")
 
 
 @app.default
@@ -34,7 +33,6 @@ def write(
     options: Annotated[ServingOptions, FLAT] = USUAL,
     resident: int = 20,
     replace: bool = False,
-    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Writes Triton's model folders.
 
@@ -44,12 +42,10 @@ def write(
     :param options: as of `hplm export`
     :param resident: models to keep in memory, of a scheme with a model for each tenant
     :param replace: write all files anew, also over another export of this backbone, after its servers have stopped
-    :param as_json: end with one line of JSON
     """
     exported = export_scheme(Store(store), repository, options, scheme, resident, replace)
-    figures = {"scheme": scheme, "backbone": exported.backbone, "tenants": exported.tenants, "repository": str(repository)}
-    shown = f"exported backbone {exported.backbone} as {scheme}: {exported.tenants} tenants"
-    print(json.dumps(figures) if as_json else f"{shown}\nnext: hplm serve --repository {repository}")
+    print(f"exported backbone {exported.backbone} as {scheme}: {exported.tenants} tenants")
+    print(f"next: hplm serve --repository {repository}")
 
 
 main = partial(run, app)

@@ -135,7 +135,9 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
     assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
-    if "cascade" in command:  # whose store and exits Tabi's other ways use
+    if "cascade" in command:
+        assert status(f"{command} --quick --questions 1") == 1  # the root has read the texts of two
+        # Tabi's other ways use its store and exits.
         assert status("papers tabi --quick --json") == 0
         ways = json.loads(capfd.readouterr().out.splitlines()[-1])["ways"]
         assert ways.keys() == {*tabi.WAYS, "words pruned"}
@@ -182,7 +184,9 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench overload --deadlines 12 2", ["--deadlines", "12.0", "2.0"]),
         ("bench overload --variance -1", ["--variance", "-1.0"]),
         ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms", "300.0", "50.0"]),
+        ("bench schedule --commit-ms nan", ["--commit-ms", "nan"]),
         ("bench generate --tenants 32", ["--tenants 32"]),
+        ("bench generate --layers 2", ["--layers 2"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
         ("bench plot --picture x.foo", ["--picture x.foo"]),
         ("bench students --layers 3", ["--layers 3", 2]),

@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench import overload
+from bench import overload, schedule
 from bench.noop import ticket_bytes
 from bench.rows import Row, rows_of, rows_of_rounds
-from bench.run import nested, table_of
+from bench.run import apart, nested, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import Lookup, LookupRequest
@@ -79,6 +79,17 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
     shown = table_of(rows).splitlines()
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
+
+
+def test_where_no_text_is_in_time_there_is_no_share_of_the_best(monkeypatch) -> None:
+    monkeypatch.setattr(schedule, "WAITING", 10)
+    found = {row.name: row.value for row in schedule.schedule(of=("encoders",), seconds=0.05, deadlines_ms=(0.1, 0.2))}
+    assert found["default_on_time_over_best"] is None and found["rates/3.0/default/on_time"] == 0
+
+
+def test_several_values_may_stand_between_commas_if_they_are_names_or_numbers() -> None:
+    assert apart(["--studies", "root,tenants-10", "1,2.5"]) == ["--studies", "root", "tenants-10", "1", "2.5"]
+    assert apart(kept := ["das:rows=1,row_tokens=2", "normal:20,20", "a,b/c"]) == kept
 
 
 def test_a_figure_of_several_rounds_is_their_median_beside_the_least_and_the_most() -> None:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bench.machine import machine
 from builder.publish.model_configs import ServingOptions
-from research.comparison.compare import Case, export_compared, measured, megabytes, random_tenant_store
+from hplm.errors import HplmError
+from loadtest.load import Report
+from research.comparison.compare import (
+    DTYPE,
+    Case,
+    export_compared,
+    measured,
+    megabytes,
+    percentiles_ms,
+    random_tenant_store,
+    under_load,
+)
 from research.result_file import ResultFile
 from testing.random_store import SIZES
+from tests.support.message import refusing
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +34,19 @@ def test_no_number_is_measured_twice(tmp_path: Path) -> None:
     case = Case("burst", "toy", known_tenants=5, budget=2, lengths="12", seconds=2.0, patience=60.0)
     kept = ResultFile(tmp_path / "toy-burst.jsonl")
     for scheme, tenants in (("hplm", 5), ("shared", 3)):
-        kept.put({"scheme": scheme, "tenants": tenants, "settings": {**vars(case), "machine": machine()}}, {"p50_ms": 1.0})
+        settings = {**vars(case), "dtype": DTYPE, "machine": machine()}
+        kept.put({"scheme": scheme, "tenants": tenants, "settings": settings}, {"p50_ms": 1.0})
     for scheme, tenants in (("hplm", 5), ("shared", 3)):
         assert measured(case, (tenants,), (scheme,), kept, tmp_path / "work") == {scheme: {tenants: {"p50_ms": 1.0}}}
     assert not (tmp_path / "work").exists()
+    with refusing(HplmError, "1 tenants", "--seconds"):  # its tenant sends the first request later
+        under_load(replace(case, scenario="steady"), "hplm", SimpleNamespace(http_url="", pid=None), 1)
+
+
+def test_requests_without_an_answer_count_in_the_percentiles() -> None:
+    report = Report(1.0, 0.0, np.arange(4), np.array([200, 503, 200, 200]), np.array([0.1, 0.01, 0.3, 0.2]), 0.0)
+    found = percentiles_ms(report, 5)
+    assert found[25] == pytest.approx(200) and found[50] == pytest.approx(300) and found[75] is found[99] is None
 
 
 def test_the_weights_of_each_scheme_are_counted(tmp_path: Path) -> None:

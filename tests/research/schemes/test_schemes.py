@@ -76,8 +76,8 @@ def repositories(bert, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return {scheme: folder / scheme for scheme in NOTES}
 
 
-def open_models(repository: Path, room: int = 2) -> WholeModels:
-    return WholeModels(repository / "tiny/1", room, OPTIONS.batch_tokens, DEVICE, torch.float32)
+def open_models(repository: Path, room: int = 2, dtype: torch.dtype = torch.float32) -> WholeModels:
+    return WholeModels(repository / "tiny/1", room, OPTIONS.batch_tokens, DEVICE, dtype)
 
 
 def by_transformers(bert, tenant_id: str, text: str) -> np.ndarray:
@@ -110,6 +110,10 @@ def test_dedicated_models_equal_transformers_although_two_of_four_fit(bert, repo
         refused = ("nobody", "x", "no_tenant"), ("acme", " ", "invalid_input"), ("acme", "\ud800", "invalid_input")
         for tenant, text, word in refused:
             assert mentions(asking(model, tenant, text).next(), f"[{word}]")
+    rounded = open_models(repositories["dedicated_inprocess"], room=1, dtype=torch.bfloat16)
+    for tenant in ("acme", "dune"):
+        ((_, (answer,)),) = rounded.answer([rounded.question({"tenant": tenant}, TEXTS[:1], None)])
+        np.testing.assert_allclose(answer.logits, by_transformers(bert, tenant, TEXTS[0]), atol=0.1)
     models = open_models(repositories["compressed"], room=9)
     ((_, (answer,)),) = models.answer([models.question({"tenant": "beta"}, TEXTS[:1], None)])
     assert models.config.upper_layers == 2 and np.isfinite(answer.logits).all()
