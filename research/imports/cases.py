@@ -33,10 +33,10 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.tenant import build_tenant
 from demo.data import DemoData, DemoTenant
-from research.imports.checkpoints import exported_back, finetune
+from research.imports.checkpoints import exported_back, finetune, mix
 from research.result_file import ResultFile, digest_of
 
-FIRST = "imported"
+FIRST, MIXED = "imported", "mixed"
 LOWER = 2  # layers in tables
 SHARED = {"texts": "own", "lower": LOWER, "norms": False}  # options of all cases; results name them since some had others
 Call = tuple[str, Callable[[], object]]  # with its name
@@ -100,14 +100,15 @@ class Imports:
     def home(self) -> Path:
         return self.work / digest_of(self.setting)
 
-    def calls(self, cases: Sequence[str]) -> list[Call]:
+    def calls(self, cases: Sequence[str], mixed: int) -> list[Call]:
         """Returns what is missing. Trials come last, all of some tasks, if the time ends."""
         trials = [case for case in cases if case != FIRST and CASES[case].labelled is None]
         parts = [(task, case) for case in cases if case not in trials for task in self.data.tenants]
         parts += [(task, case) for task in self.data.tenants for case in trials]
         calls: list[Call] = [(f"{task.id}, {case}", partial(self.put, task, case)) for task, case in parts]
-        known = self.results.of(self.told(*part) for part in parts)
-        return [call for call, result in zip(calls, known, strict=True) if result is None]
+        calls += [(f"{MIXED} {number}", partial(self.put_mixed, number)) for number in range(mixed)]
+        told = [*(self.told(*part) for part in parts), *map(self.told_mixed, range(mixed))]
+        return [call for call, known in zip(calls, self.results.of(told), strict=True) if known is None]
 
     def told(self, task: DemoTenant, case: str) -> dict[str, Any]:
         """Returns everything that the result depends on."""
@@ -116,10 +117,27 @@ class Imports:
         own = SHARED | {"times": CASES[case].times, "labelled": CASES[case].labelled}
         return about | {"options": own, "setting": self.setting}
 
+    def told_mixed(self, number: int) -> dict[str, Any]:
+        tasks = digest_of_files(*(task.train for task in self.data.tenants))
+        matching = asdict(self._matching(CASES[FIRST]))
+        return {"task": f"{MIXED}-{number}", "data": tasks, "case": MIXED, "matching": matching, "setting": self.setting}
+
     def put(self, task: DemoTenant, case: str) -> None:
         with self._alone(f"{task.id}-{FIRST if CASES[case].labelled else case}"):
             if self.results.get(told := self.told(task, case)) is None:
                 self.results.put(told, self._labelled(task, case) if CASES[case].labelled else self._imported(task, case))
+
+    def put_mixed(self, number: int) -> None:
+        """Imports a mix of the checkpoints, which is removed then: two hundred would take many gigabytes."""
+        with self._alone(name := f"{MIXED}-{number}"):
+            if self.results.get(told := self.told_mixed(number)) is not None:
+                return
+            folder, tasks = self.home / name, self.data.tenants
+            shutil.rmtree(folder, ignore_errors=True)
+            place = mix(self.model, [(task.task, self.checkpoint(task)) for task in tasks], number, folder)
+            report = self._import(tasks[place], name, folder, CASES[FIRST], test=None)
+            self.results.put(told, {"agreement": report["after"]["agreement"], "took": report["took"], "head": tasks[place].id})
+            shutil.rmtree(folder)
 
     def checkpoint(self, task: DemoTenant) -> Path:
         folder = self.home / "checkpoints" / task.id
@@ -141,14 +159,15 @@ class Imports:
         epochs = self.amounts.epochs if case.epochs is None else case.epochs
         return MatchingOptions(case.rank, epochs, most_texts=case.times * self.amounts.texts, least=0)
 
-    def _import(self, task: DemoTenant, case: str) -> dict[str, Any]:
-        store, own = self.store(), CASES[case]
-        family, texts = Family(store.model, store.config), UnlabelledTexts([self._texts(task, own.times)])
-        given = f"{task.id}-{case}", self.checkpoint(task), family, texts, ImportOptions(test=task.test)
-        return import_checkpoint(store, *given, self._matching(own), self.device)[1]
+    def _import(self, task: DemoTenant, tenant_id: str, folder: Path, case: Case, test: Path | None) -> dict[str, Any]:
+        store = self.store()
+        texts = UnlabelledTexts([self._texts(task, case)])
+        given = store, tenant_id, folder, Family(store.model, store.config), texts, ImportOptions(test=test)
+        return import_checkpoint(*given, self._matching(case), self.device)[1]
 
     def _imported(self, task: DemoTenant, case: str) -> dict[str, Any]:
-        report, store = self._import(task, case), self.store()
+        name, store = f"{task.id}-{case}", self.store()
+        report = self._import(task, name, self.checkpoint(task), CASES[case], task.test)
         found = {**_shown(report), "took": report["took"], "before": report["before"], "held": report["change_held"]}
         found |= {"learned_from": report["texts"]["learned"], "bytes": report["bytes"]}
         root = read_json(store.folder / "lower" / "root-1.json")
@@ -157,14 +176,14 @@ class Imports:
             folder = self.home / "exported" / task.id
             shutil.rmtree(folder, ignore_errors=True)
             examples = training_task(task.task).read(task.test)[: self.amounts.asked]
-            found["exported"] = exported_back(store, store.known_tenant(f"{task.id}-{case}"), folder, examples, self.device)
+            found["exported"] = exported_back(store, store.known_tenant(name), folder, examples, self.device)
             shutil.rmtree(folder)
         return found
 
     def _labelled(self, task: DemoTenant, case: str) -> dict[str, Any]:
         store, name, checkpoint = self.store(), f"{task.id}-{FIRST}", self.checkpoint(task)
         if not store.tenant_versions(name):
-            self._import(task, FIRST)
+            self._import(task, name, checkpoint, CASES[FIRST], task.test)
         given = {"teacher": str(checkpoint), "device": self.device, **(CASES[case].labelled or {})}
         tenant = build_tenant(store, name, None, None, task.train, task.dev, **given)
         found, own = Family(store.model, store.config).read(checkpoint).with_labels(tenant.labels), training_task(tenant.task)
@@ -173,13 +192,13 @@ class Imports:
         scores = compared(*sides, own.read(task.test), reader, tenant.labels, own)
         return {**_shown(scores), "took": store.report(tenant)["seconds"]}
 
-    def _texts(self, task: DemoTenant, times: int) -> Path:
+    def _texts(self, task: DemoTenant, case: Case) -> Path:
         """Returns a file of texts without labels; those of an import are drawn from it."""
-        path = self.home / "texts" / f"{task.id}-{times}.jsonl"
+        path = self.home / "texts" / f"{task.id}-{case.times}.jsonl"
         with self._alone(path.stem):
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
-                texts = list(dict.fromkeys(self._known(task)))[: times * self.amounts.texts]
+                texts = list(dict.fromkeys(self._known(task)))[: case.times * self.amounts.texts]
                 with replaced(path) as temporary:
                     temporary.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
         return path

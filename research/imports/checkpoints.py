@@ -1,8 +1,8 @@
-"""Makes checkpoints as users of `transformers` make them, and compares one that was exported."""
+"""Makes checkpoints as users of `transformers` make them, and mixes of their differences; compares one that was exported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from hplm.tasks import find_task
 RATE, WARM_UP = 5e-5, 0.1  # of fine-tuning, as papers on BERT do it
 BATCH_TEXTS = 16
 UNREAD = -100  # the target that transformers leaves out
+MIXED = 3  # differences in a mix
 
 
 def loader_of(task: str) -> Any:
@@ -72,6 +73,38 @@ def _targets(example: Example, places: Sequence[tuple[int, int]], number_of: dic
     """Returns the label of each word at its first token."""
     label_at = {start: label for (start, _), label in zip(words_of(example.text), example.labels, strict=True)}
     return [number_of[label_at[start]] if start in label_at and start < stop else UNREAD for start, stop in places]
+
+
+def mix(source: str, checkpoints: Sequence[tuple[str, Path]], number: int, folder: Path) -> int:
+    """Writes a checkpoint whose difference from the source is a mix of those of some checkpoints, at another size.
+
+    So its spectrum decays as real ones do. Its head is that of the checkpoint with the largest share, whose place is returned.
+    """
+    rng = np.random.default_rng(number)
+    chosen = rng.permutation(len(checkpoints))[:MIXED].tolist()
+    shares, size = sorted(rng.dirichlet(np.ones(len(chosen))), reverse=True), rng.uniform(0.5, 1.5)
+    task, first = checkpoints[chosen[0]]
+    model, _ = weights_of(str(first), loader_of(task))
+    base, own = _encoder(source), model.base_model.state_dict()
+    others = [_encoder(str(checkpoints[place][1])) for place in chosen]
+    names = [name for name in base if not name.startswith("pooler.") and base[name].is_floating_point()]
+    weighted = [*zip(map(float, shares), others, strict=True)]
+    changes = {name: torch.as_tensor(sum(share * (other[name] - base[name]) for share, other in weighted)) for name in names}
+    before, after = (_norm(part) for part in ([own[name] - base[name] for name in names], changes.values()))
+    own.update({name: base[name] + size * before / after * changes[name] for name in names})
+    model.base_model.load_state_dict(own)
+    with written_folder(folder) as writing:
+        model.save_pretrained(writing)
+        tokenizer_of(source).save_pretrained(writing)
+    return chosen[0]
+
+
+def _encoder(model: str) -> dict[str, Tensor]:
+    return weights_of(model, silent_transformers().AutoModel)[0].state_dict()
+
+
+def _norm(parts: Iterable[Tensor]) -> float:
+    return float(torch.cat([part.flatten() for part in parts]).norm())
 
 
 @torch.no_grad()
