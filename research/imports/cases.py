@@ -8,15 +8,18 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from bench.turns import threads
 from builder.importing.checkpoint import Family
@@ -37,8 +40,6 @@ from research.imports.checkpoints import exported_back, finetune, mix
 from research.result_file import ResultFile, digest_of
 
 FIRST, MIXED = "imported", "mixed"
-LOWER = 2  # layers in tables
-SHARED = {"texts": "own", "lower": LOWER, "norms": False}  # options of all cases; results name them since some had others
 Call = tuple[str, Callable[[], object]]  # with its name
 
 
@@ -66,6 +67,10 @@ class Case:
     rank: int = 32
     times: int = 1  # as many texts, and as many tokens of them at most
     epochs: int | None = None
+    # own: those of the training, then its domain's. corpus: its domain's alone. like: those most like the training's.
+    texts: Literal["own", "corpus", "like"] = "own"
+    lower: int = 2  # layers in tables
+    norms: bool = False  # norms and biases of the upper layers learn too. No tenant can hold them: it only tells what they add
     labelled: Mapping[str, float] | None = None  # the first case's tenant learns on with the labelled data, by these options
 
 
@@ -76,6 +81,10 @@ CASES = {
     "once": Case("one pass", epochs=1),
     "more-once": Case("three times the texts, one pass", times=3, epochs=1),
     "more": Case("three times the texts", times=3),
+    "corpus": Case("texts of the domain's corpus alone", texts="corpus"),
+    "like": Case("texts of all corpora that are most like its own", texts="like"),
+    "norms": Case("norms and biases learn too", norms=True),
+    "lower-1": Case("one layer fewer in tables", lower=1),
 }
 
 
@@ -114,7 +123,7 @@ class Imports:
         """Returns everything that the result depends on."""
         about = {"task": task.id, "kind": task.task, "labels": len(task.labels), "case": case}
         about |= {"data": digest_of_files(task.train, task.dev, task.test), "matching": asdict(self._matching(CASES[case]))}
-        own = SHARED | {"times": CASES[case].times, "labelled": CASES[case].labelled}
+        own = {name: value for name, value in asdict(CASES[case]).items() if name not in ("about", "rank", "epochs")}
         return about | {"options": own, "setting": self.setting}
 
     def told_mixed(self, number: int) -> dict[str, Any]:
@@ -146,12 +155,12 @@ class Imports:
                 finetune(self.model, task, folder, self.amounts.passes, self.device)
         return folder
 
-    def store(self) -> Store:
-        folder = self.home / f"root-{LOWER}"
+    def store(self, lower: int) -> Store:
+        folder = self.home / f"root-{lower}"
         with self._alone(folder.name):
             if not (folder / "plot/root/1/meta.json").exists():
                 corpora = [domain.corpus for domain in self.data.domains]
-                options = RootOptions(self.amounts.keep, name="imports", lower=LOWER)
+                options = RootOptions(self.amounts.keep, name="imports", lower=lower)
                 build_root(self.model, corpora, folder, options, Budget(self.amounts.minutes), self.device)
         return Store(folder)
 
@@ -160,14 +169,18 @@ class Imports:
         return MatchingOptions(case.rank, epochs, most_texts=case.times * self.amounts.texts, least=0)
 
     def _import(self, task: DemoTenant, tenant_id: str, folder: Path, case: Case, test: Path | None) -> dict[str, Any]:
-        store = self.store()
+        store = self.store(case.lower)
         texts = UnlabelledTexts([self._texts(task, case)])
         given = store, tenant_id, folder, Family(store.model, store.config), texts, ImportOptions(test=test)
-        return import_checkpoint(*given, self._matching(case), self.device)[1]
+        made = _with_norms if case.norms else Model.of
+        return import_checkpoint(*given, self._matching(case), self.device, made)[1]
 
     def _imported(self, task: DemoTenant, case: str) -> dict[str, Any]:
-        name, store = f"{task.id}-{case}", self.store()
-        report = self._import(task, name, self.checkpoint(task), CASES[case], task.test)
+        own, name = CASES[case], f"{task.id}-{case}"
+        store = self.store(own.lower)
+        if own.norms and store.tenant_versions(name):  # stored before an interruption, and without what it learned
+            store.remove_tenant(name)
+        report = self._import(task, name, self.checkpoint(task), own, task.test)
         found = {**_shown(report), "took": report["took"], "before": report["before"], "held": report["change_held"]}
         found |= {"learned_from": report["texts"]["learned"], "bytes": report["bytes"]}
         root = read_json(store.folder / "lower" / "root-1.json")
@@ -181,7 +194,7 @@ class Imports:
         return found
 
     def _labelled(self, task: DemoTenant, case: str) -> dict[str, Any]:
-        store, name, checkpoint = self.store(), f"{task.id}-{FIRST}", self.checkpoint(task)
+        store, name, checkpoint = self.store(CASES[FIRST].lower), f"{task.id}-{FIRST}", self.checkpoint(task)
         if not store.tenant_versions(name):
             self._import(task, name, checkpoint, CASES[FIRST], task.test)
         given = {"teacher": str(checkpoint), "device": self.device, **(CASES[case].labelled or {})}
@@ -194,22 +207,23 @@ class Imports:
 
     def _texts(self, task: DemoTenant, case: Case) -> Path:
         """Returns a file of texts without labels; those of an import are drawn from it."""
-        path = self.home / "texts" / f"{task.id}-{case.times}.jsonl"
+        path = self.home / "texts" / f"{task.id}-{case.texts}-{case.times}.jsonl"
         with self._alone(path.stem):
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
-                texts = list(dict.fromkeys(self._known(task)))[: case.times * self.amounts.texts]
+                texts = list(dict.fromkeys(self._chosen(task, case)))[: case.times * self.amounts.texts]
                 with replaced(path) as temporary:
                     temporary.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
         return path
 
-    def _known(self, task: DemoTenant) -> list[str]:
-        """Returns the texts of the training, then those of its domain in random order."""
+    def _chosen(self, task: DemoTenant, case: Case) -> list[str]:
         own = [example.text for example in training_task(task.task).read(task.train)]
-        (corpus,) = (domain.corpus for domain in self.data.domains if domain.name == task.domain)
-        lines = [line for line in corpus.read_text("utf-8").splitlines() if line.strip()]
+        read = [domain.corpus for domain in self.data.domains if domain.name == task.domain or case.texts == "like"]
+        lines = [line for path in read for line in path.read_text("utf-8").splitlines() if line.strip()]
         np.random.default_rng(0).shuffle(lines)
-        return [*own, *lines]
+        if case.texts == "like":
+            return sorted(lines, key=_likeness(own, lines), reverse=True)
+        return [*own, *lines] if case.texts == "own" else lines
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -235,3 +249,26 @@ def tried(call: Callable[[], object]) -> str:
 def _shown(report: Mapping[str, Any]) -> dict[str, Any]:
     scores, metric = report["test"], report["test"]["tenant"]["metric"]
     return {"metric": metric, **{side: scores[side][metric] for side in ("checkpoint", "tenant")}, **report["tested"]}
+
+
+def _likeness(own: Sequence[str], others: Sequence[str]) -> Callable[[str], float]:
+    """Returns a function that says how much likelier the words of a text are in some texts than in others, by its mean word."""
+    counts = [Counter(word for text in part for word in text.lower().split()) for part in (own, others)]
+    totals = [part.total() + len(counts[1]) for part in counts]
+
+    def likeness(text: str) -> float:
+        words = text.lower().split()
+        mine, theirs = (
+            sum(log((part[word] + 1) / total) for word in words) for part, total in zip(counts, totals, strict=True)
+        )
+        return (mine - theirs) / len(words)
+
+    return likeness
+
+
+def _with_norms(*given: Any) -> Model:
+    """Makes a tenant's model whose body has norms and biases that learn with it."""
+    model = Model.of(*given)
+    named = model.body.upper_layers.named_parameters()
+    model.own.further = nn.ParameterList([part for name, part in named if "norm" in name or name.endswith("bias")])
+    return model
