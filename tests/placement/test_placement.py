@@ -117,7 +117,7 @@ def test_what_is_written_is_read_again(path, kind):
         ("cluster", ["machines"], [], ["machines"]),
         ("cluster", ["machines", 0, "devices", 1, "memory"], -1, ["devices[1].memory", 1]),
         ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:0", ["'cpu:0'", "twice"]),
-        ("cluster", ["machines", 0, "devices", 1, "name"], "core7", ["'m0'", "'core7'", "cuda:0"]),
+        ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:00", ["'m0'", "'cpu:00'", "cuda:0"]),
         ("cluster", ["machines", 0, "devices", 1, "name"], "cuda:1", ["'m0'", "cpu:0", "cuda:1", "kind"]),
         ("profile", ["backbones"], {}, ["backbones"]),
         ("profile", ["backbones", "bert", "layer_bytes"], [1, 2], ["bert", "layer_bytes", "3"]),
