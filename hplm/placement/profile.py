@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.placement.files import Number, Positive, Whole, Word, digest, read, write
+from hplm.placement.files import Name, Number, Positive, Whole, Word, digest, read, write
 
 KIND, FORMAT = "hplm profile", 2
 WAY_OUT = "measure it with `hplm place profile`"
@@ -69,7 +69,7 @@ class BackboneProfile:
     layers: Positive  # of the upper stack
     precision: Word  # of the engine that was measured
     export: Word  # the name of the export that was measured
-    tenants: Mapping[str, tuple[str, ...]]  # by domain
+    tenants: Mapping[Name, tuple[Name, ...]]  # by domain
     parents: Mapping[str, Word]  # the domain that each domain's tables fall back to; roots have none
     entry_bytes: Whole  # on the first stage's device: vectors of positions and segments
     layer_bytes: tuple[Whole, ...]  # of each layer
@@ -130,7 +130,7 @@ class FitError:
 @dataclass(frozen=True)
 class Profile:
     machine: Mapping[str, Word]  # its fingerprint: processor, cores, versions
-    backbones: Annotated[Mapping[str, BackboneProfile], Meta(min_length=1)]
+    backbones: Annotated[Mapping[Name, BackboneProfile], Meta(min_length=1)]
     hop: Terms  # from a stage to the next one
     error: FitError
 

@@ -120,6 +120,8 @@ def test_what_is_written_is_read_again(path, kind):
         ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:00", ["'m0'", "'cpu:00'", "cuda:0"]),
         ("cluster", ["machines", 0, "devices", 1, "name"], "cuda:1", ["'m0'", "cpu:0", "cuda:1", "kind"]),
         ("profile", ["backbones"], {}, ["backbones"]),
+        ("profile", ["backbones"], {"a/b": {}}, ["backbones"]),
+        ("profile", ["backbones", "bert", "tenants"], {"law": ["a/b"]}, ["tenants"]),
         ("profile", ["backbones", "bert", "layer_bytes"], [1, 2], ["bert", "layer_bytes", "3"]),
         ("profile", ["backbones", "bert", "times", "1"], [], ["times", 1, 3]),
         ("profile", ["backbones", "bert", "times", "1", 0, "token_ns"], -1.0, ["[0].token_ns"]),
