@@ -33,7 +33,7 @@ class Screen:
             raise InvalidInput(f"batches of {most_texts} texts: give 1 or more")
         self.trace = trace
         self._profile = profile
-        self._most_texts = most_texts
+        self._most_texts = min(most_texts, len(trace))  # the kernel's numbers have 64 bits
         self._backbones = {name: i for i, name in enumerate(profile.backbones)}
         self._around = np.array([astuple(own.around) for own in profile.backbones.values()])
         self._known: dict[tuple[str, int, Cut], Array] = {}
