@@ -14,6 +14,7 @@ from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import SECOND
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
+MOST_NS = 1 << 62  # of a time: differences of two must have 64 bits
 WINDOWS = 16  # stretches of a sample
 MOST_SHARE = 0.2  # of all requests: a placement for the others would not suit the load
 NAMED = 5  # tenants
@@ -149,12 +150,14 @@ class Trace:
         """Returns the same requests at so many times their rate. Their deadlines stay as far away."""
         if factor == 1:
             return self
+        if self.arrival_ns[-1] / factor > MOST_NS:
+            raise InvalidInput(f"at {factor:g} times its rate the trace has times of more than 64 bits: give a higher --rate")
         arrival_ns, left_out_ns = ((own / factor).astype(np.int64) for own in (self.arrival_ns, self.left_out.arrival_ns))
         left_out = replace(self.left_out, arrival_ns=left_out_ns)
         return replace(self, arrival_ns=arrival_ns, source=f"{self.source}, rate x {factor:g}", left_out=left_out)
 
     def with_timeouts(self, timeout_ns: Array) -> Trace:
-        return replace(self, timeout_ns=np.maximum(1, timeout_ns).astype(np.int64))
+        return replace(self, timeout_ns=np.clip(timeout_ns, 1, MOST_NS).astype(np.int64))
 
     def expect_known(self) -> None:
         """Refuses a trace that leaves too much out."""
