@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.simulation import Serving
-    from hplm.placement.workload import LeftOut
 
-MOST = 10_000_000  # of factors and seconds
+MOST = 10_000_000  # of factors
 
 
 @Parameter(name="*")
@@ -80,11 +79,6 @@ class Given:
         return shlex.join(words)
 
 
-def print_left_out(left_out: LeftOut) -> None:
-    if left_out:
-        print(f"note: {left_out.text}")
-
-
 def placement_of(path: Path, problem: Problem) -> Placement:
     """Reads a placement, which must have the problem's units."""
     from hplm.placement.placement import Placement
@@ -95,11 +89,6 @@ def placement_of(path: Path, problem: Problem) -> Placement:
         way_out = f"give --hot {' '.join(placement.hot)}" if placement.hot else "leave out --hot"
         raise InvalidInput(f"{path} has other hot tenants: {way_out}, as in the search that made it")
     return placement
-
-
-def check_seconds(option: str, seconds: float) -> None:
-    if not 0 <= seconds <= MOST:
-        raise InvalidInput(f"{option} {seconds:g}: give seconds from 0 to {MOST:,}")
 
 
 def check_target(path: Path, kind: str) -> None:

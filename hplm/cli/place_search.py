@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import Json, Picture, about, check_picture, refuse_given
-from hplm.cli.place_problem import Given, check_seconds, check_target, placement_of, print_left_out
+from hplm.cli.place_problem import Given, check_target, placement_of
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -78,13 +78,15 @@ class Renewing:
     """how many percentage points more of these requests must be answered in time"""
 
     def check(self, to: Path) -> None:
+        from hplm.placement.workload import span_ns
+
         if self.current is None:
             refuse_given("works only with --current, the placement to renew: give it, or leave this out", self)
             return
         if os.path.realpath(to) == os.path.realpath(self.current):
             raise InvalidInput(f"--to {to} is the current placement, which servers still follow: name another file")
-        for option, seconds in (("search", self.search_seconds), ("test", self.test_seconds)):
-            check_seconds(f"--{option}-seconds", seconds)
+        span_ns(self.search_seconds, "--search-seconds")
+        span_ns(self.test_seconds, "--test-seconds")
         if not 0 <= self.least_gain < math.inf:
             raise InvalidInput(f"--least-gain {self.least_gain:g}: give 0 percentage points or more")
 
@@ -109,10 +111,12 @@ def search(
     from hplm.placement.attained import Comparison
     from hplm.placement.placement import KIND, Placement
     from hplm.placement.simulation import simulate
+    from hplm.placement.workload import span_ns
 
     check_picture(picture)
     check_target(to, KIND)
-    check_seconds("--confirm-seconds", searching.confirm_seconds)
+    if searching.confirm_seconds:
+        span_ns(searching.confirm_seconds, "--confirm-seconds")  # before the search
     renewing.check(to)
     serving = given.servers()  # refuses wrong ones before the trace is read
     if renewing.current is None:
@@ -142,7 +146,8 @@ def search(
         from builder.pictures import draw_placement
 
         draw_placement(found, problem.cluster, best.attained, picture)
-    print_left_out(problem.trace.left_out)
+    if problem.trace.left_out:
+        print(problem.trace.left_out.note)
     print(f"{best.how}\n{_groups_text(found)}")
     for name, one in attained.items():
         if one is not None:
@@ -176,15 +181,15 @@ def simulate(
     """
     from hplm.placement.simulation import simulate
 
-    check_seconds("--full-seconds", full_seconds)
     serving = given.servers()
     problem = given.problem()
     placed = placement_of(placement, problem)
     attained = {"screen": problem.screen.attained(placed.groups)}
-    if full_seconds > 0:
+    if full_seconds:
         part = problem.trace.busiest(full_seconds)
         attained["full"] = simulate(placed.groups, problem.profile, part, serving)
-    print_left_out(problem.trace.left_out)
+    if problem.trace.left_out:
+        print(problem.trace.left_out.note)
     for name, one in attained.items():
         print(_attained_text(LABELS[name], one))
         print("\n".join(f"  {share:>8.2%}  {unit}" for unit, share in one.by_unit.items()))

@@ -45,8 +45,8 @@ class LeftOut:
             )
 
     @property
-    def text(self) -> str:
-        return f"{len(self):,} requests are left out: they are of {self._whose}"
+    def note(self) -> str:
+        return f"note: {len(self):,} requests are left out: they are of {self._whose}"
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -172,10 +172,10 @@ class Trace:
             )
 
 
-def span_ns(seconds: float) -> int:
+def span_ns(seconds: float, what: str = "a part of a trace") -> int:
     """Returns the nanoseconds of a part of a trace."""
     if not LEAST_S <= seconds <= MOST_S:
-        raise InvalidInput(f"a part of a trace of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
+        raise InvalidInput(f"{what} of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
     return int(seconds * SECOND)
 
 
