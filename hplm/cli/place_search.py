@@ -18,6 +18,7 @@ from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.placement.attained import Attained
+    from hplm.placement.partition import Parallel
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.search import Found
@@ -57,10 +58,14 @@ class Searching:
 
         if self.sample < 1 or (self.most_stages is not None and self.most_stages < 1):
             raise InvalidInput(f"--sample {self.sample} and --most-stages {self.most_stages}: give 1 or more")
-        found = search(problem, selector(self.search), self.most_stages, self.sample, say)
+        found = search(problem, selector(self.search), self.allows, self.sample, say)
         if not self.confirm_seconds:
             return found[0], None
         return confirm(found, problem, given.servers(), self.confirm_seconds, say)[0]
+
+    def allows(self, one: Parallel) -> bool:
+        """Whether servers run such groups (`hplm place emit`), and the user wants them."""
+        return 1 in (one.stages, one.intra) and one.stages <= (self.most_stages or one.stages)
 
 
 @Parameter(name="*", group="Renew")
@@ -219,8 +224,7 @@ def _print_next(placement: Placement, file: Path, given: Given, folder: str) -> 
     for unit in placement.unplaced:
         print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
     print(f"next: hplm place simulate {shlex.quote(str(file))} {given.words()}")
-    if all(group.stages == 1 for group in placement.groups):
-        print(f"or:   hplm place emit --placement {shlex.quote(str(file))} --repository model_repository --to {folder}")
+    print(f"or:   hplm place emit --placement {shlex.quote(str(file))} --repository model_repository --to {folder}")
 
 
 def _groups_text(placement: Placement) -> str:

@@ -82,11 +82,11 @@ def part_of(cluster: Cluster, first: int, count: int) -> Cluster:
     return Cluster(tuple(machines))
 
 
-def parallels(problem: Problem, most_stages: int | None = None) -> list[Parallel]:
+def parallels(problem: Problem, allows: Callable[[Parallel], bool] = lambda _: True) -> list[Parallel]:
     """Returns all ways to cut a group that the backbones and machines allow, the smallest groups first."""
     layers = min(own.layers for own in _backbones(problem))
     largest = max(len(machine.devices) for machine in problem.cluster.machines)
-    found = [one for one in _measured(problem, largest) if one.stages <= min(layers, most_stages or layers)]
+    found = [one for one in _measured(problem, largest) if one.stages <= layers and allows(one)]
     return sorted(found, key=lambda one: (one.devices, one))
 
 

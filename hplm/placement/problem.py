@@ -126,8 +126,11 @@ class Room:
 
     def _cut(self, group: Group, backbone: str) -> Cut | None:
         """Returns the fastest cut that fits beside the group's other backbones."""
-        own = self._problem.profile.backbones[backbone]
-        if group.intra not in own.times or group.stages > own.layers:
+        backbones = self._problem.profile.backbones
+        own = backbones[backbone]
+        # A server has a precision, and slots for a batch in each stage and the next one.
+        serves = own.slots > group.stages and all(backbones[other].precision == own.precision for other in group.cuts)
+        if not serves or group.intra not in own.times or group.stages > own.layers:
             return None
         free = self._free(group)
         best = self._best(group, backbone, None)

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from hplm.errors import InvalidInput
 from hplm.placement.attained import Attained
-from hplm.placement.partition import backbone_buckets, device_buckets, groups_of, parallels, part_of
+from hplm.placement.partition import Parallel, backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, Selector, completed, fast
 from hplm.placement.simulation import Serving, simulate
@@ -37,13 +37,13 @@ class Found(Selection):
 
 
 def search(
-    problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None,
-    kept: int = KEPT,
+    problem: Problem, select: Selector = fast, allows: Callable[[Parallel], bool] = lambda _: True, sample: int = SAMPLE,
+    say: Say = lambda _: None, kept: int = KEPT,
 ) -> list[Found]:  # fmt: skip
-    """Returns so many of the best placements, the best first."""
+    """Returns so many of the best placements, the best first. `allows`: whether groups may be cut so."""
     problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
-    searched = _Search(small, select, most_stages, say, kept)
+    searched = _Search(small, select, allows, say, kept)
     ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:kept]  # stable: of equal ones the first
     if not ranked or not ranked[0].served:
         raise NothingFound(nothing_found(problem, searched.screened))
@@ -79,11 +79,11 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, problem: Problem, select: Selector, most_stages: int | None, say: Say, kept: int) -> None:
+    def __init__(self, problem: Problem, select: Selector, allows: Callable[[Parallel], bool], say: Say, kept: int) -> None:
         self._problem = problem
         self._kept = kept
         self._select = select
-        self._most_stages = most_stages
+        self._allows = allows
         self._say = say
         self._known: dict[Part, list[_Candidate]] = {}
         self._most_served: list[int] = []  # by the best placements so far, the best first
@@ -146,7 +146,7 @@ class _Search:
     def _filled(self, bucket: frozenset[str], first: int, count: int) -> Iterator[_Candidate]:
         names = {unit.name for unit in self._problem.units if unit.backbone in bucket}
         part = self._problem.of(names, part_of(self._problem.cluster, first, count))
-        for parallel in parallels(part, self._most_stages):
+        for parallel in parallels(part, self._allows):
             selection = self._select(part, groups_of(part, parallel))
             self.screened += selection.screened
             how = f"{parallel.stages}x{parallel.intra} on {count}"

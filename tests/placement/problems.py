@@ -20,7 +20,7 @@ from testing.random_trace import random_trace
 
 MB = 1_000_000
 MACHINE = {"processor": "a processor", "cores": "2"}
-ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slots": 0}
+ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slot_bytes": 0}
 
 
 def backbone_profile(batch_ns: Sequence[float] = (3e6, 3e6, 1e6), layer_mb: int = 10, **changed: object) -> BackboneProfile:

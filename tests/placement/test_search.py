@@ -77,6 +77,15 @@ def test_each_backbone_is_cut_for_its_own_work_as_far_as_devices_have_room(memor
     assert problem.room.added(groups, 0, "b0/law") is None  # it is there
 
 
+@pytest.mark.parametrize("changed", [{"precision": "bf16"}, {"slots": 1}])
+def test_a_group_gets_no_backbone_that_its_server_could_not_run(changed):
+    problem = problem_of(8.0, 8.0, memory_mb=80)
+    own = problem.profile.backbones
+    problem = replace(problem, profile=replace(problem.profile, backbones={**own, "b1": replace(own["b1"], **changed)}))
+    groups = problem.room.added(groups_of(problem, Parallel(1, 1)), 0, "b0/law")
+    assert groups and problem.room.added(groups, 0, "b1/law") is None
+
+
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
     with refusing(InvalidInput, "b0", "40,000,000", "30,000,000", "cpu:0"):
         search(problem_of(8.0, devices=2, memory_mb=15))
@@ -167,7 +176,7 @@ def test_units_without_requests_are_placed_where_they_fit():
     own = profile_of(asked=asked, quiet=quiet, huge=backbone(8.0, layer_mb=20))
     drawn = random_trace({"asked/law": 20.0, "asked/bio": 0.0, "quiet/law": 0.0, "huge/law": 0.0}, 10.0)
     problem = Problem(cluster_of(2, 40), own, units_of(own), drawn.with_timeouts(8 * alone_ns(own, drawn)))
-    best = search(problem, most_stages=1)[0]
+    best = search(problem, allows=lambda one: one.stages == 1)[0]
     placed = [(set(group.cuts), set(group.units)) for group in best.groups]
     assert ({"asked"}, {"asked/law", "asked/bio"}) in placed and ({"quiet"}, {"quiet/law"}) in placed
     assert not any("huge" in group.cuts for group in best.groups)  # 80 MB
@@ -184,7 +193,7 @@ def test_a_unit_that_the_sample_lost_is_placed():
 def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
     found = parallels(problem_of(8.0, devices=8))
     assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
-    assert set(parallels(problem_of(8.0, devices=8), most_stages=1)) == {Parallel(1, 1), Parallel(1, 2)}
+    assert set(parallels(problem_of(8.0, devices=8), lambda one: one.stages == 1)) == {Parallel(1, 1), Parallel(1, 2)}
 
 
 def _trace(*seconds):
