@@ -46,11 +46,11 @@ def search(
     searched = _Search(small, select, allows, say, kept)
     ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:kept]  # stable: of equal ones the first
     if not ranked or not ranked[0].served:
-        raise NothingFound(nothing_found(problem, searched.screened))
+        raise NothingFound(_nothing_found(problem, searched.screened))
     found: list[Found] = []
     for one in ranked:
         groups = _numbered(completed(small, one.groups))
-        found.append(Found(groups, problem.screen.attained(groups), searched.screened + kept, one.how))
+        found.append(Found(groups, problem.screen.attained(groups), searched.screened + len(ranked), one.how))
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -163,7 +163,12 @@ def _numbered(groups: Groups) -> Groups:
     return tuple(replace(group, name=f"group-{i}") for i, group in enumerate(own for own in groups if own.units))
 
 
-def nothing_found(problem: Problem, screened: int) -> str:
+def _nothing_found(problem: Problem, screened: int) -> str:
+    if not screened:
+        return (
+            "no group can be made: all backbones must be measured with a number of devices a stage that is a power of two, and "
+            "that a machine has. Measure them with `hplm place profile --intra 1`"
+        )
     machine = problem.cluster.machines[0]
     device = machine.devices[0]
     needed = ", ".join(
