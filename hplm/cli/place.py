@@ -88,8 +88,6 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
 
 def _told(profile: Profile) -> dict[str, Any]:
     """Prints the named parts of each backbone's memory, and the times of single texts. Returns them."""
-    from hplm.placement.stages import stage_bytes
-
     backbones: dict[str, Any] = {}
     for name, own in profile.backbones.items():
         tenants = sum(map(len, own.tenants.values()))
@@ -97,7 +95,7 @@ def _told(profile: Profile) -> dict[str, Any]:
             "layers": sum(own.layer_bytes),
             "entry": own.entry_bytes,
             "slots": own.slots * own.slot_bytes,
-            "device": stage_bytes(own, 0, own.layers - 1),
+            "device": own.stage_bytes(),
             "tables": sum(own.table_bytes.values()),
             "records": own.record_bytes * tenants,
         }

@@ -51,6 +51,11 @@ class Cluster:
     def devices(self) -> int:
         return sum(len(machine.devices) for machine in self.machines)
 
+    @property
+    def room(self) -> int:
+        """The bytes that the devices of the largest machine have together."""
+        return max(sum(machine.memory_of.values()) for machine in self.machines)
+
     @cached_property
     def digest(self) -> str:
         return digest(asdict(self))

@@ -93,15 +93,16 @@ class BackboneProfile:
         last = self.layers - 1 if last is None else last
         return reduce(Terms.__add__, self.times[intra][first : last + 1], Terms())
 
-    @property
-    def stages_bytes(self) -> int:
-        """The bytes of layers and slots on all stages of a group together."""
-        return sum(self.layer_bytes) + self.entry_bytes + self.slots * self.slot_bytes
+    def stage_bytes(self, first: int = 0, last: int | None = None) -> int:
+        """Returns the bytes of a stage with these layers: their weights, and their part of all slots."""
+        last = self.layers - 1 if last is None else last
+        slots = -(-self.slots * self.slot_bytes * (last - first + 1) // self.layers)
+        return sum(self.layer_bytes[first : last + 1]) + slots + (0 if first else self.entry_bytes)
 
     def alone(self) -> Terms:
-        """Returns the time of a text on the fewest devices that were measured, while these do nothing else."""
+        """Returns the time that a text keeps the fewest devices busy that were measured."""
         fewest = min(self.times)
-        return self.terms(fewest) + self.core.shared_by(fewest) + self.around
+        return self.terms(fewest) + self.core.shared_by(fewest)
 
     def stages(self, hop: Terms, intra: int, cut: Sequence[tuple[int, int]]) -> list[Terms]:
         """Returns the terms of each stage. All but the first get their input by a hop.

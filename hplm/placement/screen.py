@@ -8,7 +8,7 @@ as long as all stay in time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from hplm.errors import InvalidInput
 from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.kernel import TERMS, Case, run
 from hplm.placement.placement import Group
-from hplm.placement.profile import Profile
+from hplm.placement.profile import Profile, Terms
 from hplm.placement.stages import Cut
 from hplm.placement.stepping import Steps
 from hplm.placement.workload import Trace
@@ -83,9 +83,14 @@ def alone_ns(profile: Profile, trace: Trace) -> Array:
 
     Where a backbone was not measured on one device, its least number of devices a stage counts.
     """
+    return each_ns({name: own.alone() + own.around for name, own in profile.backbones.items()}, trace)
+
+
+def each_ns(terms: Mapping[str, Terms], trace: Trace) -> Array:
+    """Returns the nanoseconds of each text, by the terms of its backbone."""
     took = np.zeros(len(trace))
     backbone, tokens = trace.backbone, trace.tokens.astype(np.int64)
-    for name, own in profile.backbones.items():
+    for name, own in terms.items():
         mine = backbone == name
-        took[mine] = own.alone().ns(tokens[mine], tokens[mine] ** 2, 1)
+        took[mine] = own.ns(tokens[mine], tokens[mine] ** 2)
     return took

@@ -129,8 +129,11 @@ class _Search:
         return sum(self._asked[backbone] for backbone in part[0])
 
     def _fits(self, buckets: tuple[frozenset[str], ...], counts: tuple[int, ...]) -> bool:
-        cluster = self._problem.cluster
-        return all(self._problem.holds(own, part_of(cluster, first, count)) for own, first, count in _parts(buckets, counts))
+        cluster, backbones = self._problem.cluster, self._problem.profile.backbones
+        return all(
+            max(backbones[name].stage_bytes() for name in own) <= part_of(cluster, first, count).room
+            for own, first, count in _parts(buckets, counts)
+        )
 
     def _load_of(self, bucket: frozenset[str]) -> float:
         names = self._problem.trace.names
@@ -172,7 +175,7 @@ def _nothing_found(problem: Problem, screened: int) -> str:
     machine = problem.cluster.machines[0]
     device = machine.devices[0]
     needed = ", ".join(
-        f"{name!r} {own.stages_bytes:,} bytes in {own.layers} layers" for name, own in problem.profile.backbones.items()
+        f"{name!r} {own.stage_bytes():,} bytes in {own.layers} layers" for name, own in problem.profile.backbones.items()
     )
     return (
         f"no placement answers any request in time, of {screened:,} tried: the backbones need {needed}; {machine.name!r} has "

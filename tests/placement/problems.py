@@ -13,9 +13,9 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
 from hplm.placement.screen import alone_ns
-from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace
+from research.papers.placements import equal_cut
 from testing.random_trace import random_trace
 
 MB = 1_000_000

@@ -87,7 +87,7 @@ def test_a_group_gets_no_backbone_that_its_server_could_not_run(changed):
 
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
-    with refusing(InvalidInput, "b0", "40,000,000", "30,000,000", "cpu:0"):
+    with refusing(InvalidInput, "b0", "40,000,000", "30,000,000"):
         search(problem_of(8.0, devices=2, memory_mb=15))
 
 
