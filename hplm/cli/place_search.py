@@ -113,7 +113,7 @@ def search(
 
     :param to: the placement to write
     """
-    from hplm.placement.attained import Comparison
+    from hplm.placement.attained import gain_points, is_worth
     from hplm.placement.placement import KIND, Placement
     from hplm.placement.simulation import simulate
     from hplm.placement.workload import span_ns
@@ -135,12 +135,12 @@ def search(
     best, confirmed = searching.best(problem.on(searched), given, json)
     found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     found.check(problem.cluster, problem.profile)
-    attained, compared = {"screen": best.attained, "full": confirmed}, None
+    attained, gain = {"screen": best.attained, "full": confirmed}, None
     if current is not None and held_out is not None:
-        by_both = (simulate(one.groups, problem.profile, held_out, serving) for one in (current, found))
-        compared = Comparison(*by_both)
-        attained |= {"current": compared.current, "found": compared.found}
-    is_written = compared is None or compared.is_worth(renewing.least_gain)
+        both = [simulate(one.groups, problem.profile, held_out, serving) for one in (current, found)]
+        attained |= zip(("current", "found"), both, strict=True)
+        gain = gain_points(*both)
+    is_written = gain is None or is_worth(gain, renewing.least_gain)
     if is_written:
         found.write(to)
         outcome = f"{to} is written"
@@ -157,13 +157,13 @@ def search(
     for name, one in attained.items():
         if one is not None:
             print(_attained_text(LABELS[name], one))
-    if compared is not None:
-        print(f"{compared.gain_points:+.2f} points, and {renewing.least_gain:g} are wanted: {outcome}")
+    if gain is not None:
+        print(f"{gain:+.2f} points, and {renewing.least_gain:g} are wanted: {outcome}")
     if is_written:
-        _print_next(found, to, given, "groups" if compared is None else "groups-next")
+        _print_next(found, to, given, "groups" if gain is None else "groups-next")
     return {
         "written": is_written,
-        "gain_points": compared and compared.gain_points,
+        "gain_points": gain,
         "how": best.how,
         "screened": best.screened,
         "source": problem.trace.source,

@@ -51,14 +51,14 @@ class LeftOut:
     @property
     def figures(self) -> dict[str, Any]:
         counts = Counter(self.tenants)
-        return {"requests": len(self), "tenants": len(counts), "most": _most(counts)}
+        return {"requests": len(self), "tenants": len(counts), "most": [name for name, _ in counts.most_common(NAMED)]}
 
     @property
     def _whose(self) -> str:
-        counts = Counter(self.tenants)
-        more = f" and {len(counts) - NAMED:,} more" if len(counts) > NAMED else ""
-        one_or_more = f"{len(counts):,} tenants" if len(counts) > 1 else "a tenant"
-        return f"{one_or_more} that the profile does not know ({', '.join(_most(counts))}{more})"
+        tenants, most = self.figures["tenants"], self.figures["most"]
+        more = f" and {tenants - NAMED:,} more" if tenants > NAMED else ""
+        one_or_more = f"{tenants:,} tenants" if tenants > 1 else "a tenant"
+        return f"{one_or_more} that the profile does not know ({', '.join(most)}{more})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +102,9 @@ class Trace:
 
     def only(self, chosen: Array) -> Trace:
         """Returns the requests with these indexes, or of this mask."""
-        return replace(
-            self,
-            arrival_ns=self.arrival_ns[chosen],
-            unit=self.unit[chosen],
-            tokens=self.tokens[chosen],
-            timeout_ns=self.timeout_ns[chosen],
-        )
+        columns = self.arrival_ns, self.unit, self.tokens, self.timeout_ns
+        arrival_ns, unit, tokens, timeout_ns = (own[chosen] for own in columns)
+        return replace(self, arrival_ns=arrival_ns, unit=unit, tokens=tokens, timeout_ns=timeout_ns)
 
     def between(self, start_ns: int, end_ns: int) -> Trace:
         first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
@@ -177,7 +173,3 @@ def span_ns(seconds: float, what: str = "a part of a trace") -> int:
     if not LEAST_S <= seconds <= MOST_S:
         raise InvalidInput(f"{what} of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
     return int(seconds * SECOND)
-
-
-def _most(counts: Counter[str]) -> list[str]:
-    return [tenant for tenant, _ in counts.most_common(NAMED)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.placement.attained import REFUSED, Attained, Comparison
+from hplm.placement.attained import REFUSED, Attained, gain_points, is_worth
 from hplm.placement.partition import Parallel, backbone_buckets, groups_of, parallels
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
@@ -209,12 +209,6 @@ def _trace(*seconds):
     return Trace(("b0/law",), at, np.zeros(len(at), np.int64), np.full(len(at), 5), np.full(len(at), SECOND), "a test")
 
 
-def _attained(served, texts=1000):
-    ends = np.full(texts, REFUSED)
-    ends[:served] = 1.0
-    return Attained(_trace(*range(texts)), ends, np.zeros(1))
-
-
 def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
     searched, held_out = _trace(0, 10, 11, 19.5, 20.5, 21).divided(search_seconds=10, test_seconds=1)
     assert (searched.arrival_ns / SECOND).tolist() == [11, 19.5]
@@ -228,10 +222,10 @@ def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_wi
 
 
 @pytest.mark.parametrize(
-    "wanted, current, found, is_worth",
-    [(1.0, 930, 940, True), (1.0, 930, 939, False), (0.0, 930, 930, False), (0.0, 930, 931, True)],
+    "wanted, current, found, worth",
+    [(1.0, 930, 940, True), (1.0, 930, 939, False), (0.0, 930, 930, False), (0.0, 930, 931, True), (0.7, 930, 937, True)],
 )
-def test_a_placement_is_worth_it_from_the_wanted_gain_on(wanted, current, found, is_worth):
-    compared = Comparison(_attained(current), _attained(found))
-    assert compared.is_worth(wanted) is is_worth
-    assert compared.gain_points == pytest.approx((found - current) / 10)
+def test_a_placement_is_worth_it_from_the_wanted_gain_on(wanted, current, found, worth):
+    ends = [np.where(np.arange(1000) < served, 1.0, REFUSED) for served in (current, found)]
+    gain = gain_points(*(Attained(_trace(*range(1000)), own, np.zeros(1)) for own in ends))
+    assert gain == (found - current) / 10 and is_worth(gain, wanted) is worth
