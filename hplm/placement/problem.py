@@ -12,7 +12,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Group
-from hplm.placement.profile import BackboneProfile, Profile, Shape
+from hplm.placement.profile import Profile, Shape
 from hplm.placement.screen import Screen, each_ns
 from hplm.placement.stages import Cut, best_cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes
@@ -90,8 +90,6 @@ class Room:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._cuts: dict[tuple[object, ...], Cut] = {}
-        kinds: dict[object, int] = {}
-        self._kinds = {name: kinds.setdefault(_kind(own), len(kinds)) for name, own in problem.profile.backbones.items()}
         self._bytes: dict[frozenset[str], int] = {}
 
     def added(self, groups: Groups, at: int, unit: str) -> Groups | None:
@@ -136,14 +134,8 @@ class Room:
         return [sum(memory[device] for device in group.devices_of(stage)) - used[stage] for stage in range(group.stages)]
 
     def _best(self, group: Group, backbone: str, room: tuple[int, ...] | None) -> Cut:
-        key = self._kinds[backbone], self._problem.shapes[backbone], group.intra, group.stages, room
+        key = backbone, group.intra, group.stages, room
         if key not in self._cuts:
             profile, shape = self._problem.profile, self._problem.shapes[backbone]
-            own = profile.backbones[backbone]
-            self._cuts[key] = best_cut(own, profile.hop, group.intra, group.stages, shape, room)
+            self._cuts[key] = best_cut(profile.backbones[backbone], profile.hop, group.intra, group.stages, shape, room)
         return self._cuts[key]
-
-
-def _kind(own: BackboneProfile) -> tuple[object, ...]:
-    """Returns the same for backbones of equal layers, so that each cut is searched once."""
-    return own.layer_bytes, own.entry_bytes, own.slots, own.slot_bytes, own.core, tuple(own.times.items())
