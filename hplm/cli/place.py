@@ -79,7 +79,7 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
             f"{group.name} on {', '.join(group.devices)} of {group.machine}: {one.tenants} tenants of {_some(group.units)}\n"
             f"  {one.command}"
         )
-        own = {"name": group.name, "machine": group.machine, "devices": list(group.devices)}
+        own = {"name": group.name, "machine": group.machine, "devices": group.devices}
         groups.append({**own, "repository": str(one.repository), "tenants": one.tenants, "command": one.command})
     for gap in missing:
         print(f"note: {gap}")
@@ -104,10 +104,11 @@ def _told(profile: Profile) -> dict[str, Any]:
         parts = f"layers {mb['layers']:,}, what enters them {mb['entry']:,}, slots {mb['slots']:,}"
         print(f"  once a device: {mb['device']:,} MB ({parts})")
         print(f"  once a machine: tables {mb['tables']:,} MB, records {mb['records']:,} MB")
-        ms: dict[str, dict[str, float]] = {}
-        for intra in own.times:
-            times = {tokens: own.terms(intra).ns(tokens, tokens**2, 1) / 1e6 for tokens in TYPICAL_TOKENS}
-            ms[str(intra)] = {str(tokens): round(one, 3) for tokens, one in times.items()}
+        ms = {
+            intra: {tokens: round(own.terms(intra).ns(tokens, tokens**2) / 1e6, 3) for tokens in TYPICAL_TOKENS}
+            for intra in own.times
+        }
+        for intra, times in ms.items():
             texts = ", ".join(f"{tokens} tokens {one:,.2f} ms" for tokens, one in times.items())
             print(f"  {intra} device{'s' * (intra != 1)} a stage: a text of {texts}")
         backbones[name] = {"precision": own.precision, "layers": own.layers, "tenants": tenants, "mb": mb, "ms": ms}
