@@ -58,8 +58,6 @@ OTHER = profile_of(bert=backbone_profile([1e6] * 3))
 @pytest.mark.parametrize(
     "groups, given, named",
     [
-        ((group(), group("two")), {}, ["'one'", "'two'", "'cpu:0'"]),
-        ((group(devices=("cpu:0", "cpu:0"), intra=2),), {}, ["'cpu:0'", "once"]),
         ((group(devices=("cpu:5",)),), {}, ["'one'", "'cpu:5'", "'m0'"]),
         ((group(machine="m7"),), {}, ["'one'", "'m7'"]),
         ((group(),), {"cluster": cluster_of(memory_mb=50)}, ["'one'", "bert", "61,000,000", "50,000,000", "cpu:0"]),
@@ -135,6 +133,7 @@ def test_what_is_written_is_read_again(path, kind):
         ("placement", ["groups", 1, "name"], "two\n", ["groups[1].name"]),
         ("placement", ["groups", 0, "intra"], 2, ["'one'", "2"]),
         ("placement", ["groups", 0, "devices"], ["cpu:1"], ["'one'", "'two'", "'cpu:1'"]),
+        ("placement", ["groups", 0, "devices"], ["cpu:0", "cpu:0"], ["'one'", "'cpu:0'", "once"]),
         ("placement", ["groups", 0, "devices"], ["gpu"], ["'one'", "'gpu'", "cuda:0"]),
         ("placement", ["groups", 0, "units"], ["bert/art"], ["'one'", "'bert/art'"]),
         ("placement", ["groups", 0], {**asdict(GROUPS[0]), "cuts": {}, "units": []}, ["'one'", "no units"]),
