@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import Json, Numbers, Texts, Words, about
+from hplm.cli.options import AtLeastOne, Json, Numbers, Texts, Words, about
 from hplm.cli.place_problem import check_target
 from hplm.cli.served import StatePlace, check_state
-from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.placement.profile import Profile
@@ -21,7 +20,7 @@ Repository = Annotated[Path, about("folder that `hplm export` wrote")]
 
 
 def profile(
-    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: int = 5,
+    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: AtLeastOne = 5,
     wire: bool = False, state: StatePlace = None, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
@@ -40,8 +39,6 @@ def profile(
     from hplm.placement.profile import KIND
 
     check_state(state)
-    if rounds < 1:
-        raise InvalidInput(f"--rounds {rounds}: give 1 or more")
     check_target(to, KIND)
     check_devices(devices, intra)
     sources = sources_of(repository, backbone)

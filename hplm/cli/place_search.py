@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import Json, Picture, about, check_picture, refuse_given
+from hplm.cli.options import AtLeastOne, Json, NotNegative, Picture, about, check_picture, refuse_given
 from hplm.cli.place_problem import Given, check_target, placement_of
 from hplm.errors import InvalidInput
 
@@ -40,9 +39,9 @@ class Searching:
 
     search: str = "fast"
     """fast, or beam:K, which tries all units in all groups and keeps the K best selections"""
-    most_stages: int | None = None
+    most_stages: AtLeastOne | None = None
     """most stages of a group (default: any number)"""
-    sample: int = 200_000
+    sample: AtLeastOne = 200_000
     """requests of the trace that rank placements, before all confirm the best"""
     confirm_seconds: float = 3600.0
     """length of the trace's busiest part, for the full simulator; 0: trust the screen"""
@@ -56,8 +55,6 @@ class Searching:
             if not quiet:
                 print(line, file=sys.stderr)
 
-        if self.sample < 1 or (self.most_stages is not None and self.most_stages < 1):
-            raise InvalidInput(f"--sample {self.sample} and --most-stages {self.most_stages}: give 1 or more")
         found = search(problem, selector(self.search), self.allows, self.sample, say)
         if not self.confirm_seconds:
             return found[0], None
@@ -79,7 +76,7 @@ class Renewing:
     """length of the part of the trace that is searched with"""
     test_seconds: float = HOUR_S
     """length of the trace's end, which is held out from the search to test both placements"""
-    least_gain: float = 1.0
+    least_gain: NotNegative = 1.0
     """how many percentage points more of these requests must be answered in time"""
 
     def check(self, to: Path) -> None:
@@ -92,8 +89,6 @@ class Renewing:
             raise InvalidInput(f"--to {to} is the current placement, which servers still follow: name another file")
         span_ns(self.search_seconds, "--search-seconds")
         span_ns(self.test_seconds, "--test-seconds")
-        if not 0 <= self.least_gain < math.inf:
-            raise InvalidInput(f"--least-gain {self.least_gain:g}: give 0 percentage points or more")
 
 
 FAST, ANEW = Searching(), Renewing()

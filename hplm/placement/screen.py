@@ -14,7 +14,6 @@ from dataclasses import astuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
 from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.kernel import TERMS, Case, run
 from hplm.placement.placement import Group
@@ -29,8 +28,6 @@ class Screen:
 
     def __init__(self, profile: Profile, trace: Trace, most_texts: int = 1) -> None:
         trace.expect_deadlines()
-        if most_texts < 1:
-            raise InvalidInput(f"batches of {most_texts} texts: give 1 or more")
         self.trace = trace
         self._profile = profile
         self._most_texts = min(most_texts, len(trace))  # the kernel's numbers have 64 bits

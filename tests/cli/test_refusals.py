@@ -119,14 +119,12 @@ PLACING = [
         )
     ),
     ("{profile} --devices CORE --to {tmp}/none/p.json", ["{tmp}/none"]),
-    ("{profile} --devices CORE --rounds 0", ["--rounds", "0"]),
     ("{profile} --devices CORE --backbone other", ["'other'", "toy"]),
     ("{profile} --devices CORE --repository {tmp}", ["{tmp}", "hplm export"]),
     ("place emit {toy} --placement {tmp}/none.json --to {tmp}/groups", ["{tmp}/none.json", "hplm place search"]),
     ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),
     ("{search} --slo-scale 0.001", ["--slo-scale", "b0"]),
     ("{search} --search wide", ["wide", "beam:K"]),
-    ("{search} --rate 0", ["--rate"]),
     ("{search} --serving batch=3", ["batch", "batch_texts"]),
     ("{search} --hot b0/z", ["b0/z"]),
     ("{search} --confirm-seconds 0.0001", ["--confirm-seconds", "0.0001"]),
@@ -136,7 +134,6 @@ PLACING = [
     ("{renew} --to {tmp}/none/next.json", ["--to", "{tmp}/none"]),
     ("{renew} --test-seconds 0", ["--test-seconds", 0.001]),
     ("{renew} --search-seconds nan", ["--search-seconds", "nan"]),
-    ("{renew} --least-gain -1", ["--least-gain", "-1"]),
     ("{renew} --hot b1/a", ["now.json", "--hot"]),
     *(
         (f"{{{command}}} --to {{tmp}}/{file}", ["--to", file])  # no placement
