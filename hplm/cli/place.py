@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import Json, Numbers, Texts, Words, about
+from hplm.cli.options import AtLeastOne, Json, Numbers, Texts, Words, about
 from hplm.cli.place_problem import check_target
 from hplm.cli.served import StatePlace, check_state
-from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.placement.profile import Profile
@@ -21,7 +20,7 @@ Repository = Annotated[Path, about("folder that `hplm export` wrote")]
 
 
 def profile(
-    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: int = 5,
+    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: AtLeastOne = 5,
     wire: bool = False, state: StatePlace = None, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
@@ -40,8 +39,6 @@ def profile(
     from hplm.placement.profile import KIND
 
     check_state(state)
-    if rounds < 1:
-        raise InvalidInput(f"--rounds {rounds}: give 1 or more")
     check_target(to, KIND)
     check_devices(devices, intra)
     sources = sources_of(repository, backbone)
@@ -79,7 +76,7 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
             f"{group.name} on {', '.join(group.devices)} of {group.machine}: {one.tenants} tenants of {_some(group.units)}\n"
             f"  {one.command}"
         )
-        own = {"name": group.name, "machine": group.machine, "devices": list(group.devices)}
+        own = {"name": group.name, "machine": group.machine, "devices": group.devices}
         groups.append({**own, "repository": str(one.repository), "tenants": one.tenants, "command": one.command})
     for gap in missing:
         print(f"note: {gap}")
@@ -88,8 +85,6 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
 
 def _told(profile: Profile) -> dict[str, Any]:
     """Prints the named parts of each backbone's memory, and the times of single texts. Returns them."""
-    from hplm.placement.stages import stage_bytes
-
     backbones: dict[str, Any] = {}
     for name, own in profile.backbones.items():
         tenants = sum(map(len, own.tenants.values()))
@@ -97,7 +92,7 @@ def _told(profile: Profile) -> dict[str, Any]:
             "layers": sum(own.layer_bytes),
             "entry": own.entry_bytes,
             "slots": own.slots * own.slot_bytes,
-            "device": stage_bytes(own, 0, own.layers - 1),
+            "device": own.stage_bytes(),
             "tables": sum(own.table_bytes.values()),
             "records": own.record_bytes * tenants,
         }
@@ -106,10 +101,11 @@ def _told(profile: Profile) -> dict[str, Any]:
         parts = f"layers {mb['layers']:,}, what enters them {mb['entry']:,}, slots {mb['slots']:,}"
         print(f"  once a device: {mb['device']:,} MB ({parts})")
         print(f"  once a machine: tables {mb['tables']:,} MB, records {mb['records']:,} MB")
-        ms: dict[str, dict[str, float]] = {}
-        for intra in own.times:
-            times = {tokens: own.terms(intra).ns(tokens, tokens**2, 1) / 1e6 for tokens in TYPICAL_TOKENS}
-            ms[str(intra)] = {str(tokens): round(one, 3) for tokens, one in times.items()}
+        ms = {
+            intra: {tokens: round(own.terms(intra).ns(tokens, tokens**2) / 1e6, 3) for tokens in TYPICAL_TOKENS}
+            for intra in own.times
+        }
+        for intra, times in ms.items():
             texts = ", ".join(f"{tokens} tokens {one:,.2f} ms" for tokens, one in times.items())
             print(f"  {intra} device{'s' * (intra != 1)} a stage: a text of {texts}")
         backbones[name] = {"precision": own.precision, "layers": own.layers, "tenants": tenants, "mb": mb, "ms": ms}

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from hplm.cli.options import AtLeastOne, Positive
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.simulation import Serving
-    from hplm.placement.workload import LeftOut
-
-MOST = 10_000_000  # of factors and seconds
 
 
 @Parameter(name="*")
@@ -31,13 +29,13 @@ class Given:
     """what `hplm place profile` has measured"""
     trace: tuple[Path, ...]
     """journals of servers, or one recorded trace"""
-    slo_scale: float | None = None
+    slo_scale: Positive | None = None
     """deadlines: so many times a request's time on one device (default: the deadlines of the trace)"""
     hot: tuple[str, ...] = ()
     """tenants that are placed apart from their domain, as BACKBONE/TENANT"""
-    rate: float = 1.0
+    rate: Positive = 1.0
     """multiple of the trace's rate of requests"""
-    batch_texts: int = 1
+    batch_texts: AtLeastOne = 1
     """most texts of a batch of the screen"""
     serving: tuple[str, ...] = ()
     """NAME=VALUE: parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as
@@ -52,9 +50,6 @@ class Given:
         from hplm.placement.traces import read_trace
         from hplm.placement.units import units_by_name, units_of
 
-        for option, given in (("rate", self.rate), ("slo-scale", self.slo_scale)):
-            if given is not None and not 0 < given <= MOST:
-                raise InvalidInput(f"--{option} {given:g}: give a number above 0, at most {MOST:,}")
         cluster, profile = Cluster.read(self.cluster), Profile.together([Profile.read(path) for path in self.profiles])
         units = units_of(profile, self.hot)
         trace = read_trace(self.trace, units_by_name(profile, units)).at_rate(self.rate)
@@ -62,7 +57,6 @@ class Given:
         trace.expect_known()
         if self.slo_scale is not None:
             trace = trace.with_timeouts(self.slo_scale * alone_ns(profile, trace))
-        trace.expect_deadlines()
         return Problem(cluster, profile, units, trace, self.batch_texts)
 
     def servers(self) -> Serving:
@@ -80,11 +74,6 @@ class Given:
         return shlex.join(words)
 
 
-def print_left_out(left_out: LeftOut) -> None:
-    if left_out:
-        print(f"note: {left_out.text}")
-
-
 def placement_of(path: Path, problem: Problem) -> Placement:
     """Reads a placement, which must have the problem's units."""
     from hplm.placement.placement import Placement
@@ -95,11 +84,6 @@ def placement_of(path: Path, problem: Problem) -> Placement:
         way_out = f"give --hot {' '.join(placement.hot)}" if placement.hot else "leave out --hot"
         raise InvalidInput(f"{path} has other hot tenants: {way_out}, as in the search that made it")
     return placement
-
-
-def check_seconds(option: str, seconds: float) -> None:
-    if not 0 <= seconds <= MOST:
-        raise InvalidInput(f"{option} {seconds:g}: give seconds from 0 to {MOST:,}")
 
 
 def check_target(path: Path, kind: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import Json, Picture, about, check_picture, refuse_given
-from hplm.cli.place_problem import Given, check_seconds, check_target, placement_of, print_left_out
+from hplm.cli.options import AtLeastOne, Json, NotNegative, Picture, about, check_picture, refuse_given
+from hplm.cli.place_problem import Given, check_target, placement_of
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.placement.attained import Attained
+    from hplm.placement.partition import Parallel
     from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.search import Found
@@ -39,9 +39,9 @@ class Searching:
 
     search: str = "fast"
     """fast, or beam:K, which tries all units in all groups and keeps the K best selections"""
-    most_stages: int | None = None
+    most_stages: AtLeastOne | None = None
     """most stages of a group (default: any number)"""
-    sample: int = 200_000
+    sample: AtLeastOne = 200_000
     """requests of the trace that rank placements, before all confirm the best"""
     confirm_seconds: float = 3600.0
     """length of the trace's busiest part, for the full simulator; 0: trust the screen"""
@@ -55,12 +55,14 @@ class Searching:
             if not quiet:
                 print(line, file=sys.stderr)
 
-        if self.sample < 1 or (self.most_stages is not None and self.most_stages < 1):
-            raise InvalidInput(f"--sample {self.sample} and --most-stages {self.most_stages}: give 1 or more")
-        found = search(problem, selector(self.search), self.most_stages, self.sample, say)
+        found = search(problem, selector(self.search), self.allows, self.sample, say)
         if not self.confirm_seconds:
             return found[0], None
         return confirm(found, problem, given.servers(), self.confirm_seconds, say)[0]
+
+    def allows(self, one: Parallel) -> bool:
+        """Whether servers run such groups (`hplm place emit`), and the user wants them."""
+        return 1 in (one.stages, one.intra) and one.stages <= (self.most_stages or one.stages)
 
 
 @Parameter(name="*", group="Renew")
@@ -74,19 +76,19 @@ class Renewing:
     """length of the part of the trace that is searched with"""
     test_seconds: float = HOUR_S
     """length of the trace's end, which is held out from the search to test both placements"""
-    least_gain: float = 1.0
+    least_gain: NotNegative = 1.0
     """how many percentage points more of these requests must be answered in time"""
 
     def check(self, to: Path) -> None:
+        from hplm.placement.workload import span_ns
+
         if self.current is None:
             refuse_given("works only with --current, the placement to renew: give it, or leave this out", self)
             return
         if os.path.realpath(to) == os.path.realpath(self.current):
             raise InvalidInput(f"--to {to} is the current placement, which servers still follow: name another file")
-        for option, seconds in (("search", self.search_seconds), ("test", self.test_seconds)):
-            check_seconds(f"--{option}-seconds", seconds)
-        if not 0 <= self.least_gain < math.inf:
-            raise InvalidInput(f"--least-gain {self.least_gain:g}: give 0 percentage points or more")
+        span_ns(self.search_seconds, "--search-seconds")
+        span_ns(self.test_seconds, "--test-seconds")
 
 
 FAST, ANEW = Searching(), Renewing()
@@ -106,13 +108,15 @@ def search(
 
     :param to: the placement to write
     """
-    from hplm.placement.attained import Comparison
+    from hplm.placement.attained import gain_points, is_worth
     from hplm.placement.placement import KIND, Placement
     from hplm.placement.simulation import simulate
+    from hplm.placement.workload import span_ns
 
     check_picture(picture)
     check_target(to, KIND)
-    check_seconds("--confirm-seconds", searching.confirm_seconds)
+    if searching.confirm_seconds:
+        span_ns(searching.confirm_seconds, "--confirm-seconds")  # before the search
     renewing.check(to)
     serving = given.servers()  # refuses wrong ones before the trace is read
     if renewing.current is None:
@@ -126,12 +130,12 @@ def search(
     best, confirmed = searching.best(problem.on(searched), given, json)
     found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     found.check(problem.cluster, problem.profile)
-    attained, compared = {"screen": best.attained, "full": confirmed}, None
+    attained, gain = {"screen": best.attained, "full": confirmed}, None
     if current is not None and held_out is not None:
-        by_both = (simulate(one.groups, problem.profile, held_out, serving) for one in (current, found))
-        compared = Comparison(*by_both)
-        attained |= {"current": compared.current, "found": compared.found}
-    is_written = compared is None or compared.is_worth(renewing.least_gain)
+        both = [simulate(one.groups, problem.profile, held_out, serving) for one in (current, found)]
+        attained |= zip(("current", "found"), both, strict=True)
+        gain = gain_points(*both)
+    is_written = gain is None or is_worth(gain, renewing.least_gain)
     if is_written:
         found.write(to)
         outcome = f"{to} is written"
@@ -142,18 +146,19 @@ def search(
         from builder.pictures import draw_placement
 
         draw_placement(found, problem.cluster, best.attained, picture)
-    print_left_out(problem.trace.left_out)
+    if problem.trace.left_out:
+        print(problem.trace.left_out.note)
     print(f"{best.how}\n{_groups_text(found)}")
     for name, one in attained.items():
         if one is not None:
             print(_attained_text(LABELS[name], one))
-    if compared is not None:
-        print(f"{compared.gain_points:+.2f} points, and {renewing.least_gain:g} are wanted: {outcome}")
+    if gain is not None:
+        print(f"{gain:+.2f} points, and {renewing.least_gain:g} are wanted: {outcome}")
     if is_written:
-        _print_next(found, to, given, "groups" if compared is None else "groups-next")
+        _print_next(found, to, given, "groups" if gain is None else "groups-next")
     return {
         "written": is_written,
-        "gain_points": compared and compared.gain_points,
+        "gain_points": gain,
         "how": best.how,
         "screened": best.screened,
         "source": problem.trace.source,
@@ -176,15 +181,15 @@ def simulate(
     """
     from hplm.placement.simulation import simulate
 
-    check_seconds("--full-seconds", full_seconds)
     serving = given.servers()
     problem = given.problem()
     placed = placement_of(placement, problem)
     attained = {"screen": problem.screen.attained(placed.groups)}
-    if full_seconds > 0:
+    if full_seconds:
         part = problem.trace.busiest(full_seconds)
         attained["full"] = simulate(placed.groups, problem.profile, part, serving)
-    print_left_out(problem.trace.left_out)
+    if problem.trace.left_out:
+        print(problem.trace.left_out.note)
     for name, one in attained.items():
         print(_attained_text(LABELS[name], one))
         print("\n".join(f"  {share:>8.2%}  {unit}" for unit, share in one.by_unit.items()))
@@ -214,8 +219,7 @@ def _print_next(placement: Placement, file: Path, given: Given, folder: str) -> 
     for unit in placement.unplaced:
         print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
     print(f"next: hplm place simulate {shlex.quote(str(file))} {given.words()}")
-    if all(group.stages == 1 for group in placement.groups):
-        print(f"or:   hplm place emit --placement {shlex.quote(str(file))} --repository model_repository --to {folder}")
+    print(f"or:   hplm place emit --placement {shlex.quote(str(file))} --repository model_repository --to {folder}")
 
 
 def _groups_text(placement: Placement) -> str:

@@ -52,23 +52,12 @@ class Attained:
         return float(np.percentile(self.latency_ns, 99)) / 1e6 if self.served.any() else None
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Two placements with the same requests, of which the found one may replace the current one."""
+def gain_points(current: Attained, found: Attained) -> float:
+    """Returns how many percentage points more of the same texts the found placement answers in time."""
+    more = int(np.count_nonzero(found.served)) - int(np.count_nonzero(current.served))
+    return 100 * more / len(found.trace)  # of whole numbers: exact at a wanted gain
 
-    current: Attained
-    found: Attained
 
-    @property
-    def more(self) -> int:
-        """The texts that the found placement answers in time beyond those of the current one."""
-        return int(np.count_nonzero(self.found.served)) - int(np.count_nonzero(self.current.served))
-
-    @property
-    def gain_points(self) -> float:
-        """The same in percentage points."""
-        return 100 * self.more / len(self.found.trace)
-
-    def is_worth(self, least_points: float) -> bool:
-        """Whether the found one has the wanted gain. With 0 points it must still answer a text more in time."""
-        return self.more > 0 and 100 * self.more >= least_points * len(self.found.trace)  # of whole numbers: exact at the bound
+def is_worth(gain: float, least: float) -> bool:
+    """Whether a gain is as large as wanted. With 0 points there must still be one."""
+    return gain > 0 and gain >= least

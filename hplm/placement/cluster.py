@@ -18,7 +18,7 @@ from hplm.placement.files import Positive, Whole, Word, digest, read, refuse_twi
 KIND, FORMAT = "hplm cluster", 1
 WAY_OUT = "write it as docs/placement.md shows"
 CORE = "cpu:"  # begins the names of devices that are cores
-DEVICE = re.compile(r"(cpu|cuda):\d+")
+DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")  # so that each device has one name
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Cluster:
     @property
     def devices(self) -> int:
         return sum(len(machine.devices) for machine in self.machines)
+
+    @property
+    def room(self) -> int:
+        """The bytes that the devices of the largest machine have together."""
+        return max(sum(machine.memory_of.values()) for machine in self.machines)
 
     @cached_property
     def digest(self) -> str:

@@ -18,6 +18,7 @@ from hplm.errors import InvalidInput
 
 LARGEST = 1 << 62  # of any number in these files: sums of them stay exact
 Word = Annotated[str, Meta(min_length=1)]
+Name = Annotated[str, Meta(pattern=r"^[^/]+\Z")]  # a part of a unit's name: backbone/domain/tenant
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Number = Annotated[float, Meta(ge=0, le=LARGEST)]

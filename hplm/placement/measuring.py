@@ -9,17 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
-import queue
-import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -40,7 +37,6 @@ from hplm.placement.samples import Sampler, Samples, fitted
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
-ROUNDS = 5
 SHORTEST = Shape(3, 9, 1)  # of a text of one letter, with the special tokens
 HOP_TOKENS = (1, 64, 256, 1024)
 HOPS = 50
@@ -72,9 +68,9 @@ def profile_repository(
     sources: Sequence[Source],
     devices: Sequence[str],
     intra: Sequence[int],
-    state: Place | None = None,
-    rounds: int = ROUNDS,
-    round_trips: Mapping[str, RoundTrip] = MappingProxyType({}),
+    state: Place | None,
+    rounds: int,
+    round_trips: Mapping[str, RoundTrip],
 ) -> Profile:
     """`intra`: the numbers of devices a stage to measure. `round_trips`: through a server, by backbone. Where there is none,
     ANSWERING_NS are assumed for the way through the server, and that it takes no time from the cores.
@@ -237,27 +233,21 @@ def _hop(devices: Sequence[str], configs: Sequence[BackboneConfig]) -> Terms:
     hidden = max(config.hidden for config in configs)
     to = resolve_device("cpu" if cores_of(devices) else devices[-1])
     source = resolve_device("cpu" if cores_of(devices) else devices[0])
-    there: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
-    back: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def receive() -> None:
-        while (x := there.get()) is not None:
-            _ = torch.empty_like(x, device=to).copy_(x)
-            if to.type == "cuda":
-                torch.cuda.synchronize(to)
-            back.put(time.perf_counter_ns())
+    def receive(x: Tensor) -> int:
+        """Returns when it has copied the batch."""
+        _ = torch.empty_like(x, device=to).copy_(x)
+        if to.type == "cuda":
+            torch.cuda.synchronize(to)
+        return time.perf_counter_ns()
 
-    receiver = threading.Thread(target=receive, name="hop", daemon=True)
-    receiver.start()
     taken: list[float] = []
-    for tokens in HOP_TOKENS:
-        x, own = torch.randn(tokens, hidden, device=source), list[int]()
-        for _ in range(HOPS):
-            start = time.perf_counter_ns()
-            there.put(x)
-            own.append(back.get() - start)
-        taken.append(float(np.median(own)))
-    there.put(None)
-    receiver.join()
+    with ThreadPoolExecutor(1) as receiver:
+        for tokens in HOP_TOKENS:
+            x, own = torch.randn(tokens, hidden, device=source), list[int]()
+            for _ in range(HOPS):
+                start = time.perf_counter_ns()
+                own.append(receiver.submit(receive, x).result() - start)
+            taken.append(float(np.median(own)))
     terms = fitted([Shape(tokens, 0, 0) for tokens in HOP_TOKENS], np.array(taken))
     return replace(terms, score_ns=0.0, text_ns=0.0)

@@ -9,8 +9,7 @@ from itertools import combinations, islice, pairwise
 from hplm.placement.cluster import Cluster, Machine
 from hplm.placement.placement import Group
 from hplm.placement.problem import Groups, Problem
-from hplm.placement.profile import BackboneProfile, Terms
-from hplm.placement.stages import equal_cut, stage_times
+from hplm.placement.profile import BackboneProfile
 
 CONVOY = 3.0  # backbones whose texts take so many times as long as another's are kept apart
 ALIKE = 1.1  # backbones whose times differ by less are never kept apart
@@ -37,7 +36,7 @@ def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
     They differ in the time of their mean text.
     """
     took = {
-        name: stage_times(own, Terms(), min(own.times), equal_cut(own.layers, 1), problem.shapes[name]).item()
+        name: own.alone().ns(*problem.shapes[name])
         for name, own in problem.profile.backbones.items()
         if any(unit.split("/")[0] == name for unit in problem.asked)
     }
@@ -52,9 +51,7 @@ def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
     return found
 
 
-def device_buckets(
-    loads: Sequence[float], devices: int, fits: Callable[[tuple[int, ...]], bool] = lambda _: True
-) -> list[tuple[int, ...]]:
+def device_buckets(loads: Sequence[float], devices: int, fits: Callable[[tuple[int, ...]], bool]) -> list[tuple[int, ...]]:
     """Returns how many devices each bucket gets, the most even ones first. `loads`: of each bucket, in devices.
 
     `fits`: whether each bucket can hold its backbones.
@@ -82,11 +79,11 @@ def part_of(cluster: Cluster, first: int, count: int) -> Cluster:
     return Cluster(tuple(machines))
 
 
-def parallels(problem: Problem, most_stages: int | None = None) -> list[Parallel]:
+def parallels(problem: Problem, allows: Callable[[Parallel], bool] = lambda _: True) -> list[Parallel]:
     """Returns all ways to cut a group that the backbones and machines allow, the smallest groups first."""
     layers = min(own.layers for own in _backbones(problem))
     largest = max(len(machine.devices) for machine in problem.cluster.machines)
-    found = [one for one in _measured(problem, largest) if one.stages <= min(layers, most_stages or layers)]
+    found = [one for one in _measured(problem, largest) if one.stages <= layers and allows(one)]
     return sorted(found, key=lambda one: (one.devices, one))
 
 

@@ -83,7 +83,7 @@ class Placement:
         if not placement.groups:
             raise InvalidInput(f"{path} has no groups: {WAY_OUT}")
         refuse_twice(path, "group", [group.name for group in placement.groups], WAY_OUT)
-        _check_devices(placement.groups, f"{path}: ")
+        _check_devices(path, placement.groups)
         for group in placement.groups:
             _check_group(str(path), group, placement)
         return placement
@@ -92,7 +92,7 @@ class Placement:
         write(path, KIND, FORMAT, asdict(self))
 
     def check(self, cluster: Cluster, profile: Profile) -> None:
-        """Refuses a placement that is stale, that uses a device twice or another machine's, or that needs too much memory."""
+        """Refuses a placement that is stale, that uses another machine's devices, or that needs too much memory."""
         for what, made_for, found in (("cluster", self.cluster, cluster.digest), ("profile", self.profile, profile.digest)):
             if made_for != found:
                 raise InvalidInput(
@@ -101,7 +101,6 @@ class Placement:
         missing = sorted(unit.name for unit in set(self.units) ^ set(units_of(profile, self.hot)))
         if missing:
             raise InvalidInput(f"the placement's unit {missing[0]!r} is not as in the profile: {WAY_OUT}")
-        _check_devices(self.groups)
         for group in self.groups:
             _check_stages(group, _machine_of(group, cluster), profile)
         for machine in cluster.machines:
@@ -117,16 +116,16 @@ class Placement:
             )
 
 
-def _check_devices(groups: Iterable[Group], where: str = "") -> None:
+def _check_devices(path: Path, groups: Iterable[Group]) -> None:
     """Refuses a device of two groups, and a group whose devices are not of one kind."""
     taken: dict[tuple[str, str], str] = {}
     for group in groups:
-        check_kind(f"{where}group {group.name!r}", group.devices)
+        check_kind(f"{path}: group {group.name!r}", group.devices)
         for device in group.devices:
             other = taken.setdefault((group.machine, device), group.name)
             if other != group.name or group.devices.count(device) > 1:
                 raise InvalidInput(
-                    f"{where}groups {other!r} and {group.name!r} both have device {device!r} of machine {group.machine!r}: "
+                    f"{path}: groups {other!r} and {group.name!r} both have device {device!r} of machine {group.machine!r}: "
                     "give each device to one group, once"
                 )
 

@@ -12,8 +12,8 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Group
-from hplm.placement.profile import BackboneProfile, Profile, Shape
-from hplm.placement.screen import Screen, alone_ns
+from hplm.placement.profile import Profile, Shape
+from hplm.placement.screen import Screen, each_ns
 from hplm.placement.stages import Cut, best_cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes
 from hplm.placement.workload import Trace
@@ -45,9 +45,8 @@ class Problem:
     @cached_property
     def load(self) -> Array:
         """The devices that each unit of the trace would keep busy, if nothing were ever idle."""
-        return np.bincount(self.trace.unit, alone_ns(self.profile, self.trace), len(self.trace.names)) / (
-            self.trace.seconds * 1e9
-        )
+        busy_ns = each_ns({name: own.alone() for name, own in self.profile.backbones.items()}, self.trace)
+        return np.bincount(self.trace.unit, busy_ns, len(self.trace.names)) / (self.trace.seconds * 1e9)
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -75,21 +74,14 @@ class Problem:
 
     def expect_fitting(self) -> None:
         """Refuses a backbone that no machine of the cluster can hold, however it is cut."""
-        largest = max(self.cluster.machines, key=lambda machine: sum(machine.memory_of.values()))
-        room = sum(largest.memory_of.values())
+        room = self.cluster.room
         for name in sorted({unit.backbone for unit in self.units}):
-            needed = self.profile.backbones[name].stages_bytes
+            needed = self.profile.backbones[name].stage_bytes()
             if needed > room:
                 raise InvalidInput(
                     f"backbone {name!r} fits no cut: its layers and slots need {needed:,} bytes, and the devices of the "
-                    f"largest machine, {largest.name!r} ({', '.join(largest.memory_of)}), have {room:,} together: name larger "
-                    "devices"
+                    f"largest machine have {room:,} together: name larger devices"
                 )
-
-    def holds(self, backbones: Collection[str], cluster: Cluster) -> bool:
-        """Whether some machine of a part of the cluster can hold each of the backbones by itself."""
-        room = max(sum(machine.memory_of.values()) for machine in cluster.machines)
-        return all(self.profile.backbones[name].stages_bytes <= room for name in backbones)
 
 
 class Room:
@@ -97,9 +89,7 @@ class Room:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._cuts: dict[tuple[object, ...], Cut | None] = {}
-        kinds: dict[object, int] = {}
-        self._kinds = {name: kinds.setdefault(_kind(own), len(kinds)) for name, own in problem.profile.backbones.items()}
+        self._cuts: dict[tuple[object, ...], Cut] = {}
         self._bytes: dict[frozenset[str], int] = {}
 
     def added(self, groups: Groups, at: int, unit: str) -> Groups | None:
@@ -110,7 +100,7 @@ class Room:
         cuts = group.cuts
         if backbone not in cuts:
             cut = self._cut(group, backbone)
-            if cut is None:
+            if not cut:
                 return None
             cuts = {**cuts, backbone: cut}
         grown = replace(group, cuts=cuts, units=(*group.units, unit))
@@ -124,34 +114,28 @@ class Room:
             needed = self._bytes[here] = machine_bytes(self._problem.profile, units)
         return needed <= self._problem.cluster.by_name[machine].memory
 
-    def _cut(self, group: Group, backbone: str) -> Cut | None:
-        """Returns the fastest cut that fits beside the group's other backbones."""
-        own = self._problem.profile.backbones[backbone]
-        if group.intra not in own.times or group.stages > own.layers:
-            return None
+    def _cut(self, group: Group, backbone: str) -> Cut:
+        """Returns the fastest cut that fits beside the group's other backbones; an empty one if none does."""
+        backbones = self._problem.profile.backbones
+        own = backbones[backbone]
+        # A server has a precision, and slots for a batch in each stage and the next one.
+        serves = own.slots > group.stages and all(backbones[other].precision == own.precision for other in group.cuts)
+        if not serves or group.intra not in own.times or group.stages > own.layers:
+            return ()
         free = self._free(group)
         best = self._best(group, backbone, None)
-        if best is not None and all(np.less_equal(stages_bytes(self._problem.profile, {backbone: best}), free)):
+        if all(np.less_equal(stages_bytes(self._problem.profile, {backbone: best}), free)):
             return best
-        return None if group.stages == 1 else self._best(group, backbone, tuple(free))
+        return () if group.stages == 1 else self._best(group, backbone, tuple(free))
 
     def _free(self, group: Group) -> list[int]:
         memory = self._problem.cluster.by_name[group.machine].memory_of
         used = stages_bytes(self._problem.profile, group.cuts) or [0] * group.stages
         return [sum(memory[device] for device in group.devices_of(stage)) - used[stage] for stage in range(group.stages)]
 
-    def _best(self, group: Group, backbone: str, room: tuple[int, ...] | None) -> Cut | None:
-        key = self._kinds[backbone], self._problem.shapes[backbone], group.intra, group.stages, room
+    def _best(self, group: Group, backbone: str, room: tuple[int, ...] | None) -> Cut:
+        key = backbone, group.intra, group.stages, room
         if key not in self._cuts:
             profile, shape = self._problem.profile, self._problem.shapes[backbone]
-            own = profile.backbones[backbone]
-            try:
-                self._cuts[key] = best_cut(own, profile.hop, group.intra, group.stages, shape, room)
-            except InvalidInput:  # no cut has enough room
-                self._cuts[key] = None
+            self._cuts[key] = best_cut(profile.backbones[backbone], profile.hop, group.intra, group.stages, shape, room)
         return self._cuts[key]
-
-
-def _kind(own: BackboneProfile) -> tuple[object, ...]:
-    """Returns the same for backbones of equal layers, so that each cut is searched once."""
-    return own.layer_bytes, own.entry_bytes, own.slots, own.slot_bytes, own.core, tuple(own.times.items())

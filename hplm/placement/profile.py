@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.placement.files import Number, Positive, Whole, Word, digest, read, write
+from hplm.placement.files import Name, Number, Positive, Whole, Word, digest, read, write
 
 KIND, FORMAT = "hplm profile", 2
 WAY_OUT = "measure it with `hplm place profile`"
@@ -69,7 +69,7 @@ class BackboneProfile:
     layers: Positive  # of the upper stack
     precision: Word  # of the engine that was measured
     export: Word  # the name of the export that was measured
-    tenants: Mapping[str, tuple[str, ...]]  # by domain
+    tenants: Mapping[Name, tuple[Name, ...]]  # by domain
     parents: Mapping[str, Word]  # the domain that each domain's tables fall back to; roots have none
     entry_bytes: Whole  # on the first stage's device: vectors of positions and segments
     layer_bytes: tuple[Whole, ...]  # of each layer
@@ -93,15 +93,16 @@ class BackboneProfile:
         last = self.layers - 1 if last is None else last
         return reduce(Terms.__add__, self.times[intra][first : last + 1], Terms())
 
-    @property
-    def stages_bytes(self) -> int:
-        """The bytes of layers and slots on all stages of a group together."""
-        return sum(self.layer_bytes) + self.entry_bytes + self.slots * self.slot_bytes
+    def stage_bytes(self, first: int = 0, last: int | None = None) -> int:
+        """Returns the bytes of a stage with these layers: their weights, and their part of all slots."""
+        last = self.layers - 1 if last is None else last
+        slots = -(-self.slots * self.slot_bytes * (last - first + 1) // self.layers)
+        return sum(self.layer_bytes[first : last + 1]) + slots + (0 if first else self.entry_bytes)
 
     def alone(self) -> Terms:
-        """Returns the time of a text on the fewest devices that were measured, while these do nothing else."""
+        """Returns the time that a text keeps the fewest devices busy that were measured."""
         fewest = min(self.times)
-        return self.terms(fewest) + self.core.shared_by(fewest) + self.around
+        return self.terms(fewest) + self.core.shared_by(fewest)
 
     def stages(self, hop: Terms, intra: int, cut: Sequence[tuple[int, int]]) -> list[Terms]:
         """Returns the terms of each stage. All but the first get their input by a hop.
@@ -130,7 +131,7 @@ class FitError:
 @dataclass(frozen=True)
 class Profile:
     machine: Mapping[str, Word]  # its fingerprint: processor, cores, versions
-    backbones: Annotated[Mapping[str, BackboneProfile], Meta(min_length=1)]
+    backbones: Annotated[Mapping[Name, BackboneProfile], Meta(min_length=1)]
     hop: Terms  # from a stage to the next one
     error: FitError
 

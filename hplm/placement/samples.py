@@ -52,7 +52,10 @@ class Samples:
 
     def error(self, layers: Terms) -> FitError:
         """Returns how far the layers' sum is from the time of the batches that are held out."""
-        return fit_error(layers, self.shapes[self.fitted_to :], self.layer_ns[self.fitted_to :].sum(1))
+        ns = self.layer_ns[self.fitted_to :].sum(1)
+        predicted = np.array([layers.ns(*shape) for shape in self.shapes[self.fitted_to :]])
+        off = np.abs(predicted - ns) / ns
+        return FitError(float(off.mean()), float(off.max()))
 
 
 class Sampler:
@@ -207,12 +210,6 @@ def fitted(shapes: Sequence[Shape], ns: Array) -> Terms:
     terms = np.zeros(4)
     terms[kept] = np.maximum(found, 0.0) / scale[kept]
     return Terms(*terms.tolist())
-
-
-def fit_error(terms: Terms, shapes: Sequence[Shape], ns: Array) -> FitError:
-    predicted = np.array([terms.ns(*shape) for shape in shapes])
-    off = np.abs(predicted - ns) / ns
-    return FitError(float(off.mean()), float(off.max()))
 
 
 def _solved(features: Array) -> list[float]:

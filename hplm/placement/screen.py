@@ -8,17 +8,16 @@ as long as all stay in time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
 from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.kernel import TERMS, Case, run
 from hplm.placement.placement import Group
-from hplm.placement.profile import Profile
+from hplm.placement.profile import Profile, Terms
 from hplm.placement.stages import Cut
 from hplm.placement.stepping import Steps
 from hplm.placement.workload import Trace
@@ -29,11 +28,9 @@ class Screen:
 
     def __init__(self, profile: Profile, trace: Trace, most_texts: int = 1) -> None:
         trace.expect_deadlines()
-        if most_texts < 1:
-            raise InvalidInput(f"batches of {most_texts} texts: give 1 or more")
         self.trace = trace
         self._profile = profile
-        self._most_texts = most_texts
+        self._most_texts = min(most_texts, len(trace))  # the kernel's numbers have 64 bits
         self._backbones = {name: i for i, name in enumerate(profile.backbones)}
         self._around = np.array([astuple(own.around) for own in profile.backbones.values()])
         self._known: dict[tuple[str, int, Cut], Array] = {}
@@ -83,9 +80,14 @@ def alone_ns(profile: Profile, trace: Trace) -> Array:
 
     Where a backbone was not measured on one device, its least number of devices a stage counts.
     """
+    return each_ns({name: own.alone() + own.around for name, own in profile.backbones.items()}, trace)
+
+
+def each_ns(terms: Mapping[str, Terms], trace: Trace) -> Array:
+    """Returns the nanoseconds of each text, by the terms of its backbone."""
     took = np.zeros(len(trace))
     backbone, tokens = trace.backbone, trace.tokens.astype(np.int64)
-    for name, own in profile.backbones.items():
+    for name, own in terms.items():
         mine = backbone == name
-        took[mine] = own.alone().ns(tokens[mine], tokens[mine] ** 2, 1)
+        took[mine] = own.ns(tokens[mine], tokens[mine] ** 2)
     return took

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from hplm.errors import InvalidInput
 from hplm.placement.attained import Attained
-from hplm.placement.partition import backbone_buckets, device_buckets, groups_of, parallels, part_of
+from hplm.placement.partition import Parallel, backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, Selector, completed, fast
 from hplm.placement.simulation import Serving, simulate
@@ -37,20 +37,20 @@ class Found(Selection):
 
 
 def search(
-    problem: Problem, select: Selector = fast, most_stages: int | None = None, sample: int = SAMPLE, say: Say = lambda _: None,
-    kept: int = KEPT,
+    problem: Problem, select: Selector = fast, allows: Callable[[Parallel], bool] = lambda _: True, sample: int = SAMPLE,
+    say: Say = lambda _: None, kept: int = KEPT,
 ) -> list[Found]:  # fmt: skip
-    """Returns so many of the best placements, the best first."""
+    """Returns so many of the best placements, the best first. `allows`: whether groups may be cut so."""
     problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
-    searched = _Search(small, select, most_stages, say, kept)
+    searched = _Search(small, select, allows, say, kept)
     ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:kept]  # stable: of equal ones the first
     if not ranked or not ranked[0].served:
-        raise NothingFound(nothing_found(problem, searched.screened))
+        raise NothingFound(_nothing_found(problem, searched.screened))
     found: list[Found] = []
     for one in ranked:
         groups = _numbered(completed(small, one.groups))
-        found.append(Found(groups, problem.screen.attained(groups), searched.screened + kept, one.how))
+        found.append(Found(groups, problem.screen.attained(groups), searched.screened + len(ranked), one.how))
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -79,11 +79,11 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, problem: Problem, select: Selector, most_stages: int | None, say: Say, kept: int) -> None:
+    def __init__(self, problem: Problem, select: Selector, allows: Callable[[Parallel], bool], say: Say, kept: int) -> None:
         self._problem = problem
         self._kept = kept
         self._select = select
-        self._most_stages = most_stages
+        self._allows = allows
         self._say = say
         self._known: dict[Part, list[_Candidate]] = {}
         self._most_served: list[int] = []  # by the best placements so far, the best first
@@ -129,8 +129,11 @@ class _Search:
         return sum(self._asked[backbone] for backbone in part[0])
 
     def _fits(self, buckets: tuple[frozenset[str], ...], counts: tuple[int, ...]) -> bool:
-        cluster = self._problem.cluster
-        return all(self._problem.holds(own, part_of(cluster, first, count)) for own, first, count in _parts(buckets, counts))
+        cluster, backbones = self._problem.cluster, self._problem.profile.backbones
+        return all(
+            max(backbones[name].stage_bytes() for name in own) <= part_of(cluster, first, count).room
+            for own, first, count in _parts(buckets, counts)
+        )
 
     def _load_of(self, bucket: frozenset[str]) -> float:
         names = self._problem.trace.names
@@ -146,7 +149,7 @@ class _Search:
     def _filled(self, bucket: frozenset[str], first: int, count: int) -> Iterator[_Candidate]:
         names = {unit.name for unit in self._problem.units if unit.backbone in bucket}
         part = self._problem.of(names, part_of(self._problem.cluster, first, count))
-        for parallel in parallels(part, self._most_stages):
+        for parallel in parallels(part, self._allows):
             selection = self._select(part, groups_of(part, parallel))
             self.screened += selection.screened
             how = f"{parallel.stages}x{parallel.intra} on {count}"
@@ -163,11 +166,16 @@ def _numbered(groups: Groups) -> Groups:
     return tuple(replace(group, name=f"group-{i}") for i, group in enumerate(own for own in groups if own.units))
 
 
-def nothing_found(problem: Problem, screened: int) -> str:
+def _nothing_found(problem: Problem, screened: int) -> str:
+    if not screened:
+        return (
+            "no group can be made: all backbones must be measured with a number of devices a stage that is a power of two, and "
+            "that a machine has. Measure them with `hplm place profile --intra 1`"
+        )
     machine = problem.cluster.machines[0]
     device = machine.devices[0]
     needed = ", ".join(
-        f"{name!r} {own.stages_bytes:,} bytes in {own.layers} layers" for name, own in problem.profile.backbones.items()
+        f"{name!r} {own.stage_bytes():,} bytes in {own.layers} layers" for name, own in problem.profile.backbones.items()
     )
     return (
         f"no placement answers any request in time, of {screened:,} tried: the backbones need {needed}; {machine.name!r} has "

@@ -74,7 +74,7 @@ class Serving:
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
         limits = Limits(self.queue_texts, UNLIMITED_BYTES)
-        first, *others = (policy(self.policy) for _ in range(stages.backbones))
+        first, *others = (policy(self.policy) for _ in stages.terms)
         made: Scheduler[SimulatedText] = Scheduler(
             first, limits, self.admission, self.commit_ns, self.batch_ns, ANSWERING_NS, others
         )
@@ -89,19 +89,15 @@ class Stages:
     def __init__(self, group: Group, profile: Profile, trace: Trace) -> None:
         numbers = {name: number for number, name in enumerate(group.cuts)}
         self.backbone_of = [numbers.get(name.split("/")[0]) for name in trace.names]  # of each unit; None: not here
-        self._terms = [profile.backbones[name].stages(profile.hop, group.intra, cut) for name, cut in group.cuts.items()]
+        self.terms = [profile.backbones[name].stages(profile.hop, group.intra, cut) for name, cut in group.cuts.items()]
         tokens = float(trace.tokens.mean())
         self.around_ns = max(
             (profile.backbones[name].around.ns(tokens, tokens**2, 1) for name in group.cuts), default=0.0
         )  # of a mean text
 
-    @property
-    def backbones(self) -> int:
-        return len(self._terms)
-
     def ns(self, unit: int, tokens: int, scores: int, texts: int) -> list[float]:
         """Returns the time of each stage for a batch of a unit's backbone."""
-        return [terms.ns(tokens, scores, texts) for terms in self._terms[cast(int, self.backbone_of[unit])]]
+        return [terms.ns(tokens, scores, texts) for terms in self.terms[cast(int, self.backbone_of[unit])]]
 
     def batch_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
         """Returns the same for texts of one backbone."""
@@ -110,7 +106,7 @@ class Stages:
 
     def teach(self, costs: Sequence[CostModel]) -> None:
         """Lets the cost models learn the profile, as if the backbones had been served before."""
-        for cost, terms in zip(costs, self._terms, strict=True):
+        for cost, terms in zip(costs, self.terms, strict=True):
             for _ in range(ROUNDS):
                 for texts, tokens in LESSONS:
                     took = [max(1, int(stage.ns(texts * tokens, texts * tokens**2, texts))) for stage in terms]
@@ -129,8 +125,7 @@ class GroupServer(Server):
         self.queue_ns = 0.0  # of all of them
 
     def arrive(self, text: SimulatedText) -> None:
-        if self._stages.backbones > 1:
-            text.backbone = cast(int, self._stages.backbone_of[text.tenant])
+        text.backbone = cast(int, self._stages.backbone_of[text.tenant])
         works = max(self._stages.ns(text.tenant, text.tokens, text.tokens**2, 1))
         self._works_ns[text.number] = works
         self.queue_ns += works

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -60,48 +60,41 @@ class Steps:
     def _start(self, group: int, now: float) -> float:
         """Starts the group's next batch. Returns when its first stage is free again, or NEVER if nothing waits."""
         chosen: list[int] = []
-        sums, until, ends, backbone = (0.0, 0.0, 0.0), NEVER, 0.0, -1
+        sums, until, ends, backbone = (0.0, 0.0, 0.0), NEVER, [0.0], -1
         while len(chosen) < self._most and (line := self._oldest(group, backbone)) is not None:
             i = self._waiting[line][0]
             arrival, timeout, _, tokens = self._texts[i]
             more = sums[0] + tokens, sums[1] + tokens * tokens, sums[2] + 1
-            end = self._answered(group, self._backbone[line], now, more)
+            with_it = self._ends(group, self._backbone[line], now, more)
             latest = min(until, float(arrival + timeout))
-            if chosen and end > latest:
+            if chosen and with_it[-1] > latest:
                 break
             self._waiting[line].popleft()
-            if end > latest:
+            if with_it[-1] > latest:
                 continue  # it is refused
             chosen.append(i)
-            sums, until, ends, backbone = more, latest, end, self._backbone[line]
+            sums, until, ends, backbone = more, latest, with_it, self._backbone[line]
         if not chosen:
             return NEVER
-        self._take(group, backbone, now, sums)
+        depth, took = self._depth[group], 0.0
+        for terms in self._terms[group][backbone][:depth]:
+            took += _took(terms, sums)  # sum() rounds in another way than the kernel
+        self._clock[group][:depth], self._busy[group] = ends[:-1], self._busy[group] + took / depth
         for i in chosen:
-            self._end[i] = ends
-        return self._clock[group][0]
+            self._end[i] = ends[-1]
+        return ends[0]
 
     def _oldest(self, group: int, backbone: int) -> int | None:
         """Returns the line of the group whose first text is the oldest. `backbone`: only its lines; -1: all."""
         waiting = [line for line in self._lines_of[group] if self._waiting[line] and backbone in (-1, self._backbone[line])]
         return min(waiting, key=lambda line: self._waiting[line][0], default=None)
 
-    def _answered(self, group: int, backbone: int, now: float, sums: Sums) -> float:
-        """Returns when a batch that is ready now is answered: after all stages, and the way around them."""
-        for clock, terms in self._stages(group, backbone):
-            now = max(now, clock) + _took(terms, sums)
-        return now + _took(self._around[backbone], sums)
-
-    def _take(self, group: int, backbone: int, now: float, sums: Sums) -> None:
-        took = 0.0
-        for stage, (clock, terms) in enumerate(list(self._stages(group, backbone))):
-            own = _took(terms, sums)
-            self._clock[group][stage] = now = max(now, clock) + own
-            took += own
-        self._busy[group] += took / self._depth[group]
-
-    def _stages(self, group: int, backbone: int) -> Iterator[tuple[float, list[float]]]:
-        return zip(self._clock[group][: self._depth[group]], self._terms[group][backbone], strict=False)
+    def _ends(self, group: int, backbone: int, now: float, sums: Sums) -> list[float]:
+        """Returns when each stage ends a batch that is ready now, and when it is answered: after the way around them."""
+        ends: list[float] = []
+        for clock, terms in zip(self._clock[group][: self._depth[group]], self._terms[group][backbone], strict=False):
+            ends.append(now := max(now, clock) + _took(terms, sums))
+        return [*ends, now + _took(self._around[backbone], sums)]
 
 
 def _took(terms: Sequence[float], sums: Sums) -> float:

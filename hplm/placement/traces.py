@@ -10,11 +10,10 @@ from typing import Any, cast
 import numpy as np
 
 from hplm.errors import MISFITS, InvalidInput
-from hplm.placement.workload import LeftOut, Trace
+from hplm.placement.workload import MOST_NS, LeftOut, Trace
 from hplm.simulate.arrivals import MILLISECOND, SECOND
 
-LONGEST = 1 << 20  # tokens of a text
-MOST_NS = 1 << 62  # of a time: differences of two must have 64 bits
+LONGEST = 1 << 20  # tokens of a text, and texts of a request
 OF_JOURNALS = ("wall", "arrived", "stages")  # keys of a journal's lines: "stages" of a batch, the others of a request
 
 Object = dict[str, Any]  # of JSON
@@ -33,6 +32,8 @@ def read_trace(paths: Sequence[Path], by_name: Mapping[str, str]) -> Trace:
 
 def _is_journal(path: Path) -> bool:
     """Whether a file's first object is a journal's line. The journal of a server without requests is empty."""
+    if not path.is_file():
+        raise InvalidInput(f"--trace {path} is no file: name one (a pipe cannot be read twice)")
     first = next((row for _, row in _lines(path) if row is not None), None)
     return path.stat().st_size == 0 or (first is not None and any(key in first for key in OF_JOURNALS))
 
@@ -88,7 +89,7 @@ def _read_journals(paths: Sequence[Path], by_name: Mapping[str, str]) -> Trace:
         timeout_ns = round((float(row["deadline"]) - float(row["arrived"])) * SECOND) if row["deadline"] else 0
         tokens = max(1, round(int(row["tokens"]) / max(1, count)))  # a journal has the sum of all texts
         arrival_ns = round(float(row["wall"]) * SECOND)
-        _check(arrival_ns, tokens, timeout_ns)
+        _check(arrival_ns, max(tokens, count), timeout_ns)
         if tenant not in by_name:
             unknown.extend([(arrival_ns, tenant)] * count)
             return []

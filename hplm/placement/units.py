@@ -12,7 +12,7 @@ from msgspec import Meta
 from hplm.errors import InvalidInput
 from hplm.placement.files import Positive
 from hplm.placement.profile import Profile
-from hplm.placement.stages import Cut, stage_bytes
+from hplm.placement.stages import Cut
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def stages_bytes(profile: Profile, cuts: Mapping[str, Cut]) -> list[int]:
     needed = [0] * stages
     for backbone, cut in cuts.items():
         for stage, (first, last) in enumerate(cut):
-            needed[stage] += stage_bytes(profile.backbones[backbone], first, last)
+            needed[stage] += profile.backbones[backbone].stage_bytes(first, last)
     return needed
 
 

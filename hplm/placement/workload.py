@@ -14,6 +14,7 @@ from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import SECOND
 
 LEAST_S, MOST_S = 0.001, 1e9  # seconds of a part of a trace
+MOST_NS = 1 << 62  # of a time: differences of two must have 64 bits
 WINDOWS = 16  # stretches of a sample
 MOST_SHARE = 0.2  # of all requests: a placement for the others would not suit the load
 NAMED = 5  # tenants
@@ -44,20 +45,20 @@ class LeftOut:
             )
 
     @property
-    def text(self) -> str:
-        return f"{len(self):,} requests are left out: they are of {self._whose}"
+    def note(self) -> str:
+        return f"note: {len(self):,} requests are left out: they are of {self._whose}"
 
     @property
     def figures(self) -> dict[str, Any]:
         counts = Counter(self.tenants)
-        return {"requests": len(self), "tenants": len(counts), "most": _most(counts)}
+        return {"requests": len(self), "tenants": len(counts), "most": [name for name, _ in counts.most_common(NAMED)]}
 
     @property
     def _whose(self) -> str:
-        counts = Counter(self.tenants)
-        more = f" and {len(counts) - NAMED:,} more" if len(counts) > NAMED else ""
-        one_or_more = f"{len(counts):,} tenants" if len(counts) > 1 else "a tenant"
-        return f"{one_or_more} that the profile does not know ({', '.join(_most(counts))}{more})"
+        tenants, most = self.figures["tenants"], self.figures["most"]
+        more = f" and {tenants - NAMED:,} more" if tenants > NAMED else ""
+        one_or_more = f"{tenants:,} tenants" if tenants > 1 else "a tenant"
+        return f"{one_or_more} that the profile does not know ({', '.join(most)}{more})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +102,9 @@ class Trace:
 
     def only(self, chosen: Array) -> Trace:
         """Returns the requests with these indexes, or of this mask."""
-        return replace(
-            self,
-            arrival_ns=self.arrival_ns[chosen],
-            unit=self.unit[chosen],
-            tokens=self.tokens[chosen],
-            timeout_ns=self.timeout_ns[chosen],
-        )
+        columns = self.arrival_ns, self.unit, self.tokens, self.timeout_ns
+        arrival_ns, unit, tokens, timeout_ns = (own[chosen] for own in columns)
+        return replace(self, arrival_ns=arrival_ns, unit=unit, tokens=tokens, timeout_ns=timeout_ns)
 
     def between(self, start_ns: int, end_ns: int) -> Trace:
         first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
@@ -149,12 +146,14 @@ class Trace:
         """Returns the same requests at so many times their rate. Their deadlines stay as far away."""
         if factor == 1:
             return self
+        if self.arrival_ns[-1] / factor > MOST_NS:
+            raise InvalidInput(f"at {factor:g} times its rate the trace has times of more than 64 bits: give a higher --rate")
         arrival_ns, left_out_ns = ((own / factor).astype(np.int64) for own in (self.arrival_ns, self.left_out.arrival_ns))
         left_out = replace(self.left_out, arrival_ns=left_out_ns)
         return replace(self, arrival_ns=arrival_ns, source=f"{self.source}, rate x {factor:g}", left_out=left_out)
 
     def with_timeouts(self, timeout_ns: Array) -> Trace:
-        return replace(self, timeout_ns=np.maximum(1, timeout_ns).astype(np.int64))
+        return replace(self, timeout_ns=np.clip(timeout_ns, 1, MOST_NS).astype(np.int64))
 
     def expect_known(self) -> None:
         """Refuses a trace that leaves too much out."""
@@ -169,12 +168,8 @@ class Trace:
             )
 
 
-def span_ns(seconds: float) -> int:
+def span_ns(seconds: float, what: str = "a part of a trace") -> int:
     """Returns the nanoseconds of a part of a trace."""
     if not LEAST_S <= seconds <= MOST_S:
-        raise InvalidInput(f"a part of a trace of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
+        raise InvalidInput(f"{what} of {seconds:g} seconds: give {LEAST_S:g} to {MOST_S:,.0f}")
     return int(seconds * SECOND)
-
-
-def _most(counts: Counter[str]) -> list[str]:
-    return [tenant for tenant, _ in counts.most_common(NAMED)]

@@ -20,9 +20,9 @@ from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, Shape, Terms
 from hplm.placement.search import NothingFound, search
 from hplm.placement.selection import Selection
-from hplm.placement.stages import Cut, best_cut, equal_cut, stage_times
+from hplm.placement.stages import Cut, best_cut
 from research.papers.alpaserve_models import ASSUMED, EXPONENT, PAPER, TOKENS, backbone_of, models, problem_of
-from research.papers.placements import Baseline, clockwork, greedy, manual, replication, round_robin, screened
+from research.papers.placements import Baseline, clockwork, equal_cut, greedy, manual, replication, round_robin, screened
 from testing.random_trace import power_law
 
 Line = Callable[[Any], float | None]
@@ -193,7 +193,7 @@ def cut_curves() -> dict[str, dict[str, Curve]]:
         return model.terms(n).ns(*SHAPE) / 1e9
 
     def stages(n: int) -> list[float]:
-        return (stage_times(model, HOP, 1, best_cut(model, HOP, 1, n, SHAPE), SHAPE) / 1e9).tolist()
+        return [ns / 1e9 for ns in stage_times(model, HOP, best_cut(model, HOP, 1, n, SHAPE))]
 
     def best(own: BackboneProfile, n: int, hop: Terms = HOP) -> float:
         return overhead(own, hop, best_cut(own, HOP, 1, n, SHAPE))
@@ -225,5 +225,9 @@ def cut_curves() -> dict[str, dict[str, Curve]]:
 
 def overhead(own: BackboneProfile, hop: Terms, cut: Cut) -> float:
     """Returns the overhead of AlpaServe 3.3: stages times the slowest one, above the time of a single stage, relative to it."""
-    whole = stage_times(own, hop, 1, equal_cut(own.layers, 1), SHAPE).max()
-    return float(len(cut) * stage_times(own, hop, 1, cut, SHAPE).max() / whole - 1)
+    (whole,) = stage_times(own, hop, equal_cut(own.layers, 1))
+    return len(cut) * max(stage_times(own, hop, cut)) / whole - 1
+
+
+def stage_times(own: BackboneProfile, hop: Terms, cut: Cut) -> list[float]:
+    return [terms.ns(*SHAPE) for terms in own.stages(hop, 1, cut)]

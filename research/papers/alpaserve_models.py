@@ -83,6 +83,6 @@ def backbone_of(kind: str, pieces: int = 1, ends: tuple[float, float] = (0.0, 0.
     }
     return BackboneProfile(
         layers=len(weights), precision="fp16", export=PAPER["source"], tenants={DOMAIN: ("all",)}, parents={}, entry_bytes=0,
-        layer_bytes=(model["bytes"] // len(weights),) * len(weights), table_bytes={DOMAIN: 0}, record_bytes=0, slots=0,
+        layer_bytes=(model["bytes"] // len(weights),) * len(weights), table_bytes={DOMAIN: 0}, record_bytes=0, slots=NO_LIMIT,
         slot_bytes=0, times=times, around=Terms(ASSUMED["dispatch_ms"] * 1e6),
     )  # fmt: skip

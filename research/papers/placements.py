@@ -12,6 +12,7 @@ from hplm.placement.attained import Attained
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, fast
+from hplm.placement.stages import Cut
 from hplm.placement.workload import span_ns
 
 Baseline = Callable[[Problem], Selection]
@@ -74,6 +75,12 @@ def manual(stages: int, intra: int) -> Baseline:
         return screened(problem, groups)
 
     return place
+
+
+def equal_cut(layers: int, stages: int) -> Cut:
+    """Returns stages of equal numbers of layers, as far as these divide."""
+    ends = [layers * (stage + 1) // stages for stage in range(stages)]
+    return tuple(zip([0, *ends], [end - 1 for end in ends], strict=False))
 
 
 def screened(problem: Problem, groups: Groups) -> Selection:

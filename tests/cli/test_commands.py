@@ -111,6 +111,10 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
         ("place profile --repository r --to t --devices cpu:0 cpu:1", "'cpu:1'"),
         ("watch --timeout 0", "--timeout"), ("watch --timeout nan", "--timeout"),
         ("serve --start-timeout -1", "--start-timeout"),
+        *(
+            (f"place search --cluster c --profiles p --trace t --to x {option} {wrong}", option)
+            for option, wrong in (("--rate", 0), ("--least-gain", -1), ("--most-stages", 0))
+        ),
         ("begin --repository r --state s --lease inf", "--lease"), ("drain --seconds nan", "--seconds"),
         ("drain --at-least -1", "--at-least"), ("tenant limit x --in-flight 2.5", "'2.5'"),
         ("tenant limit x --homes inf", "--homes"), ("build tenant --id a --store s --epochs 2.5", "--epochs: '2.5'"),

@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
-from hplm.cli.place_search import KEPT
+from hplm.cli.place_search import KEPT, Searching
 from hplm.cli.round_trips import round_trips
+from hplm.placement.partition import Parallel
 from hplm.placement.placement import Placement
 from tests.cli.commands import printed, refused, run
 from tests.placement.problems import write_problem
@@ -22,6 +23,12 @@ def given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_problem(tmp_path, rate=40.0)
     return [*PROBLEM, "--slo-scale", "5"]
+
+
+def test_a_search_tries_only_groups_that_servers_run():
+    """As `hplm place emit` says, and with as many stages as the user wants."""
+    cuts = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
+    assert [own for own in cuts if Searching(most_stages=2).allows(Parallel(*own))] == cuts[:3]
 
 
 def test_a_placement_is_found_and_drawn_and_the_next_commands_that_are_printed_run(given, capsys, tmp_path):

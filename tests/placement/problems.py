@@ -13,14 +13,14 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
 from hplm.placement.screen import alone_ns
-from hplm.placement.stages import equal_cut
 from hplm.placement.units import units_of
 from hplm.placement.workload import Trace
+from research.papers.placements import equal_cut
 from testing.random_trace import random_trace
 
 MB = 1_000_000
 MACHINE = {"processor": "a processor", "cores": "2"}
-ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slots": 0}
+ONE_DOMAIN = {"tenants": {"law": ("a", "b")}, "parents": {}, "table_bytes": {"law": 1}, "record_bytes": 1, "slot_bytes": 0}
 
 
 def backbone_profile(batch_ns: Sequence[float] = (3e6, 3e6, 1e6), layer_mb: int = 10, **changed: object) -> BackboneProfile:

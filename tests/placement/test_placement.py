@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hplm.errors import InvalidInput
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile, Shape, Terms
-from hplm.placement.stages import best_cut, equal_cut, stage_bytes, stage_times
+from hplm.placement.stages import best_cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_by_name, units_of
+from research.papers.placements import equal_cut
 from tests.placement.problems import MB, backbone_profile, cluster_of, profile_of, write_cluster
 from tests.support.message import refusing
 
@@ -57,8 +58,6 @@ OTHER = profile_of(bert=backbone_profile([1e6] * 3))
 @pytest.mark.parametrize(
     "groups, given, named",
     [
-        ((group(), group("two")), {}, ["'one'", "'two'", "'cpu:0'"]),
-        ((group(devices=("cpu:0", "cpu:0"), intra=2),), {}, ["'cpu:0'", "once"]),
         ((group(devices=("cpu:5",)),), {}, ["'one'", "'cpu:5'", "'m0'"]),
         ((group(machine="m7"),), {}, ["'one'", "'m7'"]),
         ((group(),), {"cluster": cluster_of(memory_mb=50)}, ["'one'", "bert", "61,000,000", "50,000,000", "cpu:0"]),
@@ -117,9 +116,11 @@ def test_what_is_written_is_read_again(path, kind):
         ("cluster", ["machines"], [], ["machines"]),
         ("cluster", ["machines", 0, "devices", 1, "memory"], -1, ["devices[1].memory", 1]),
         ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:0", ["'cpu:0'", "twice"]),
-        ("cluster", ["machines", 0, "devices", 1, "name"], "core7", ["'m0'", "'core7'", "cuda:0"]),
+        ("cluster", ["machines", 0, "devices", 1, "name"], "cpu:00", ["'m0'", "'cpu:00'", "cuda:0"]),
         ("cluster", ["machines", 0, "devices", 1, "name"], "cuda:1", ["'m0'", "cpu:0", "cuda:1", "kind"]),
         ("profile", ["backbones"], {}, ["backbones"]),
+        ("profile", ["backbones"], {"a/b": {}}, ["backbones"]),
+        ("profile", ["backbones", "bert", "tenants"], {"law": ["a/b"]}, ["tenants"]),
         ("profile", ["backbones", "bert", "layer_bytes"], [1, 2], ["bert", "layer_bytes", "3"]),
         ("profile", ["backbones", "bert", "times", "1"], [], ["times", 1, 3]),
         ("profile", ["backbones", "bert", "times", "1", 0, "token_ns"], -1.0, ["[0].token_ns"]),
@@ -132,6 +133,7 @@ def test_what_is_written_is_read_again(path, kind):
         ("placement", ["groups", 1, "name"], "two\n", ["groups[1].name"]),
         ("placement", ["groups", 0, "intra"], 2, ["'one'", "2"]),
         ("placement", ["groups", 0, "devices"], ["cpu:1"], ["'one'", "'two'", "'cpu:1'"]),
+        ("placement", ["groups", 0, "devices"], ["cpu:0", "cpu:0"], ["'one'", "'cpu:0'", "once"]),
         ("placement", ["groups", 0, "devices"], ["gpu"], ["'one'", "'gpu'", "cuda:0"]),
         ("placement", ["groups", 0, "units"], ["bert/art"], ["'one'", "'bert/art'"]),
         ("placement", ["groups", 0], {**asdict(GROUPS[0]), "cuts": {}, "units": []}, ["'one'", "no units"]),
@@ -180,33 +182,27 @@ def test_the_best_cut_is_as_fast_as_the_best_of_all(batch_ns, data):
     fitting = [
         cut
         for cut in cuts(len(batch_ns), stages)
-        if room is None or all(stage_bytes(profile, *own) <= bytes_ for own, bytes_ in zip(cut, room, strict=True))
+        if room is None or all(profile.stage_bytes(*own) <= bytes_ for own, bytes_ in zip(cut, room, strict=True))
     ]
-    if not fitting:
-        with refusing(InvalidInput, "bytes"):
-            best_cut(profile, HOP, 1, stages, SHAPE, room)
-        return
     found = best_cut(profile, HOP, 1, stages, SHAPE, room)
-    assert found in fitting
-    fastest = min(slowest(profile, cut) for cut in fitting)
-    assert slowest(profile, found) == pytest.approx(fastest)
+    assert found in (fitting or [()])
+    if found:
+        fastest = min(max(stage_ns(profile, cut)) for cut in fitting)
+        assert max(stage_ns(profile, found)) == pytest.approx(fastest)
 
 
-def slowest(profile, cut):
-    return max(terms.ns(*SHAPE) for terms in profile.stages(HOP, 1, cut))  # what both simulators take
+def stage_ns(profile, cut, hop=HOP):
+    return [terms.ns(*SHAPE) for terms in profile.stages(hop, 1, cut)]  # what both simulators take
 
 
 def test_the_first_stage_also_does_what_is_outside_of_the_layers():
     """4 layers of 2 ms, a hop of 0.1 ms and 4 ms outside of the layers: 8.0 and 4.1 ms by 2 + 2, 6.0 and 6.1 by 1 + 3."""
     profile, hop = backbone_profile([0] * 4, times={1: (Terms(2e6),) * 4}, core=Terms(4e6)), Terms(1e5)
-    assert stage_times(profile, hop, 1, equal_cut(4, 2), SHAPE).tolist() == [8e6, 4.1e6]
+    assert stage_ns(profile, equal_cut(4, 2), hop) == [8e6, 4.1e6]
     best = best_cut(profile, hop, 1, 2, SHAPE)
     assert best == ((0, 0), (1, 3))
-    assert stage_times(profile, hop, 1, best, SHAPE).tolist() == [6e6, 6.1e6]
+    assert stage_ns(profile, best, hop) == [6e6, 6.1e6]
 
 
 def test_equal_cuts_have_all_layers_once():
-    assert equal_cut(6, 4) == ((0, 0), (1, 2), (3, 3), (4, 5))
-    assert equal_cut(3, 1) == ((0, 2),)
-    with refusing(InvalidInput, "3 layers do not make 4"):
-        equal_cut(3, 4)
+    assert equal_cut(6, 4) == ((0, 0), (1, 2), (3, 3), (4, 5)) and equal_cut(3, 1) == ((0, 2),)

@@ -40,7 +40,7 @@ def test_the_kernel_computes_what_python_does(seed, rate, scale, most, layout):
         assert (getattr(compiled, name) == getattr(python, name)).all(), name
 
 
-@pytest.mark.parametrize("most", [1, 4])
+@pytest.mark.parametrize("most", [1, 1 << 64])
 def test_no_text_is_answered_late_or_before_it_could_be(most):
     trace = trace_of(TWO, 200.0)
     groups = [group_of(TWO, "g", ("cpu:0",), "b0", "b1"), group_of(TWO, "h", ("cpu:1", "cpu:2"), "b0")]

@@ -1,6 +1,7 @@
 """Journals and recorded traces as placement reads them, and loads that it draws."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,8 @@ def test_what_killed_servers_have_left_is_counted_and_left_out(tmp_path):
     with open(path, "a") as file:
         file.write(HALF)  # a server is writing it just now
     assert len(read_trace([path], UNITS)) == 2
+    with refusing(InvalidInput, "/dev/null", "pipe"):
+        read_trace([path, Path("/dev/null")], UNITS)
 
 
 def test_requests_of_a_journal_that_have_no_unit_are_left_out(tmp_path):
@@ -110,6 +113,7 @@ def test_a_tenant_with_the_name_of_another_domain_is_found(tmp_path):
         ([EARLY, HALF], ("line 2", "JSON")),
         ([HALF, EARLY], ("line 1", "JSON")),
         ([[1]], ("line 1", "JSON")),
+        ([_asked(1.0, texts=10**12)], ("line 1", "1000000000000")),
         ([BATCH, OLD], ("line 2", "wall", "new journal")),
         ([{"clock": 1.0, "wall": 1e9}, OLD], ("line 2", "wall", "new journal")),
         *(([_asked(1.0, wall=wall)], ("line 1",)) for wall in ("then", None, float("nan"), 1e300)),
@@ -139,6 +143,8 @@ def test_parts_of_a_trace():
     for seconds in (1e-10, 0.0, np.inf, np.nan):
         with refusing(InvalidInput, "seconds"):
             trace.busiest(seconds)
+    with refusing(InvalidInput, "--rate"):
+        trace.at_rate(1e-9)
     twice = trace.at_rate(2.0)
     assert (twice.arrival_ns * 2 == at).all() and twice.seconds < trace.seconds and "x 2" in twice.source
     sampled = random_trace({"u": 100.0}, 100, 3.0).sampled(1600)
