@@ -15,7 +15,7 @@ from backends import replies
 from hplm.engine.lookup import Lookup, LookupRequest
 from hplm.engine.lookup_service import LookupService
 from hplm.engine.views import Views, Watch
-from hplm.errors import DeadlineMissed, word_of
+from hplm.errors import DeadlineMissed, HplmError, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
@@ -119,12 +119,12 @@ class TritonPythonModel:
             rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
         )
 
-    def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> None:
-        """Sends the form of a request, or the error."""
+    def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> HplmError | None:
+        """Sends the form of a request, or the error. Returns the error that was sent instead."""
         if isinstance(found, Exception):
             self._refusals.put(sender, found)
-        else:
-            _send(sender, found, texts)
+            return None
+        return _send(sender, found, texts)
 
     def finalize(self) -> None:
         self._service.close()
@@ -141,5 +141,5 @@ class TritonPythonModel:
             self._service.meter.add(names.WINDOWS, count, domain, level)
 
 
-def _send(sender: replies.Sender, form: bytes | bytearray, texts: int) -> None:
-    replies.send_outputs(sender, {"TICKET": np.frombuffer(form, dtype=np.uint8).reshape(texts, -1)})
+def _send(sender: replies.Sender, form: bytes | bytearray, texts: int) -> HplmError | None:
+    return replies.send_outputs(sender, {"TICKET": np.frombuffer(form, dtype=np.uint8).reshape(texts, -1)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,10 +49,9 @@ class Precision:
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidInput(f"unknown device {name!r}: choose auto, cpu, cuda or cuda:N") from None
+    if not re.fullmatch(r"(cpu|cuda)(:(0|[1-9][0-9]?))?", name):  # torch knows others, and cannot compute on all of them
+        raise InvalidInput(f"unknown device {name!r}: choose auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidInput(f"device {name!r} is not available: torch finds no CUDA device. Use auto or cpu")
     return device

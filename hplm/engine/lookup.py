@@ -12,7 +12,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.compiled import kernel
 from hplm.engine.views import View, Views
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput
 from hplm.model.tokenizer import Encoded, Given
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain
@@ -40,12 +40,13 @@ class LookupRequest:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
-        respond: Callable[[bytearray | Exception], None] = lambda found: None,
+        respond: Callable[[bytearray | Exception], HplmError | None] = lambda found: None,
         defer: Callable[[], None] = lambda: None,
         refuse_at_once: bool = False,
         **asked: int,
     ) -> None:
-        """`respond` sends its form, or an error. `defer` is called before another thread may do so.
+        """`respond` sends its form, or an error, and returns the error that was sent instead. `defer` is called before another
+        thread may do so.
 
         `refuse_at_once`: even if its tenant is refused often. `asked`: what else the head of its form says (`arrival_ns`, ...).
         """

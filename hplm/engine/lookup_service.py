@@ -290,15 +290,17 @@ class LookupService:
         return answer
 
     def _answer(self, answers: Sequence[Answered]) -> None:
-        """Counts requests and answers them."""
-        outcomes = [word_of(answer) if isinstance(answer, Exception) else names.PASSED_ON for _, answer in answers]
-        for outcome in set(outcomes):
-            self.count(outcome, outcomes.count(outcome))
+        """Answers requests, and counts what their clients got."""
+        outcomes: list[str] = []
         for request, answer in answers:
+            error = answer if isinstance(answer, Exception) else None
             try:
-                request.respond(answer)
+                error = request.respond(answer) or error
             except Exception:  # the others must still be answered
                 log.exception("cannot send the result of a lookup")
+            outcomes.append(names.PASSED_ON if error is None else word_of(error))
+        for outcome in set(outcomes):
+            self.count(outcome, outcomes.count(outcome))
 
 
 def _late(request: LookupRequest) -> DeadlineMissed:

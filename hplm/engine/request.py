@@ -208,7 +208,7 @@ class Text:
         self.windows = windows
         self.bytes = TOKEN_BYTES * len(addresses) + ROW_BYTES * len(spans)
         if passage:
-            self.bytes += sys.getsizeof(passage) // windows
+            self.bytes += 2 * sys.getsizeof(passage) // windows  # once here, and once in the form
         head = request.head
         self.arrival_ns, self.deadline_ns, self.priority = head.arrival_ns, head.deadline_ns, head.priority
         self.tenant: int = request.tenant_number

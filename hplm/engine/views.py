@@ -131,12 +131,12 @@ class Views:
         """Returns the view that a ticket names. Opens it if lookup has seen a generation that this process has not."""
         if (found := self._known(generation)) is not None:
             return found
-        self.refresh()
         with self._lock:
             if self._known(generation) is None and self.state is not None and self.state.has(generation):
                 newest = self.view.snapshot
                 self._take(self._snapshot(generation))
-                self._take(newest)  # batches are gathered from its forest, which now has the tables of both
+                if generation < newest.generation:
+                    self._take(newest)  # batches are gathered from its forest, which now has the tables of both
         if (found := self._known(generation)) is not None:
             return found
         raise Draining("the served tenants or tables changed while the request was on its way: send it again")

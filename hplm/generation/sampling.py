@@ -6,7 +6,7 @@ A draw takes one uniform number, from a seed and the token's place. So company a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, cast, get_type_hints
 
@@ -59,12 +59,16 @@ class Sampling:
     def has_penalties(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
-    def check_ids(self, vocabulary: int) -> None:
-        """Raises if it names a token that the model does not have."""
+    def check_ids(self, vocabulary: int, end_ids: Sequence[int]) -> None:
+        """Raises if it names a token that the model does not have, or leaves none to choose."""
         for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             for token in ids:
                 if not 0 <= token < vocabulary:
                     raise InvalidInput(f"{name!r} names token {token}, but the model has tokens 0 to {vocabulary - 1}")
+        if self.min_tokens and len({*end_ids, *self.stop_token_ids}) == vocabulary:
+            raise InvalidInput(
+                f"'min_tokens' is {self.min_tokens}, but 'stop_token_ids' leaves no token to choose: leave out one of the two"
+            )
 
 
 SETTINGS: dict[str, Any] = get_type_hints(Sampling, include_extras=True)

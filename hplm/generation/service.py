@@ -171,7 +171,7 @@ class Service:
                 f"parameter 'token_ms' is {promise.token_ns / 1e6:g}: allow {self._settings.least_token_ns / 1e6:g} or more, "
                 "or send none"
             )
-        sampling.check_ids(self._backbone.config.vocabulary)
+        sampling.check_ids(self._backbone.config.vocabulary, self._backbone.config.end_ids)
         text, most_characters = asked.text or "", self._prompts.most_characters
         if len(text) > most_characters and not truncate:
             raise InvalidInput(

@@ -24,6 +24,7 @@ UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
 KINDS = TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
 
 MOST_SPREAD = 700.0  # exp of more is near the largest float
+COLDEST = 1e-100  # temperature: logits divided by less may be infinite, and their confidence no number
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Calibration:
         if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
             raise TypeError("a calibration holds something other than finite numbers")
         fits = {
-            TEMPERATURE: self.temperature > 0,
+            TEMPERATURE: self.temperature >= COLDEST,
             DIRICHLET: classes > 0 and [len(row) for row in rows] == [classes] * classes,
             INTERVAL: self.temperature > 0 and self.delta >= 0,
             BINS: len(self.shares) == len(self.edges) + 1 and list(self.edges) == sorted(self.edges),

@@ -77,7 +77,7 @@ class CostModel(Cost):
             rate = max(LEARNING_STAGES, 1 / (1 + self.observed))
             self.shares = [old + rate * (new - old) for old, new in zip(before, shares, strict=True)]
         expected = self.predict(tokens, texts, adapters)
-        error = abs(took_ns - expected) / expected
+        error = abs(took_ns - expected) / (expected or took_ns)  # the adapters may be all that is left of the terms
         weight = 1.0
         if self.observed >= 8:  # the first batches of a process are slow and must not set the deviation
             weight = min(1.0, OUTLIER * self.deviation / max(error, 1e-9))

@@ -14,7 +14,7 @@ from tests.support.message import mentioning
 TWO = "0-1@cpu:0 2-4@cpu:1"
 # What is changed, and what the message names beside the parameter, if not its value. `tests/refusals` reads the others.
 REFUSED = [
-    ({"device": "tpu9"}, []), ({"dtype": "fp8"}, []), ({"slots": "1"}, []),
+    ({"device": "tpu9"}, []), ({"device": "meta"}, ["meta", "cuda:N"]), ({"dtype": "fp8"}, []), ({"slots": "1"}, []),
     ({"overlap": "synchronous"}, ["research.papers"]), ({"journal": "journal.jsonl"}, []),
     ({"stages": "0-1"}, ["FIRST-LAST"]), ({"stages": "0-1@tpu:0"}, ["tpu"]), ({"stages": "0-1@cpu"}, []),
     ({"stages": "1-2@cpu:0"}, ["before 1"]), ({"stages": "2-1@cpu:0"}, []), ({"stages": "0-1@cpu:99999"}, ["cores"]),

@@ -29,6 +29,7 @@ LORA = TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", ("query", "val
 WIDE = TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out"))
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 ONCE = replace(GREEDY, max_tokens=1)
+ALL_BUT_END = tuple({*range(CHAT.vocabulary)} - {*CHAT.end_ids})
 READ = READ_CHARACTERS * CHAT.positions
 LEAST_NS = 2_000_000  # between two tokens
 
@@ -105,8 +106,9 @@ def place(tmp_path_factory):
         ("a" * CHAT.positions, {}, ["max_tokens", CHAT.positions]),
         ("a" * (READ + 1), {}, ["truncate", f"{READ:,}"]),
         ("a", {"token_ms": LEAST_NS / 1e6 - 0.001}, ["token_ms", 2]),
+        ("a", {"sampling": replace(GREEDY, min_tokens=1, stop_token_ids=ALL_BUT_END)}, ["min_tokens", "stop_token_ids"]),
     ],
-    ids=["long", "too long to be read", "less than the operator allows"],
+    ids=["long", "too long to be read", "less than the operator allows", "no token is left"],
 )
 def test_bad_input_is_refused(place, prompt, given, named):
     """Which values are refused by themselves: `tests/refusals/test_contract.py`."""

@@ -61,9 +61,9 @@ def test_the_calibration_error_is_the_mean_distance_over_bins_of_equal_width():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"kind": "other"}, {"temperature": 0}, {"temperature": "1"}, {"temperature": float("nan")}, {"kind": BINS},
+        {"kind": "other"}, {"temperature": 0}, {"temperature": 1e-300}, {"temperature": "1"}, {"temperature": float("nan")},
         {"kind": DIRICHLET, "bias": [0, 0], "weights": [[1, 0], [0]]}, {"kind": BINS, "edges": [2, 1], "shares": [1, 1, 1]},
-        {"weights": 3}, {"more": 1},
+        {"kind": BINS}, {"weights": 3}, {"more": 1},
     ],
 )  # fmt: skip
 def test_a_calibration_with_other_numbers_is_refused(wrong):

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
@@ -37,6 +37,7 @@ BATCHES = st.tuples(st.integers(1, 2000), st.integers(1, 64), st.integers(0, 8),
 
 
 @given(batches=st.lists(BATCHES, min_size=1, max_size=20))
+@example(batches=[(1, 1, 4, 10_000), (1, 1, 5, 30_000)] * 60 + [(1, 1, 0, 10_000)])  # only an adapter costs anything
 def test_no_term_is_ever_below_zero_and_a_batch_that_took_no_time_teaches_nothing(batches):
     model = CostModel()
     for *batch, took in batches:

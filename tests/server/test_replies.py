@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hplm.engine.lookup_service import LookupService
-from hplm.engine.memory import LARGE
+from hplm.engine.memory import LARGE, SharedMemory
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
 from hplm.metrics import names
@@ -225,6 +225,16 @@ def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_pr
         assert probe["TICKET"].tobytes() == PROBE and not model._service.meter.take()[0], "it was counted"
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
     assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]
+
+
+def test_a_ticket_without_shared_memory_is_counted_as_refused(toy, monkeypatch):
+    with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
+        meter = model._service.meter = Meter()
+        monkeypatch.setattr("backends.replies.LARGE", 0)
+        monkeypatch.setattr("backends.replies.SHARED_MEMORY", SharedMemory(lambda: 0))
+        model.execute([request := Request({"TEXT": [WORDS[0]]}, {"tenant": "acme"})])
+    counts = {labels: count for (metric, labels), count in meter.take()[0].items() if metric is names.LOOKUPS}
+    assert request.next().startswith("[capacity]") and counts == {("capacity",): 1}
 
 
 def test_an_unexpected_error_shows_where_it_was_raised_and_not_what_it_holds(caplog):
