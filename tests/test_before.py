@@ -192,19 +192,22 @@ def test_tables_that_the_export_lacks_get_into_the_registry(before):
     assert main(["verify", "--repository", str(before.repository), "--state", str(before.live)]) == 0
 
 
-@pytest.mark.parametrize("kind", ["changes", "records", "snapshots"])
+@pytest.mark.parametrize("kind", ["changes", "records", "snapshots", "CURRENT"])
 def test_an_interrupted_import_leaves_no_registry_and_is_made_again(before, kind):
+    folder = before.live / BACKBONE
+
     def fails(name):
-        if name.startswith(kind):
+        if name.startswith(kind) and (kind != "CURRENT" or (folder / "snapshots").exists()):
             raise OSError(name)
 
     manager = before.manager()
-    manager.registry.store = FaultyFolder(before.live / BACKBONE, fails)
+    manager.registry.store = FaultyFolder(folder, fails)
     with pytest.raises(OSError, match=kind):
         before.bring_over(manager=manager)
     with pytest.raises(InvalidInput, match="CURRENT is missing"):
         before.manager().registry.pointer()
     assert before.bring_over()
+    assert before.manager().current().generation == CHANGES + 1 + (kind == "CURRENT")  # no generation is used twice
     assert_answers(before.reference(), VERSIONS["state"])
 
 

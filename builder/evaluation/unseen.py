@@ -70,12 +70,12 @@ class UnseenTexts:
         return examples
 
 
-def count_learned(store: Store, tenant: TenantFile, examples: Sequence[Example]) -> int:
-    """Returns how many of a file's texts occur in the training or dev data; 0 where those files were moved."""
+def count_learned(store: Store, tenant: TenantFile, examples: Sequence[Example], parts: Sequence[str] = PARTS) -> int:
+    """Returns how many of a file's texts occur in these parts of the training's data; 0 where the files were moved."""
     task, known = training_task(tenant.task), set[tuple[str, ...]]()
     given = [examples[0].file] if examples[0].file.is_file() else []  # and no pipe, which is empty by now
     with suppress(InvalidInput):
-        for path in learned_by(store, tenant, given):
+        for path in learned_by(store, tenant, given, parts):
             known |= {key_of(example) for example in task.read(path)}
     learned = store.report(tenant).get("students", {})
     file = Path(learned.get("unlabelled", ""))  # of texts without labels

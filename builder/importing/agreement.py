@@ -71,7 +71,10 @@ def _choices(spans: Array, logits: Array, one_label_a_row: bool) -> Array:
 
 
 def differing(data: Data, own: Sequence[Rows], wanted: Sequence[Rows]) -> list[dict[str, Any]]:
-    """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ."""
+    """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ.
+
+    A word without a token has no answer, and says nothing of how sure it is.
+    """
     if data.task.served.is_number:
         return []
     examples = data.dev.examples
@@ -80,6 +83,6 @@ def differing(data: Data, own: Sequence[Rows], wanted: Sequence[Rows]) -> list[d
         for example, mine, theirs in zip(
             examples, *(data.task.answers(data.labels, examples, rows) for rows in (own, wanted)), strict=True
         )
-        if mine.labels != theirs.labels and (sure := round(float(theirs.scores.min(initial=1.0)), 3))
+        if mine.labels != theirs.labels and (sure := round(float(theirs.scores[theirs.scores > 0].min(initial=1.0)), 3))
     ]
     return sorted(found, key=lambda one: -one["sure"])[:WORST]

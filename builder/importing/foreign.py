@@ -1,4 +1,4 @@
-"""The one form of an adapter that another library saved, changes by layer and projection and a head, and its files."""
+"""Adapters of other libraries in one form: the changes of each layer and projection, and a head. Reads their files."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from hplm.errors import InvalidInput
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
-# Tokens to learn from, of one import, and of a text of many: long documents take as long as many short ones.
+# An import learns from at most so many tokens, or from A_TEXT for each text of --most-texts if these are more: a long document
+# takes as long as many short ones.
 LEAST_ROOM, A_TEXT = 250_000, 84
 
 

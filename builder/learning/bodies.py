@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Body(nn.Module):
-    """Upper layers, on which adapters work, above what `below` says of a pack."""
+    """Upper layers, on which adapters work. `below` computes what enters them."""
 
     @property
     def upper_layers(self) -> Layers:

@@ -1,4 +1,4 @@
-"""The one loop: what learns, from what, by which loss, until when. A root, a domain, a tenant and its exits learn in it."""
+"""The loop in which all learn: roots, domains, tenants, exits and students. A `Training` says what learns from what."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Progress:
     best: int = 0  # the number of the exam with the best score
     least: float = -math.inf  # the score from which on later weights are kept
     kept: int = 0  # the number of the exam whose weights are kept
-    weights: dict[str, Tensor] = field(default_factory=dict)  # which are these
+    weights: dict[str, Tensor] = field(default_factory=dict)  # of that exam
 
     def count(self, loss: float, units: int, seconds: float) -> None:
         self.steps, self.units, self.seconds = self.steps + 1, self.units + units, seconds

@@ -21,7 +21,7 @@ GUESSES = 15  # the most likely words for a place, of which one is drawn
 
 @torch.no_grad()
 def augmented(body: PlotBody, data: Data, copies: int, seed: int) -> list[Text]:
-    """Returns copies of the training texts without their labels. None where no branch of the domain has a masked head."""
+    """Returns copies of the training texts without their labels; none where no branch of the domain has a masked head."""
     if not copies or (guesser := _guesser(data.reader.store, data.reader.branch)) is None:
         return []
     (head, words), chance, found = guesser, np.random.default_rng(seed), list[Text]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from builder.students.team import StudentTeam, served
 from builder.students.thresholds import asked_first
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
-from builder.tasks.lookup import Reader, Text
+from builder.tasks.lookup import Divided, Reader, Text
 from builder.tasks.tasks import training_task
 from builder.training.data import Data, read_files
 from builder.training.finetuning import TrainingOptions, logits_of
@@ -65,12 +65,12 @@ def build_students(
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
             remove_savepoints(working, "students")
             return known["report"], False
-        train_file, dev_file, *_ = *learned_by(store, tenant, seen), None, None  # of this version
+        train_file, dev_file = islice(chain(learned_by(store, tenant, seen), (None, None)), 2)  # of this version alone
         if train_file is None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
             )
-        dev_file = dev_file if dev_file != train_file else None
+        dev_file = dev_file if Divided.of(report) is None else None
         read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
         known_texts, texts = {key_of(example) for example in (*read.train, *read.dev)}, further.examples if further else []
         fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels

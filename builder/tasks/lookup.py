@@ -167,6 +167,11 @@ class Divided:
         below = report.get("dev", {}).get("below")  # in older reports
         return cls(below) if below is not None else None
 
+    def is_learned(self, example: Example) -> bool:
+        """Whether the text is on the side of the training."""
+        number = _number_of(_part_of(example, self.by or "both"))
+        return number > self.below or number in self.learned
+
 
 def split_off(
     examples: Sequence[Example], share: float, start: Divided | None = None
@@ -217,6 +222,9 @@ def _shared(examples: Sequence[Example]) -> str:
 def _alike(examples: Sequence[Example], by: str) -> dict[object, list[int]]:
     groups: dict[object, list[int]] = {}
     for number, example in enumerate(examples):
-        key = (example.text, example.pair) if by == "both" else getattr(example, by)
-        groups.setdefault(key, []).append(number)
+        groups.setdefault(_part_of(example, by), []).append(number)
     return groups
+
+
+def _part_of(example: Example, by: str) -> object:
+    return (example.text, example.pair) if by == "both" else getattr(example, by)

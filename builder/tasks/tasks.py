@@ -80,7 +80,7 @@ class TrainingTask:
 def training_task(name: str) -> TrainingTask:
     task = find_task(name)
     if task.name not in TRAINING_TASKS:
-        raise InvalidInput(f"task {name!r} can be served but not trained: choose {', '.join(TRAINING_TASKS)}")
+        raise InvalidInput(f"task {name!r} can be served, but not trained or scored: choose {', '.join(TRAINING_TASKS)}")
     return TRAINING_TASKS[name]
 
 

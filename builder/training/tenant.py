@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from builder.evaluation.unseen import PARTS, count_learned
 from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
@@ -102,7 +103,8 @@ def build_tenant(
             options.function, options.head_function, options.dtype,
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
-        report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained), "asked": asked}
+        report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained)}
+        report |= {"dev_texts_learned": _dev_learned(data, learned), "asked": asked}
         adapter, head = trained.model.stored()
         size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
         report |= {**({"grid": tried} if tried else {}), "bytes": size}
@@ -136,7 +138,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
 
 
 def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, trained: Trained) -> dict[str, Any]:
-    counts, learned = _counts(data.train), {key_of(example) for example in data.train.examples}
+    counts = _counts(data.train)
     training = {"file": str(files[0].resolve()), "digest": asked["training"]}
     dev = {"file": str(files[1].resolve()), "digest": asked["dev"]} if files[1] is not None else training
     return {
@@ -144,11 +146,19 @@ def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, 
         "training": {**training, **_described(data.train)},
         "dev": {**dev, **_described(data.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
-        "dev_texts_learned": sum(key_of(example) in learned for example in data.dev.examples),
         "labels_without_examples": [label for label in data.labels if label not in counts] if counts else [],
         **mistakes_of(trained, data),
         **trained.report,
     }
+
+
+def _dev_learned(data: Data, start: TenantFile | None) -> int:
+    """Returns how many dev texts were learned, now or by the versions that the training goes on from."""
+    learned = {key_of(example) for example in data.train.examples}
+    new = [example for example in data.dev.examples if key_of(example) not in learned]
+    count = len(data.dev.examples) - len(new)
+    asked = [example for example in new if data.divided is None or data.divided.is_learned(example)]
+    return count + (count_learned(data.reader.store, start, asked, PARTS[:1]) if start is not None and asked else 0)
 
 
 def warnings_of(report: dict[str, Any]) -> list[str]:
@@ -163,7 +173,7 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
     if 0 < paired < texts:
         said.append(f"{paired:,} of {texts:,} texts have a text_pair, the others have none")
     if learned := report.get("dev_texts_learned"):
-        said.append(f"{learned:,} of {report['dev']['texts']:,} dev texts are training texts too: the dev score says little")
+        said.append(f"{learned:,} of {report['dev']['texts']:,} dev texts were learned, now or before: the score says little")
     if report["dev"]["texts"] < FEW_DEV:
         said.append(f"dev texts: {report['dev']['texts']}, too few for a score that says anything")
     if absent := report.get("labels_without_examples"):

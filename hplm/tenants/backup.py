@@ -22,6 +22,7 @@ from hplm.tenants.snapshot import Snapshot, Tenant
 FORMAT = 2
 MANIFEST = "backup.json"
 TRIES = 5
+LOST = 1000  # changes that a lost registry may have had since its backup, and whose generations servers have taken
 
 
 def back_up(manager: Manager, target: Path) -> dict[str, Any]:
@@ -151,8 +152,10 @@ def _undone(now: Mapping[str, Tenant], backed_up: Iterable[Tenant]) -> dict[str,
 
 
 def _restored(change: Change, snapshot: Snapshot) -> int:
-    """Puts back what was served, but no uid, address or version that was used since is used again."""
+    """Puts back what was served, but no generation, uid, address or version that was used since is used again."""
     ledger = snapshot.ledger
+    if change.generation <= snapshot.generation:  # the registry is lost
+        change.generation = snapshot.generation + LOST
     used = {tenant_id: change.next_version(tenant_id) - 1 for tenant_id in change.tenants}
     change.tenants = {tenant.id: tenant for tenant in snapshot.tenants}
     change.branches = list(snapshot.branches)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Hashable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed
+from hplm.errors import HplmError
 from hplm.plot.branch import Branch
 from hplm.plot.room import bytes_in
 from hplm.plot.table import Table
@@ -51,12 +53,17 @@ class Kept:
         """
         place = table.meta.domain, table.meta.version
         if place not in self._tables:
-            self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
             unique = self._tables[place] = f"-{secrets.token_hex(4)}"
             folder = f"{TABLES}/{place[0]}/{place[1]}{unique}/"
             self._written.add(folder)
-            for file in sorted(table.folder.iterdir()):
-                self._store.put(f"{folder}{file.name}", file)
+            try:
+                self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
+                for file in sorted(table.folder.iterdir()):
+                    self._store.put(f"{folder}{file.name}", file)
+            except (HplmError, OSError, KeyboardInterrupt):
+                with suppress(HplmError, OSError):  # a later change removes it after a day
+                    self.remove()
+                raise
         return self._tables[place]
 
     def write(self) -> None:

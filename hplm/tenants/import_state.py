@@ -42,6 +42,7 @@ from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, EXPORTED_UPPER
 log = logging.getLogger(__name__)
 
 FORMATS = range(2, 10)  # of snapshots
+IMPORT = "import"  # the action of the first generation
 NO_LONGER_SERVED = ("levels", "ladder", "link")  # of a tenant
 BANKS, LIVE = "adapters", "state/"  # `LIVE` begins the names of banks in the state
 PAGE, HEADER, HEADER_BYTES = 4096, struct.Struct("<QII"), 64  # of a bank; a record's uid, version and checksum
@@ -57,12 +58,15 @@ CREATE TABLE IF NOT EXISTS versions (uid, last);
 def import_state(manager: Manager, source: Path, repository: Path, lease_s: float) -> bool:
     """Makes a registry that serves what a state served, unless there is one. Returns whether it was made now.
 
-    `source`: the state, or a backup of it. `repository`: the export that it was served with.
+    `source`: the state, or a backup of it. `repository`: the export that it was served with. After an interruption the same
+    call makes it anew, also where a snapshot was written and CURRENT was not.
     """
     backbone = manager.folder.parent.name
     folder = source if (source / MANIFEST).exists() else source / backbone
     old = _Import(manager, folder, repository / backbone / "1")
-    return manager.registry.begin_with("import", old.edit, lease_s)
+    left = manager.registry.newest_left()
+    was_cut = left.ledger.change.get("action") == IMPORT  # no later change was made
+    return manager.registry.begin_with(IMPORT, old.edit, lease_s, left if was_cut else None)
 
 
 class _Import:
@@ -80,7 +84,7 @@ class _Import:
         generation = audit[-1]["generation"] if audit else 0
         served = self._snapshot(generation, exported)
         uids = [entry["uid"] for entry in served["tenants"]]
-        change.generation = generation + 1
+        change.generation = max(change.generation, generation + 1)
         change.tenants = {entry["id"]: self._tenant(change, entry) for entry in served["tenants"]}
         change.before = {entry["id"]: self._tenant(change, entry) for entry in before}
         used = {tenant.id: last.get(tenant.uid, 0) for tenant in change.tenants.values()}

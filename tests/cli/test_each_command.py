@@ -16,6 +16,7 @@ from hplm.cli.place_search import KEPT
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
+from hplm.tenants.backup import LOST
 from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_tenant
 from testing.toy import CONFIG, make_chat
@@ -87,7 +88,7 @@ WITHOUT_THE_BUILDER = [
     ("tenant log {places}", {"changes": lambda changes: [change["action"] for change in changes] == ACTIONS}),
     ("verify {places}", {"tables": 4}),  # with that of law, as above
     ("backup --to {folder}/saved {places}", {"generation": len(ACTIONS)}),
-    ("restore --from {folder}/saved {again}", {"backed_up": len(ACTIONS), "generation": 1}),
+    ("restore --from {folder}/saved {again}", {"backed_up": len(ACTIONS), "generation": len(ACTIONS) + LOST}),
     ("verify {again}", {"tables": 3}),
     ("place profile {places} --devices {core} --rounds 1 --to {folder}/profile.json", {
         "backbones": lambda found: found["toy"]["tenants"] == 4 and found["toy"]["ms"]["1"]["16"] > 0,

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from builder.importing.agreement import Agreement, agreement
+from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
@@ -25,6 +25,7 @@ from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
 from builder.store.resumable import PLAN, write_json
 from builder.store.store import Store
+from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
@@ -231,6 +232,14 @@ def test_agreement_counts_what_a_client_would_see():
     many = of("multilabel", own, wanted)
     assert (many.described()["answers"], many.same.tolist()) == (6, [True, True, True, True, False, False])
     assert of("regress", [[1.0], [2.0], [3.1]], [[1.01], [2.0], [4.0]]).same.tolist() == [True, True, False]
+
+
+def test_tags_that_differ_are_shown_also_of_texts_in_which_a_word_has_no_token():
+    spans, task = np.array([[1, 0, 1], [-1, 2, 3]], dtype=np.int32), training_task("tag")
+    data = SimpleNamespace(task=task, labels=["O", "B"], dev=SimpleNamespace(examples=[Example(Path("file"), 1, "a \u200b")]))
+    own, wanted = ([(spans, np.array([logits, [0, 0]], dtype=np.float32))] for logits in ([2, 0], [0, 2]))
+    (shown,) = differing(data, own, wanted)
+    assert (shown["tenant"], shown["checkpoint"], shown["sure"]) == ("O, ", "B, ", 0.881) and not differing(data, own, own)
 
 
 class Harmful:

@@ -14,7 +14,7 @@ from builder.publish.live import add_domain, add_tenant, update_domain, update_t
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.plot.table import Table
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
@@ -24,6 +24,7 @@ from testing.toy import CONFIG
 from tests.builder.stores import give_other_values, rows
 from tests.places import answer, exported_answer, make_place
 from tests.places import learn as learn_one
+from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -114,6 +115,21 @@ def test_a_domain_is_added_with_its_ancestors_and_deleted_when_nobody_uses_it(pl
     live.delete_domain("law")
     ((gone, _),) = live.current().ledger.resting  # of law alone: bio is served on
     assert gone.startswith("plot/law/1-")
+
+
+def test_tables_of_which_one_cannot_be_written_leave_nothing_behind(place):
+    store, repository, state = place
+    random_table(store, "law", 1, ("bio", 2), 2000, seed=7)
+    live = Manager.open(repository, state)
+
+    def full(name):
+        if name.startswith("plot/bio") and name.endswith("values"):
+            raise OutOfCapacity(name)
+
+    live.registry.store = FaultyFolder(state / "toy", full)
+    with pytest.raises(OutOfCapacity, match="plot/bio"):
+        add_domain(live, store, "law")
+    assert not (state / "toy/plot").exists()
 
 
 def test_another_store_and_another_table_of_a_served_version_are_refused(place, tmp_path):

@@ -219,3 +219,17 @@ def test_dev_says_which_students_are_asked_first(store, monkeypatch):
     ]
     rungs = [{"students": 5, "cost": 0.4, "first": 2, "threshold": 0.9, "leaves": 0.75}]
     assert mentions(_students_text({**report, "rungs": rungs}), "2 of 5", "75%", "90.0%", "0.40")
+
+
+@pytest.mark.parametrize("dev", [4, 3], ids=["a dev file", "the training file as dev"])
+def test_students_need_the_files_of_the_last_training_alone(store, tmp_path, dev):
+    (first := tmp_path / "classify-1.jsonl").rename(moved := first.with_name("moved.jsonl"))
+    with refusing(InvalidInput, first, "--seen"):
+        build_students(store, "classify", OPTIONS, DEVICE)
+    moved.rename(first)
+    train, judged = (made(tmp_path, "classify", TEXTS, seed) for seed in (3, dev))
+    assert store.report(pretend(store, "classify", train, judged, tenant="classify"))["from_version"] == 1
+    first.unlink()
+    with by_one_step():
+        report, is_new = build_students(store, "classify", replace(OPTIONS, students=1), DEVICE)
+    assert is_new and (report["learned_texts"], report["dev_texts"]) == (TEXTS, TEXTS)

@@ -200,6 +200,22 @@ def test_data_by_which_no_score_says_anything_are_named(store, tmp_path):
 
 
 @pytest.mark.slow
+def test_dev_texts_that_an_earlier_version_has_learned_are_counted(store, tmp_path):
+    def file(name, texts):
+        return write(tmp_path / name, [{"text": str(text), "label": "ab"[int(text) % 2]} for text in texts])
+
+    first, unseen = file("first", range(30)), file("unseen", range(200, 210))
+    again = file("again", [one.text for one in divided(first, "classify")[0][:6]])
+    for train, dev, learned in (
+        (first, None, 0), (again, None, 1), (file("more", range(40)), None, 0),
+        (file("new", range(40, 60)), unseen, 0), (file("newer", range(60, 80)), unseen, 0), (unseen, again, 6),
+    ):  # fmt: skip
+        report = store.report(pretend(store, "classify", train, dev))
+        assert report["dev_texts_learned"] == learned, train
+    assert mentions(warnings_of(report), "6 of 6 dev texts")
+
+
+@pytest.mark.slow
 def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path):
     train, long = made(tmp_path, "classify", 60, 1), [{"text": "a", "label": "x"}, {"text": "a " * 60_000, "label": "y"}]
     other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "left"}, {"text": "b", "label": "up"}])
