@@ -45,6 +45,7 @@ def test_parameters_of_a_call_keep_their_kind(ask, fake, given, kind):
         ({"tenant": "\ud800"}, "tenant"), ({"prompt": "\ud800"}, "the prompt"), ({"deadline_ms": 1e13}, "deadline_ms"),
         ({"prompt": None, "messages": [{"role": "user", "content": "\ud800"}]}, "a message"), ({"priority": 2**63}, "priority"),
         ({"priority": []}, "priority"), ({"truncate": "false"}, "truncate"),
+        ({"temperature": float("nan")}, "messages or settings .*: give dict,"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_they_are_sent(way, call, given, named):
