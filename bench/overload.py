@@ -61,7 +61,7 @@ def overload(
     several policies or packings, each pair has a server of its own, between two of first come, first served with the packing
     `packed`; these refuse nothing on arrival. A text's `utility` is 1 / length, as in TCB, if it was started by its deadline.
 
-    :param variance: above 0: lengths are 3 to 100 tokens, normal with mean 20
+    :param variance: above 0: lengths are normal with mean 20, from 3 to 100 tokens, or what the model takes
     :param policies: of scheduling
     :param packings: of batches
     :param deadlines: in batch times, drawn uniformly between these
@@ -72,7 +72,8 @@ def overload(
         policy(name)
     for name in packings:
         read_packing(name, lambda texts, tokens: 0.0)
-    lengths = Lengths(MEAN, variance).draw(TEXTS, np.random.default_rng(SEED)) if variance else np.full(TEXTS, tokens)
+    varied = Lengths(MEAN, variance, most=min(Lengths.most, SIZES[size].positions))
+    lengths = varied.draw(TEXTS, np.random.default_rng(SEED)) if variance else np.full(TEXTS, tokens)
     mean = MEAN if variance else tokens
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // mean))
     drawn = Drawn(texts_of(SIZES[size], lengths), lengths, seconds, deadlines, batch)

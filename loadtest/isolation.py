@@ -83,6 +83,10 @@ def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
         server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
         given.backbone = server.backbone
+        is_open = server.open_tenants()
+        if unknown := {given.quiet, given.noisy} - {None, *is_open}:
+            wanted = f"name tenants that answer without a key, such as {', '.join(is_open[:5])}"
+            raise InvalidInput(f"--quiet or --noisy {', '.join(sorted(unknown))}: {wanted}")
         place, logs = Place(server.address, server.grpc, server.metrics, server.address), [server.log]
         sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
         if given.door:

@@ -184,7 +184,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
 
         async def attempt(attempts: Attempts) -> tuple[Outputs, AsyncGenerator[Outputs]]:
             backbone = await self._find_decoder(attempts.network_s)
-            responses = _asked(transport, backbone, prompt, attempts.timeout_us, attempts.network_s)
+            responses = _asked(transport, backbone, prompt, attempts)
             with (
                 generation.before_the_first_part(prompt, backbone),
                 advising(OF_AN_ENCODER, "an encoder answers, so use infer"),
@@ -239,12 +239,11 @@ class Calls(Generic[One, Many, Whole, Parts]):
         return self._decoder
 
 
-async def _asked(
-    transport: Transport, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float
-) -> AsyncGenerator[Outputs]:
+async def _asked(transport: Transport, backbone: str, prompt: Prompt, attempts: Attempts) -> AsyncGenerator[Outputs]:
+    timeout_us, seconds = attempts.timeout_us, attempts.network_s
     if prompt.goes_by_infer(backbone):
         yield generation.outputs_in(await transport.infer(backbone, prompt.request(), timeout_us, seconds))
         return
-    async with aclosing(transport.generate(backbone, prompt, timeout_us, seconds)) as responses:
+    async with aclosing(transport.generate(backbone, prompt, timeout_us, seconds, attempts.part_s)) as responses:
         async for response in responses:
             yield response

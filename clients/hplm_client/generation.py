@@ -86,7 +86,7 @@ class Prompt:
             encoded("a message", self._messages_json or "")
             json.dumps(self.sampling, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"messages and sampling settings cannot be sent as JSON: {error}") from error
+            raise InvalidInput(f"messages or settings are no JSON ({error}): give dict, list, str and numbers") from error
 
     @property
     def _messages_json(self) -> str | None:

@@ -41,6 +41,7 @@ class Attempts:
         self._die = die
         self._pause = FIRST_PAUSE_S
         self._ends = clock() + (network_timeout if deadline_ms is None else deadline_ms / 1000)
+        self.part_s = self.network_s  # the longest wait for a later part of a stream, from which attempts take nothing
 
     @property
     def timeout_us(self) -> int | None:

@@ -75,7 +75,8 @@ class Settings:
         return self.headers | {TENANT_HEADER: tenant}
 
     def timed_out(self, seconds: float, status: str | None = None) -> ClientTimeout:
-        return ClientTimeout(f"no answer from {self.url} within {seconds:.3g} s", status)
+        advice = "give more time by `deadline_ms` or `network_timeout`, or see whether the server is well"
+        return ClientTimeout(f"no answer from {self.url} within {seconds:.3g} s: {advice}", status)
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:
         return Attempts(self.retries, deadline_ms, self.network_timeout)

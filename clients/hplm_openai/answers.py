@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,19 +89,24 @@ class Answer(ABC):
 class CompletionAnswer(Answer):
     prefix = "cmpl"
     whole_kind = chunk_kind = "text_completion"
-    _told: Counter[int] = field(default_factory=Counter[int])  # characters of each choice's tokens
+    _said: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))  # each choice's text until now
+    _ends: Counter[int] = field(default_factory=Counter[int])  # where the text of each choice's last token ends in it
 
     def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
-        logprobs = None if tokens is None else self._logprobs(number, tokens)
+        logprobs = None if tokens is None else self._logprobs(number, text, tokens)
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     delta = choice
 
-    def _logprobs(self, number: int, tokens: list[Token]) -> dict[str, Any]:
+    def _logprobs(self, number: int, text: str, tokens: list[Token]) -> dict[str, Any]:
+        """Looks for the tokens in the text: they may lack a space, be a part of a character, or come before their text."""
+        self._said[number] += text
         offsets: list[int] = []
-        for token in tokens:
-            offsets.append(self._told[number])
-            self._told[number] += len(token[0][0])
+        for (token, _), *_ in tokens:
+            found = -1 if UNPRINTABLE in token else self._said[number].find(token, self._ends[number])
+            offsets.append(max(found, self._ends[number]))
+            if found >= 0:
+                self._ends[number] = found + len(token)
         # Of different tokens with the same text, the likeliest counts.
         likeliest = [dict(sorted(token, key=lambda one: one[1])) for token in tokens]
         return {

@@ -75,7 +75,9 @@ def part(text: str, n: int, logprobs: int | None, reason: str) -> dict[str, Any]
     }
     if logprobs is not None:  # the chosen token, then the likeliest, which may have it again
         others = {str(ord("x") + i): {"logprob": -0.25 - i, "decoded_token": "xyz"[i]} for i in range(logprobs)}
-        outputs["logprobs"] = [json.dumps([{"7": {"logprob": -2.0, "decoded_token": one}, **others} for one in text])] * n
+        pieces = [one.strip().replace("水", "\ufffd") for one in text]  # as SentencePiece; a part of a character
+        told = [{"7": {"logprob": -2.0, "decoded_token": one}, **others} for one in pieces]
+        outputs["logprobs"] = [json.dumps(told)] * n
     return outputs
 
 

@@ -6,12 +6,14 @@ import asyncio
 
 import numpy as np
 import pytest
-from client_fakes import canned, raising
+from client_fakes import before_each_pause, canned, raising
 from triton_fakes import PART, STREAM, Refusal, chunk, event
 
-from hplm_client import AsyncHplmClient, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
+from hplm_client import AsyncHplmClient, ClientTimeout, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
+from hplm_client.retry import Attempts
+from hplm_client.settings import Settings
 from tests.support.threaded_server import answer as answer_of
-from tests.support.wait import eventually
+from tests.support.wait import Clock, eventually
 from tests.support.ways import Way, generate, infer, read
 
 REFUSAL = "[invalid_input] as always"
@@ -45,6 +47,7 @@ def test_parameters_of_a_call_keep_their_kind(ask, fake, given, kind):
         ({"tenant": "\ud800"}, "tenant"), ({"prompt": "\ud800"}, "the prompt"), ({"deadline_ms": 1e13}, "deadline_ms"),
         ({"prompt": None, "messages": [{"role": "user", "content": "\ud800"}]}, "a message"), ({"priority": 2**63}, "priority"),
         ({"priority": []}, "priority"), ({"truncate": "false"}, "truncate"),
+        ({"temperature": float("nan")}, "messages or settings .*: give dict,"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_they_are_sent(way, call, given, named):
@@ -68,6 +71,16 @@ def test_a_stream_or_call_without_an_answer_is_an_error(fake, is_async):
     for call in (read, generate):
         with raising(UnexpectedAnswer, match="'chat'"):
             Way("grpc", is_async).call(fake.grpc_url, call, backbone="chat")
+
+
+def test_attempts_before_the_first_part_of_a_stream_change_no_wait_for_a_later_one(way, fake, monkeypatch):
+    clock = Clock()
+    attempts = lambda settings, _: Attempts(settings.retries, None, settings.network_timeout, clock.monotonic)  # noqa: E731
+    monkeypatch.setattr(Settings, "attempts", attempts)
+    before_each_pause(monkeypatch, lambda: clock.sleep(-5))  # more time is left, which shows sooner than less
+    fake.parts, fake.script = UNFINISHED, [Refusal("[queue_full] retry after 1 ms")]
+    with raising(ClientTimeout, match=r"within 0\.2 s: .*`network_timeout`"):
+        way.call(way.url(fake), read, backbone="chat", network_timeout=0.2)
 
 
 @both

@@ -83,14 +83,14 @@ def test_a_chat_in_a_stream(served):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_a_completion(served, stream):
-    answer = served.complete("ab", logprobs=1, stream=stream)[1]
+    answer = served.complete("水 b\ufffd", logprobs=1, stream=stream)[1]
     told = [one["choices"][0]["logprobs"] for one in (events(answer) if stream else [answer])]
     joined = {name: [value for one in told for value in one[name]] for name in told[0]}
     assert joined == {
-        "tokens": ["a", "b"],
-        "token_logprobs": [-2.0, -2.0],
-        "top_logprobs": [{"x": -0.25, "a": -2.0}, {"x": -0.25, "b": -2.0}],
-        "text_offset": [0, 1],
+        "tokens": ["\ufffd", "", "b", "\ufffd"],
+        "token_logprobs": [-2.0] * 4,
+        "top_logprobs": [{"x": -0.25, token: -2.0} for token in ("\ufffd", "", "b", "\ufffd")],
+        "text_offset": [0, 0, 2, 3],
     }
 
 

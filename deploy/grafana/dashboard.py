@@ -33,6 +33,7 @@ def cost(term: str) -> str:
 
 
 BAD = ',outcome!~"answered|on_time"'
+NOT_PASSED_ON = ',outcome!="passed_on"'
 SERVER = "{{backbone}} {{instance}}"
 ALL_SLOTS = f"({rate('hplm_slot_hits_total', by='layout')} + {rate('hplm_slot_misses_total', by='layout')})"
 ONE_TEXT = f"{cost('batch')} + 128 * on(backbone, instance) {cost('token')} + on(backbone, instance) {cost('text')}"
@@ -46,7 +47,9 @@ PANELS: list[tuple[str, str, str, dict[str, str]]] = [
      {"on time": ratio(rate("hplm_requests_total", ',outcome="on_time"'),
                        rate("hplm_requests_total", ',outcome=~"on_time|late|deadline"'))}),
     ("Refused by lookup*", "reqps", "Requests refused before anything was computed: unknown tenants, wrong keys, invalid "
-     "input, quotas.", {"{{outcome}}": rate("hplm_lookup_requests_total", ',outcome!="passed_on"', "outcome")}),
+     "input, quotas. hplm: by the model hplm.",
+     {"{{outcome}}": rate("hplm_lookup_requests_total", NOT_PASSED_ON, "outcome"),
+      "hplm {{outcome}}": rate("hplm_alias_requests_total", NOT_PASSED_ON, "outcome")}),
     ("Waiting time", "s", "Time of a text from its arrival until its batch starts to compute.",
      quantiles("hplm_wait_seconds", 0.5, 0.9, 0.99)),
     ("Slack when the batch starts", "s", "Time left until a text's deadline when its batch starts to compute. Near zero, "
@@ -122,7 +125,7 @@ def dashboard() -> dict[str, Any]:
         "type": "query",
         "datasource": SOURCE,
         "query": {
-            "query": 'label_values({__name__=~"hplm_batches_total|hplm_generations_total"}, backbone)',
+            "query": 'label_values({__name__=~"hplm_(batches|generations|alias_requests)_total"}, backbone)',
             "refId": "backbones",
         },
         "includeAll": True,

@@ -39,7 +39,7 @@ from hplm.generation.reader import Reader
 from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
-from hplm.generation.settings import Promise, Settings, promise_of, read_settings
+from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of, read_settings
 from hplm.generation.staging import Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
@@ -214,6 +214,7 @@ class Service:
             )
             self._requests[number] = request
             self.reader.submit(request, at_once=asked.messages is None)  # a template may take long
+            self.meter.add(names.PROMISED, request.promise != NO_PROMISE)
         except BaseException:
             self._requests.pop(number, None)
             self._quotas.give_back(tenant)  # nobody will say its end

@@ -155,6 +155,11 @@ GENERATIONS = Metric(
     "Requests for generated text, by outcome: why the answer ended, or the reason of the refusal",
     ("outcome",),
 )
+PROMISED = Metric(
+    "hplm_promised_generations_total",
+    COUNTER,
+    "Requests for generated text with a time limit of any kind: `timeout`, `first_token_ms` or `token_ms`",
+)
 PROMPT_TOKENS = Metric("hplm_prompt_tokens_total", COUNTER, "Tokens of the prompts of ended answers")
 GENERATED_TOKENS = Metric("hplm_generated_tokens_total", COUNTER, "Tokens of ended answers")
 RUNNING_SEQUENCES = Metric("hplm_running_sequences", GAUGE, "Answers that grow")
@@ -179,7 +184,7 @@ LATE_TOKENS = Metric(
 )
 
 OF_DECODERS = {
-    *(GENERATIONS, PROMPT_TOKENS, GENERATED_TOKENS),
+    *(GENERATIONS, PROMISED, PROMPT_TOKENS, GENERATED_TOKENS),
     *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK, LATE_TOKENS),
     *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
 }

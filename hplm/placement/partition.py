@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, islice, pairwise
 
+import numpy as np
+
+from hplm.arrays import Array
 from hplm.placement.cluster import Cluster, Machine
 from hplm.placement.placement import Group
 from hplm.placement.problem import Groups, Problem
@@ -61,10 +65,13 @@ def device_buckets(loads: Sequence[float], devices: int, fits: Callable[[tuple[i
     """
     if devices < len(loads):
         return []
-    even = sorted((_discrepancy(loads, counts), counts) for counts in _counts(devices, len(loads)))
-    fitting = list(islice((own for own in even if fits(own[1])), ALLOCATIONS))
-    allowed = [counts for discrepancy, counts in fitting if discrepancy <= DISCREPANCY]
-    return allowed or [counts for _, counts in fitting[:1]]
+    counts = _counts(devices, len(loads))
+    a_device = np.maximum(loads, 1e-9) / counts
+    discrepancy = a_device.max(axis=1) / a_device.min(axis=1)
+    even = np.argsort(discrepancy, kind="stable").tolist()
+    fitting = list(islice((i for i in even if fits(tuple(counts[i].tolist()))), ALLOCATIONS))
+    allowed = [i for i in fitting if discrepancy[i] <= DISCREPANCY] or fitting[:1]
+    return [tuple(counts[i].tolist()) for i in allowed]
 
 
 def part_of(cluster: Cluster, first: int, count: int) -> Cluster:
@@ -124,11 +131,8 @@ def _backbones(problem: Problem) -> list[BackboneProfile]:
     return [problem.profile.backbones[name] for name in sorted({unit.backbone for unit in problem.units})]
 
 
-def _counts(devices: int, buckets: int) -> Iterator[tuple[int, ...]]:
-    for borders in combinations(range(1, devices), buckets - 1):
-        yield tuple(b - a for a, b in pairwise((0, *borders, devices)))
-
-
-def _discrepancy(loads: Sequence[float], counts: Sequence[int]) -> float:
-    a_device = [max(load, 1e-9) / count for load, count in zip(loads, counts, strict=True)]
-    return max(a_device) / min(a_device)
+@lru_cache(MOST_BUCKETS)
+def _counts(devices: int, buckets: int) -> Array:
+    """Returns all ways to divide the devices, in order: ways x buckets. For a thousand devices there are half a million."""
+    borders = np.array(list(combinations(range(1, devices), buckets - 1)), dtype=np.int64)
+    return np.diff(borders, axis=1, prepend=0, append=devices)

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from hplm.errors import InvalidInput
 from hplm.placement.attained import Attained
-from hplm.placement.partition import Parallel, backbone_buckets, device_buckets, groups_of, parallels, part_of
+from hplm.placement.partition import ALLOCATIONS, Parallel, backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, Selector, completed, fast
 from hplm.placement.simulation import Serving, simulate
@@ -95,7 +95,10 @@ class _Search:
     def candidates(self) -> list[_Candidate]:
         problem = self._problem
         found: list[_Candidate] = []
-        for buckets in backbone_buckets(problem):
+        ways = backbone_buckets(problem)
+        devices = f"the {problem.cluster.devices:,} devices in up to {ALLOCATIONS} for each"
+        self._say(f"the backbones are divided in {len(ways):,} ways, and {devices}")
+        for buckets in ways:
             for one in self._divided(buckets):
                 found.append(one)
                 self._most_served = sorted([*self._most_served, one.served], reverse=True)[: self._kept]

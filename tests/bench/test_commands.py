@@ -48,7 +48,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
         "processor_us/c64/engine; beyond_b_us/c1/tritonserver; beyond_b_us/batch16/upper; c1_waits/lookup"
     ),
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
-    "bench overload --policies fcfs das:row_tokens=64 --variance 20": "drift/texts_per_s",
+    "bench overload --policies fcfs das:row_tokens=64 --variance 2000": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -25,6 +26,7 @@ def main() -> int:
         "--limit", type=float, default=300.0, metavar="SECONDS", help="of a fault's tests (default %(default)g)"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it too ends the running tests
     wanted = set(args.only or [])
     faults = [fault for fault in FAULTS if not wanted or wanted & {fault.name, fault.group}]
     if unknown := wanted - {name for fault in FAULTS for name in (fault.name, fault.group)}:
@@ -55,11 +57,12 @@ def _run(faults: list[Fault], args: argparse.Namespace) -> list[Outcome]:
         print(shown + (f"\n{'':<17}{one.said}" if one.said else ""), flush=True)
         return one
 
-    with ExitStack() as stack:
+    with ExitStack() as made, ThreadPoolExecutor(args.jobs) as pool, ExitStack() as running:
         for _ in range(min(args.jobs, len(faults))):
-            free.put(stack.enter_context(closing(Scratch(ROOT))))
-        with ThreadPoolExecutor(args.jobs) as pool:
-            return list(pool.map(bite, faults))
+            copy = made.enter_context(closing(Scratch(ROOT)))
+            running.callback(copy.stop)  # else the pool would wait for its tests after an interruption
+            free.put(copy)
+        return list(pool.map(bite, faults))
 
 
 if __name__ == "__main__":

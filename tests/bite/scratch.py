@@ -41,6 +41,8 @@ class Scratch:
 
     def __init__(self, root: Path) -> None:
         self._made = tempfile.TemporaryDirectory(prefix="hplm-bite-")
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         self.root = Path(self._made.name) / "tree"
         listed = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -69,6 +71,12 @@ class Scratch:
     def close(self) -> None:
         self._made.cleanup()
 
+    def stop(self) -> None:
+        """Ends the tests that run, if any. No others can run."""
+        self._stopped = True
+        if self._running is not None and self._running.poll() is None:
+            _end(self._running)
+
     def bite(self, fault: Fault, limit: float, slow: bool) -> Outcome:
         """Puts a fault in, runs its tests, and takes it out. What fails without the fault too does not count."""
         began = time.monotonic()
@@ -96,12 +104,14 @@ class Scratch:
         return Outcome(fault.name, "missed", round(time.monotonic() - began, 1))
 
     def _run(self, tests: list[str], left_out: list[str], slow: bool, until: float) -> _Ran:
+        if self._stopped:
+            raise InterruptedError("this copy was stopped")
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
         command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
         command += ["--hypothesis-profile=found", *(["-m", "slow" if slow else "not slow"] if "::" not in tests[0] else [])]
         command += [f"--deselect={test}" for test in left_out]
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
+            process = self._running = subprocess.Popen(
                 [*command, *tests], cwd=self.root, env=self._environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip

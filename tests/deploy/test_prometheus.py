@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hplm.errors import BY_WORD
-from hplm.metrics.names import METRICS
+from hplm.metrics.names import ALIAS_REQUESTS, METRICS
 from tests.deploy.image import DEPLOY
 from tests.deploy.programs import run
 from tests.support.needed import debian_program
@@ -54,6 +54,12 @@ def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
     for grouping in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", expression):
         known = set().union(*((LABELS | OF_OTHERS)[name] for name, _ in found), {"le"}, OF_TARGETS)
         assert {label.strip() for label in grouping.split(",")} <= known
+
+
+def test_the_dashboard_offers_the_model_hplm_and_shows_what_it_refuses():
+    _, backbones = DASHBOARD["templating"]["list"]
+    ((_, names),) = MATCHER.findall(backbones["query"]["query"])
+    assert re.fullmatch(names, ALIAS_REQUESTS.name) and ALIAS_REQUESTS.name in json.dumps(DASHBOARD["panels"])
 
 
 def for_promtool(test):

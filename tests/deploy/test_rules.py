@@ -94,6 +94,7 @@ MESSAGES = {
     "shared memory at the end": (["'shared_memory_region'"], LARGE + REGION.SerializeToString()),
     "no protobuf": ([], b"\xff" * 100),
     "long and no protobuf": (["protobuf"], b"\x2b" * 100_000),
+    "more than 16 MB": ([LONGEST_REQUEST], message_of(b"a" * LONGEST_REQUEST, tenant="acme").SerializeToString()),
 }
 
 

@@ -13,7 +13,7 @@ from hplm.generation.asked import Asked
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
 from hplm.generation.settings import Promise, Settings
-from hplm.metrics.names import ADAPTERS_INFO
+from hplm.metrics.names import ADAPTERS_INFO, PROMISED
 from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.tenants.manager import Manager
 from testing.toy import CHAT
@@ -193,3 +193,5 @@ def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
             said = place.ask("a", tenant, ONCE, service=service, **own).wait()
             assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
     end(service)
+    counts = [one.meter.take()[0].get((PROMISED, ()), 0) for one in (service, place.service)]
+    assert counts == [5, 0], "of requests with a promise, and of those without any"

@@ -12,7 +12,7 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.tenants.manager import Manager
-from loadtest import soak
+from loadtest import isolation, soak
 from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
@@ -23,6 +23,8 @@ from loadtest.load import send
 from loadtest.server import GUEST, ServedCopy
 from loadtest.soak import growth, soaked
 from testing.toy import WITH_EXITS, WITH_STUDENTS
+from tests.support.lent import LentCopy
+from tests.support.message import mentions
 from tests.support.threaded_server import SmallServer, answer
 from tests.support.wait import eventually
 
@@ -55,6 +57,17 @@ def test_failures_over_grpc_are_counted_and_are_no_throughput(server) -> None:
     assert report.failed > 0 and report.answered == report.refused == report.cut_off == 0
     with pytest.raises(HplmError, match="toy"):
         report.expect_success("requests to toy")
+
+
+@pytest.mark.slow
+@pytest.mark.server("toy")
+@pytest.mark.parametrize("tenants", [("nobody", "hugo"), ("echo", "nobody")])
+def test_a_tenant_that_is_not_there_is_named(server, monkeypatch, capsys, tenants) -> None:
+    """A noisy one would hold, as all of its requests are refused."""
+    monkeypatch.setattr(isolation, "ServedCopy", lambda *_: LentCopy(server))
+    quiet, noisy = tenants
+    assert isolation.main(["--quiet", quiet, "--noisy", noisy, "--ways", "no_quota", "--seconds", "0.2"]) == 1
+    assert mentions(capsys.readouterr().err, "nobody", "acme")
 
 
 MEMORY = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]  # MB after each window

@@ -22,7 +22,7 @@ from hplm.simulate.arrivals import SECOND
 from research.papers.placements import replication
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, cluster_of, problem_of, profile_of
-from tests.support.message import refusing
+from tests.support.message import mentions, refusing
 
 MANY = 10**9
 
@@ -152,6 +152,12 @@ def test_buckets_that_cannot_be_among_the_best_are_left_out_and_nothing_else_cha
     assert [own.groups for own in pruned] == [own.groups for own in whole[:KEPT]]
     assert [own.attained.share for own in pruned] == [own.attained.share for own in whole[:KEPT]]
     assert pruned[0].screened - len(pruned) <= whole[0].screened - len(whole)
+
+
+def test_a_search_says_first_how_many_ways_it_tries():
+    said = []
+    search(problem_of(8.0, 16.0, devices=2, memory_mb=40), say=said.append)
+    assert mentions(said[0], "2 ways", "2 devices", 4)
 
 
 def test_the_full_simulator_ranks_what_the_screen_has_found():

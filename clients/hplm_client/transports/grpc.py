@@ -61,8 +61,10 @@ class GrpcCalls:
         message = _message(backbone, request, timeout_us)
         return InferResult(await self._call("ModelInfer", message, seconds, request.parameters))
 
-    async def generate(self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
-        """Yields responses. `seconds` limit the wait for each. To close the generator cancels the request."""
+    async def generate(
+        self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float, part_s: float | None = None
+    ) -> AsyncGenerator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
         shape = [1, 1] if backbone == wire.ALIAS else [1]  # the alias takes batches: it refuses streams with advice
         request = wire.Request(tensors_of(prompt.inputs(), shape), prompt.parameters())
         call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request.parameters))
@@ -73,6 +75,7 @@ class GrpcCalls:
                     raise refused(response.error_message, None, self._settings)
                 result, outputs = InferResult(response.infer_response), response.infer_response.outputs
                 yield {output.name: listed(result, output.name) for output in outputs}
+                seconds = part_s or seconds
         except (queue.Empty, asyncio.TimeoutError):
             raise self._settings.timed_out(seconds) from None
         except grpc.RpcError as error:

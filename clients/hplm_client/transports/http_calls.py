@@ -15,7 +15,7 @@ import tritonclient.http
 from tritonclient.http import InferenceServerClient, InferResult
 
 from hplm_client import wire
-from hplm_client.errors import ConnectionLost, UnexpectedAnswer, refusal
+from hplm_client.errors import ClientTimeout, ConnectionLost, UnexpectedAnswer, refusal
 from hplm_client.generation import EVENT, Outputs, Prompt, event_in, object_in
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED
@@ -73,18 +73,24 @@ class HttpCalls:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnexpectedAnswer(f"the answer of {self._settings.url} is not one of Triton's: {answer[:80]!r}") from error
 
-    async def generate(self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float) -> AsyncGenerator[Outputs]:
-        """Yields responses. `seconds` limit the wait for each. To close the generator closes the connection, which cancels."""
+    async def generate(
+        self, backbone: str, prompt: Prompt, timeout_us: int | None, seconds: float, part_s: float | None = None
+    ) -> AsyncGenerator[Outputs]:
+        """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
         path = f"{_model(backbone)}/{'generate_stream' if prompt.stream else 'generate'}"
         headers = self._settings.headers_for(prompt.parameters())
-        async with self._sent("POST", path, seconds, prompt.body(timeout_us, self._settings.api_key), headers) as reply:
-            if reply.response.status == 200 and prompt.stream:
-                while line := await reply.line():
-                    if (event := event_in(line, self._settings.url)) is not None:
-                        yield event
-                    reply.ends = time.monotonic() + seconds
-                return
-            answer = (await reply.read()).removeprefix(EVENT)
+        try:
+            async with self._sent("POST", path, seconds, prompt.body(timeout_us, self._settings.api_key), headers) as reply:
+                if reply.response.status == 200 and prompt.stream:
+                    while line := await reply.line():
+                        if (event := event_in(line, self._settings.url)) is not None:
+                            yield event
+                        seconds = part_s or seconds
+                        reply.ends = time.monotonic() + seconds
+                    return
+                answer = (await reply.read()).removeprefix(EVENT)
+        except ClientTimeout as error:  # maybe of a later part
+            raise self._settings.timed_out(seconds) from error
         expect_ok(reply.response.status, answer, self._settings.url)
         yield object_in(answer, self._settings.url)
 
