@@ -84,7 +84,8 @@ def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
         server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
         given.backbone = server.backbone
         is_open = server.open_tenants()
-        if unknown := {given.quiet, given.noisy} - {None, *is_open}:
+        asked = {given.quiet, *([given.noisy] if OF_TENANT.keys() & given.ways else [])}  # strangers need no noisy tenant
+        if unknown := asked - {*is_open}:
             wanted = f"name tenants that answer without a key, such as {', '.join(is_open[:5])}"
             raise InvalidInput(f"--quiet or --noisy {', '.join(sorted(unknown))}: {wanted}")
         place, logs = Place(server.address, server.grpc, server.metrics, server.address), [server.log]
