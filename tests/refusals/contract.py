@@ -25,7 +25,7 @@ MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 2}  # words in the tables, f
 
 @dataclass(frozen=True)
 class Row:
-    """The line of a table about one name."""
+    """What the line of a table says about one name."""
 
     name: str
     of: str  # the ways that take it, where a table has several
@@ -38,6 +38,8 @@ class Row:
     @property
     def setting(self) -> str | None:
         """The setting whose row says what is allowed."""
+        if self.type == "the setting of this name":
+            return self.name
         found = re.fullmatch(r"setting `(\w+)`", self.type)
         return found and found[1]
 
@@ -103,7 +105,7 @@ def number(cell: str) -> int | float:
 
 
 def table(page: str, first: str) -> list[Row]:
-    """Returns the rows of a page's table whose header begins with this name."""
+    """Returns a row for each name in a page's table whose header begins with this word."""
     lines = (DOCS / page).read_text("utf-8").splitlines()
     starts = [at for at, line in enumerate(lines) if re.match(rf"\| {first} \|.* type \|.* least \|", line)]
     assert starts, f"docs/{page} has no table of {first}s with the columns type and least"
@@ -113,7 +115,8 @@ def table(page: str, first: str) -> list[Row]:
             break
         cells = dict(zip(header, _cells(line), strict=True))
         of, most = cells.get("of", ""), cells.get("most", "")
-        rows.append(Row(cells[first].strip("`"), of, cells["type"], cells["least"], most, cells["default"]))
+        for name in re.findall(r"`(\w+)`", cells[first]):
+            rows.append(Row(name, of, cells["type"], cells["least"], most, cells["default"]))
     return rows
 
 
