@@ -73,7 +73,7 @@ def command(
         except (HplmError, OSError) as failed:
             error = str(failed)
     if found:
-        print(json.dumps(found) if given.json else "\n".join(_lines(found)))
+        print(json.dumps(found, indent=None if given.json else 1))
     if error:
         print(f"{name}: {error}", file=sys.stderr)
     return int(bool(error))
@@ -88,15 +88,6 @@ def above_zero(word: str, kind: Callable[[str], float] = float) -> float:
 
 def at_least_one(word: str) -> int:
     return int(above_zero(word, int))
-
-
-def _lines(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yields a line for each figure."""
-    for what, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _lines(value, f"{before}{what}, ")
-        else:
-            yield f"{before}{what}: {value}"
 
 
 class Running:
@@ -251,10 +242,9 @@ class ServedCluster(Running):
 
     def processes(self) -> list[int]:
         """Returns all living processes that the cluster has started, and itself."""
-        found, looked_at = [self.pid_of_command], 0
-        while looked_at < len(found):
-            found += children(found[looked_at])
-            looked_at += 1
+        found = [self.pid_of_command]
+        for pid in found:  # which grows meanwhile
+            found += children(pid)
         return found
 
 
