@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -249,10 +250,7 @@ def export_compared(
     return exported
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
-    return ended("compare", lambda: run("python -m research.comparison.compare", "research.comparison", "compare", words))
-
+main = partial(ended, "compare", partial(run, "python -m research.comparison.compare", "research.comparison", "compare"))
 
 if __name__ == "__main__":
     sys.exit(main())
