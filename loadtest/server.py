@@ -43,14 +43,14 @@ def command(
     name: str,
     about: str | None,
     options: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace, dict[str, Any]], None],
+    run: Callable[[argparse.Namespace, Path, dict[str, Any]], None],
     small: str,
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Runs a test on a copy of a repository, and prints its figures, also those from before a failure. Returns the exit status.
 
-    `options`: adds those of the test. `run`: adds the figures, and raises if they are bad. `small`: what --quick stands for,
-    beside a toy repository that is made for it.
+    `options`: adds those of the test. `run`: adds the figures, and raises if they are bad; in a folder that is removed
+    afterwards. `small`: what --quick stands for, beside a toy repository that is made for it.
     """
     words, found, error = sys.argv[1:] if arguments is None else [*arguments], dict[str, Any](), ""
     parser = argparse.ArgumentParser(f"loadtest.{name}", None, about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,16 +60,16 @@ def command(
     options(parser)
     add("--quick", action="store_true", help=QUICK_HELP)
     add("--json", action="store_true", help="print one line of JSON at the end")
-    with TemporaryDirectory(prefix="hplm-quick-") as folder:
+    with TemporaryDirectory(prefix=f"hplm-{name}-") as folder:
         if "--quick" in words:
             from testing.random_repository import ServingOptions, write
             from testing.random_store import TOY
 
-            write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
-            words = ["--repository", folder, *shlex.split(small), *words]
+            write(toy := Path(folder, "toy"), TOY, 2, ServingOptions(dtype="fp32"))
+            words = ["--repository", str(toy), *shlex.split(small), *words]
         given = parser.parse_args(words)
         try:
-            run(given, found)
+            run(given, Path(folder), found)
         except (HplmError, OSError) as failed:
             error = str(failed)
     if found:

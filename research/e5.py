@@ -105,17 +105,9 @@ def _tokenizer(file: BytesIO, positions: int) -> PreTrainedTokenizerFast:
     made.post_processor = processors.TemplateProcessing(
         f"{begin} $A {end}", f"{begin} $A {end} {end} $B {end}", [(begin, special[0]), (end, special[1])]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token=begin,
-        cls_token=begin,
-        eos_token=end,
-        sep_token=end,
-        pad_token=padding,
-        unk_token=unknown,
-        mask_token=pieces[-1],
-        model_max_length=positions,
-    )
+    named = {"bos": begin, "cls": begin, "eos": end, "sep": end, "pad": padding, "unk": unknown, "mask": pieces[-1]}
+    tokens = {f"{name}_token": piece for name, piece in named.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=positions, **tokens)
 
 
 def _tensors(file: BytesIO, hidden: int, intermediate: int) -> Iterator[tuple[str, Tensor]]:

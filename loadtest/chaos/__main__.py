@@ -56,10 +56,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--registry", choices=("folder", "bucket"), default="folder", help=where)
 
 
-def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
+def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
+    place = Path(os.environ.get(INSIDE, folder / "state"))
     with ExitStack() as stack:
-        folder, beside = (Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-"))) for _ in range(2))
-        place = Path(os.environ.get(INSIDE, beside))
         if args.registry == "folder":
             victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
             known, keyed = faults(victim), []
