@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from bench.machine import gflops
+from bench.turns import gflops
 from hplm.errors import HplmError
 from hplm.placement.measuring import fingerprint
 

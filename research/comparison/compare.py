@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.machine import gflops, machine
 from bench.rows import ModelSize, Positive, Row, Rows, Seconds, Size, Whole, benchmark, expect_text, say
 from bench.run import run
 from bench.server import multiply, private_bytes, tenant_id, texts_of
+from bench.turns import gflops, machine
 from builder.publish.export import SCHEME as HPLM
 from builder.publish.export import Exported, export
 from builder.publish.model_configs import ServingOptions
