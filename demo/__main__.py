@@ -15,7 +15,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from demo.building import BACKBONE, SIZES, Size, build_demo_root, build_demo_tenant, fingerprint, minilm, named, say
 from demo.data import MANIFEST, stored_demo_data
-from demo.serving import QUESTIONS, Score, add_live, evaluate, first_answer, is_ours, live_server, megabytes
+from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError
 from hplm.server import TritonServer
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     args, start = parser.parse_args(argv), time.monotonic()
     try:
-        scores, sizes = _run(args.model or str(minilm()), SIZES[args.size], args.folder, args.repository, start)
+        scores, picture = _run(args.model or str(minilm()), SIZES[args.size], args.folder, args.repository, start)
     except (HplmError, HplmClientError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -46,10 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     for score in scores:
         of = f"{score.tenant.id:<18}{score.tenant.task:<10}{len(score.tenant.labels):>6}{score.accuracy:>10.3f}"
         print(f"{of}{score.tenant.majority_share:>10.3f}{score.http_ms:>9.1f} ms{score.grpc_ms:>9.1f} ms")
-    print("", *(f"{size:>10.2f} MB  {part}" for part, size in sizes.items()), sep="\n")
     print(f"""
 Done in {(time.monotonic() - start) / 60:.1f} minutes.
 
+See what happened:  {picture}
 Keep the server:    ./run serve --repository {args.repository}
 Ask it:             ./run hplm infer --tenant {scores[0].tenant.id} "Return the current working directory."
 Who is there:       ./run hplm tenant list --repository {args.repository}
@@ -58,8 +58,8 @@ Build your own:     docs/guide.md
     return 0
 
 
-def _run(model: str, size: Size, demos: Path, repository: Path, start: float) -> tuple[list[Score], dict[str, float]]:
-    """Serves the first tenant as soon as it is built, and adds the others while it is served. Returns scores and sizes."""
+def _run(model: str, size: Size, demos: Path, repository: Path, start: float) -> tuple[list[Score], Path]:
+    """Serves the first tenant as soon as it is built, and adds the others while it is served."""
     device = resolve_device("auto")
     folder = demos / fingerprint(named(model), *astuple(size), further=False)
     live = folder / "live"
@@ -89,7 +89,8 @@ def _run(model: str, size: Size, demos: Path, repository: Path, start: float) ->
     say(f"exporting all tenants to {repository}")
     export(store, repository, ServingOptions(), replace)
     shutil.rmtree(live)
-    return scores, megabytes(store, data.tenants)
+    draw(scores, store, picture := demos / f"{size.name}.svg")
+    return scores, picture
 
 
 if __name__ == "__main__":

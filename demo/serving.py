@@ -1,4 +1,4 @@
-"""Serves what is built so far, asks it, adds domains and tenants while it runs, and says how large the parts are."""
+"""Serves what is built so far, asks it, adds domains and tenants while it runs, and draws what happened."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from demo.data import DemoTenant
+from demo.picture import draw_bars
 from hplm.errors import HplmError, InvalidInput
 from hplm.server import TritonServer
 from hplm.tenants.manager import Manager
@@ -89,13 +90,25 @@ def evaluate(tenants: Sequence[DemoTenant], http_url: str, grpc_url: str) -> lis
     return scores
 
 
-def megabytes(store: Store, tenants: Sequence[DemoTenant]) -> dict[str, float]:
+def draw(scores: Sequence[Score], store: Store, path: Path) -> None:
+    """Draws the scores beside the most frequent labels, the sizes of what is stored, and the times of answers."""
+    by_tenant = {one.tenant.id: (one.accuracy, one.tenant.majority_share, one.http_ms, one.grpc_ms) for one in scores}
+    accuracy, majority, http, grpc = ({id: own[i] for id, own in by_tenant.items()} for i in range(4))
+    panels = {
+        "share of right answers": {"tenant": accuracy, "most frequent label": majority},
+        "megabytes": {"": _megabytes(store, scores)},
+        "milliseconds to an answer, median": {"HTTP": http, "gRPC": grpc},
+    }
+    draw_bars(panels, path, log=True)
+
+
+def _megabytes(store: Store, scores: Sequence[Score]) -> dict[str, float]:
     """Returns the sizes of the parts of the store, and of the whole model that they come from."""
     upper, lower = store.folder / "upper.safetensors", store.folder / "lower" / "root-1.safetensors"
-    records = [file for tenant in tenants for file in store.tenant_folder(tenant.id, 1).glob("*.safetensors")]
+    tenants = [file for score in scores for file in store.tenant_folder(score.tenant.id, 1).glob("*.safetensors")]
     tables = [file for domain, version in store.domains() for file in store.table_folder(domain, version).iterdir()]
     parts = {
-        "a tenant's adapter and head": (records, len(tenants)),
+        "a tenant's adapter and head": (tenants, len(scores)),
         "a table of n-grams, average": (tables, len(store.domains())),
         "the upper half, shared by all": ([upper], 1),
         "a whole model": ([upper, lower], 1),

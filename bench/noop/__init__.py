@@ -62,22 +62,30 @@ def ticket_bytes(tokens: int) -> tuple[int, int]:
 
 def _form(texts: int, tokens: int) -> bytearray:
     """Returns the form of a request to classify texts, with an answer row for each."""
-    head, addresses = Head(0, 0, 0, 0, "general", "tenant-00"), np.zeros(texts * tokens, np.int64)
-    return write(b"", head, [tokens] * texts, [1] * texts, addresses, bytes(texts * tokens), bytes(12 * texts))
+    return write(
+        b"",
+        Head(0, 0, 0, 0, "general", "tenant-00"),
+        [tokens] * texts,
+        [1] * texts,
+        np.zeros(texts * tokens, np.int64),
+        bytes(texts * tokens),
+        bytes(12 * texts),
+    )
 
 
 def add_noops(repository: Path, tokens: int) -> None:
     """Adds the ensembles, for texts of so many tokens."""
     given = " ".join(map(str, ticket_bytes(tokens)))
     for name in (NOOP, FLOOR, ECHO):
-        taken = _TICKET.replace(" }", "  allow_ragged_batch: true }")
         configs = {
-            "": _ENSEMBLE.substitute(name=name, outputs=_OUTPUTS),
-            "-lookup": _MODEL.substitute(inputs=_TEXT, outputs=_TICKET, key="bytes", value=given),
-            "-upper": _MODEL.substitute(inputs=taken, outputs=_OUTPUTS, key="answers", value=name),
+            name: _ENSEMBLE.substitute(name=name, outputs=_OUTPUTS),
+            f"{name}-lookup": _MODEL.substitute(inputs=_TEXT, outputs=_TICKET, key="bytes", value=given),
+            f"{name}-upper": _MODEL.substitute(
+                inputs=_TICKET.replace(" }", "  allow_ragged_batch: true }"), outputs=_OUTPUTS, key="answers", value=name
+            ),
         }
-        for part, config in configs.items():
-            (folder := repository / f"{name}{part}" / "1").mkdir(parents=True)
-            (folder.parent / "config.pbtxt").write_text(f'name: "{name}{part}"\n{config}')
-            if part:
-                shutil.copy(Path(__file__).with_name(f"{part[1:]}.py"), folder / "model.py")
+        for model, config in configs.items():
+            (repository / model / "1").mkdir(parents=True)
+            (repository / model / "config.pbtxt").write_text(f'name: "{model}"\n{config}')
+        for part in ("lookup", "upper"):
+            shutil.copy(Path(__file__).with_name(f"{part}.py"), repository / f"{name}-{part}" / "1" / "model.py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,12 +43,14 @@ def azure(trace: Path, *, units: list[str], to: Path, seed: int = 0) -> Rows:
 
 def _functions(trace: Path, rng: np.random.Generator) -> Sequence[Array]:
     """Returns the seconds at which each function was called."""
-    found = defaultdict[str, list[float]](list)
+    found: dict[str, list[float]] = {}
     with trace.open(encoding="utf-8", newline="") as file:
         for line, row in enumerate(csv.DictReader(file), 2):
             try:
                 if "end_timestamp" in row:
-                    found[f"{row['app']} {row['func']}"].append(float(row["end_timestamp"]) - float(row["duration"]))
+                    found.setdefault(f"{row['app']} {row['func']}", []).append(
+                        float(row["end_timestamp"]) - float(row["duration"])
+                    )
                 else:  # so many calls in each minute
                     minute = np.repeat(np.arange(MINUTES), [int(row[str(one)] or 0) for one in range(1, MINUTES + 1)])
                     found[f"{line}"] = (60 * (minute + rng.random(len(minute)))).tolist()
