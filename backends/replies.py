@@ -14,11 +14,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
-from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
 from hplm.registry.store import Place, place_of
-from hplm.request.answers import Outputs, deserialized, outputs_of, serialized, size_of
+from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.log import begin_log

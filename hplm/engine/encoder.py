@@ -35,7 +35,6 @@ from hplm.scheduling.selection import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
-Together = Callable[[], AbstractContextManager[None]]
 
 
 class Encoder:
@@ -44,7 +43,7 @@ class Encoder:
         scheduler: Scheduler[Text],
         capacity: Capacity,
         served: Sequence[Served],
-        together: Together,
+        together: AbstractContextManager[object],
         device_failed: Callable[[], None],
         in_flight: InFlight,
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -102,7 +101,7 @@ class Encoder:
         with self._lock:
             late = self._scheduler.expired(self._now_ns())
         if late:
-            with self._together():
+            with self._together:
                 self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
 
     def prepare(self) -> StagedBatch | None:
@@ -188,8 +187,8 @@ class Encoder:
         with self._lock:
             self._scheduler.close()
             left = self._scheduler.abandon()
-        with self._together():
-            self._refuse(left, _drained)
+        with self._together:
+            self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
 
     def _choose(self) -> Batch[Text] | None:
         with self._lock:
@@ -242,7 +241,7 @@ class Encoder:
         staged.gone.update(computed.indexes)
         texts, served = [staged.texts[index] for index in computed.indexes], self._served[staged.batch.backbone]
         try:
-            with self._together():
+            with self._together:
                 for own, found in read_answers(texts, computed.logits, computed.exit):
                     request = own[0].request
                     if found is None:
@@ -290,7 +289,10 @@ class Encoder:
             if is_halved:
                 log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
                 return
-            error = _no_memory(texts)
+            error = OutOfCapacity(
+                f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
+                "give it fewer with the parameter batch_tokens, or fewer slots"
+            )
         self._drop(batch)
         self._fail(texts, failure(what, error))
 
@@ -299,7 +301,7 @@ class Encoder:
             self._scheduler.dropped(batch, self._now_ns())
 
     def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
-        with self._together():
+        with self._together:
             for request in {text.request for text in texts}:
                 _sending(request.fail, error)
 
@@ -316,15 +318,4 @@ def _full(text: Text) -> QueueFull:
     return QueueFull(
         f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or send "
         "fewer texts in a request"
-    )
-
-
-def _drained(text: Text) -> Draining:
-    return Draining("the server is shutting down: send the request again")
-
-
-def _no_memory(texts: Sequence[Text]) -> OutOfCapacity:
-    return OutOfCapacity(
-        f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
-        "give it fewer with the parameter batch_tokens, or fewer slots"
     )

@@ -17,9 +17,8 @@ import torch
 from hplm.engine.channel import Apart, Begin, Channel
 from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
-from hplm.engine.host import Host, run
+from hplm.engine.host import Host, Outbox, run
 from hplm.engine.in_flight import InFlight
-from hplm.engine.outbox import Outbox
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
@@ -85,9 +84,8 @@ class Service:
         self._unopened: SimpleQueue[tuple[Callable[[], None], Callable[[Answer], None]]] = SimpleQueue()
         self._opening: list[float] = []  # when it began to submit one
         self._wake: Callable[[], None] = lambda: None
-        together = outbox.together if outbox is not None else nullcontext[None]
         batches = InFlight(in_flight, capacity.texts, shown)
-        self.encoder = Encoder(scheduler, capacity, self.served, together, device_failed, batches, now_ns)
+        self.encoder = Encoder(scheduler, capacity, self.served, outbox or nullcontext(), device_failed, batches, now_ns)
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the encoder."""

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from hplm.engine.engine import Precision, resolve_device, resolve_precision
-from hplm.engine.journal import LOG, NONE
 from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.stages import Stage, read_stages
 from hplm.errors import InvalidInput
@@ -17,6 +16,7 @@ from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number,
 from hplm.tenants.models import backbones_of
 
 EARLIEST = "earliest"
+LOG, NONE = "log", ""  # no file of a journal: the server's log, or no journal at all
 AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
 PIPELINED = "pipelined"
 STAGES = "stages"  # a parameter that is only there where an engine has several

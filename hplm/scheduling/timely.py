@@ -10,9 +10,8 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits, full_batch_ns
+from hplm.scheduling.filling import LONGEST, Room, by_priority, fair_first, first_come, fits, full_batch_ns
 from hplm.scheduling.policy import positive
-from hplm.scheduling.sharing import fair_first
 from hplm.scheduling.waiting import Capacity
 
 

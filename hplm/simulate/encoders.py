@@ -156,7 +156,7 @@ class Server:
         batches = InFlight(machine.capacity.in_flight, 0)
         taken: Any = scheduler  # its texts stand for those of the engine
         self._encoder = Encoder(
-            taken, machine.capacity, backbones, nullcontext, lambda: None, batches, now_ns=lambda: self._now
+            taken, machine.capacity, backbones, nullcontext(), lambda: None, batches, now_ns=lambda: self._now
         )
 
     def next(self, now: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import NEVER
-from hplm.scheduling.sharing import beyond_share, fair_first
+from hplm.scheduling.filling import beyond_share, fair_first
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.filling import fair_share
 from hplm.scheduling.timely import Timely
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import SimulatedText
