@@ -52,9 +52,12 @@ class Call:
 
     def responses(self) -> list[pb_utils.InferenceResponse | None]:
         """Ends the call. Nothing holds its requests any longer, nor the memory that they share with the server process."""
-        responses = [sender.returned() for sender in self.senders]
-        both = zip(self.senders, responses, strict=True)
-        if returned := sum(response is not None and not sender.is_probe for sender, response in both):
+        responses: list[pb_utils.InferenceResponse | None] = []
+        returned = 0
+        for sender in self.senders:
+            responses.append(response := sender.returned())
+            returned += response is not None and not sender.is_probe
+        if returned:
             self._held.answered(returned)
         self.senders = []
         return responses

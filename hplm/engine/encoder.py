@@ -234,7 +234,6 @@ class Encoder:
 
     def _hand_back(self, staged: StagedBatch) -> None:
         """Lets `prepare` have the slots of a computed batch again. May be called twice."""
-        self._in_flight.leave(staged.batch)
         self._computed.append(partial(self._served[staged.batch.backbone].stager.release, staged.held))
 
     def _answer(self, staged: StagedBatch, computed: Computed) -> None:
@@ -282,6 +281,7 @@ class Encoder:
             log.critical("%s a batch failed, and the device with it", what, exc_info=error)
             self._device_failed()  # while the batch is still shown: its tenants are the suspects
         if staged is not None:
+            self._in_flight.leave(batch)
             self._hand_back(staged)  # before a half may be staged in its place
         if faults.is_out_of_memory(error):
             with self._lock:

@@ -152,9 +152,13 @@ class Outbox:
 
     def _send(self, answers: list[Answered]) -> None:
         try:
-            alike: dict[Hashable, list[Answered]] = {}
-            for answered in map(_in_columns, answers):
-                alike.setdefault(answered.shape, []).append(answered)
+            alike: dict[Hashable, list[Answered]] = {}  # answers that can be outputs of one reply
+            for one in answers:
+                columns = LabelEach.of(one.answer) if isinstance(one.answer, list) else one.answer
+                if isinstance(columns, LabelEach):
+                    alike.setdefault((one.wanted, columns.logits.shape[1]), []).append(one._replace(answer=columns))
+                else:
+                    alike[id(one)] = [one]
             self._channel.send_bytes([packed([_reply(some) for some in alike.values()])])
         except Exception as error:
             if isinstance(error, OSError) or (len(answers) == 1 and isinstance(answers[0].answer, Exception)):
@@ -172,23 +176,6 @@ class Answered(NamedTuple):
     wanted: int  # outputs, as bits
     version: int  # of the tenant
     answer: Answer | Reply  # a reply is a part of an answer of a decoder
-
-    @property
-    def shape(self) -> Hashable:
-        """Equal for answers that can be outputs of one reply."""
-        answer = self.answer
-        if isinstance(answer, Reply):
-            return id(self)  # the next part of the same answer may be here too
-        if isinstance(answer, LabelEach):
-            return self.wanted, answer.logits.shape[1]
-        return self.number
-
-
-def _in_columns(answered: Answered) -> Answered:
-    """Returns the same with its answer as columns, if it can be."""
-    answer = answered.answer
-    columns = LabelEach.of(answer) if isinstance(answer, list) else None
-    return answered if columns is None else answered._replace(answer=columns)
 
 
 def _reply(answers: list[Answered]) -> Reply:

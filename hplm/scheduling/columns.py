@@ -75,7 +75,7 @@ class Column:
         self._name = name
 
     def __get__(self, columns: Columns[Any], owner: type) -> Array:
-        return columns.rows[self._name]
+        return columns._rows[self._name][: columns._length]
 
 
 class Columns(Generic[T]):
@@ -213,6 +213,8 @@ class Columns(Generic[T]):
 
     def only(self, indexes: Array) -> Columns[T]:
         """Returns these texts as columns of their own, for reading. The numbers of tenants and slot keys stay the same."""
+        if len(indexes) == len(self):
+            return self
         own: Columns[T] = Columns()
         own._length, own._rows = len(indexes), self._rows[indexes]
         own._texts, own._slot_keys, own._tenants = self._texts, self._slot_keys, self._tenants
