@@ -190,16 +190,9 @@ class Lookup:
         kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
 
-    def resolve(
-        self,
-        view: View,
-        tenant: Tenant,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        truncate: bool = False,
-        **asked: Any,
-    ) -> Form:
-        (found,) = self.read([LookupRequest(view, tenant, texts, pairs, truncate, **asked)], MOST_CHARACTERS)
+    def resolve(self, *given: Any, **asked: Any) -> Form:
+        """Returns the form of a request that is made of these arguments. Raises what is wrong with it."""
+        (found,) = self.read([LookupRequest(*given, **asked)], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):
             raise found
