@@ -160,15 +160,13 @@ class Encoder:
     def end(self, staged: StagedBatch, computed: Computed, ended_ns: int) -> None:
         """Answers the texts that have passed all layers, and lets the scheduler learn from the batch."""
         batch = staged.batch
-        instruments = self._served[batch.backbone].instruments
-        self._note(instruments.reached, staged.left)
         self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
         self._answer(staged, computed)  # first: clients wait for it, and for nothing of what follows
         self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
         with self._lock:
             learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
             self._scheduler.finished(batch, ended_ns, *learned)
-        self._note(instruments.computed, staged)
+        self._note(self._served[batch.backbone].instruments.computed, staged)
         self._open.discard(batch)
 
     def close(self) -> None:
@@ -221,7 +219,6 @@ class Encoder:
         texts = [staged.texts[index] for index in leaving.indexes]
         with self._lock:
             self._scheduler.left(staged.batch, texts, self._now_ns())
-        self._note(self._served[staged.batch.backbone].instruments.reached, texts)
         self._answer(staged, leaving)
 
     @staticmethod
@@ -239,6 +236,7 @@ class Encoder:
     def _answer(self, staged: StagedBatch, computed: Computed) -> None:
         staged.gone.update(computed.indexes)
         texts, served = [staged.texts[index] for index in computed.indexes], self._served[staged.batch.backbone]
+        self._note(served.instruments.reached, texts)
         try:
             with self._together:
                 for own, found in read_answers(texts, computed.logits, computed.exit):

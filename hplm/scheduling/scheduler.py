@@ -101,7 +101,7 @@ class Scheduler(Queues[T]):
         if (
             self.choose_at(now_ns) > now_ns
             or len(self._running) >= capacity.in_flight
-            or not self.alone.isdisjoint([batch.texts[0].tenant for batch in self._running])
+            or (self.alone and not self.alone.isdisjoint([batch.texts[0].tenant for batch in self._running]))
         ):
             return None
         if self._halves:
@@ -263,8 +263,6 @@ class Scheduler(Queues[T]):
         A batch ends after the time through all stages, and after the batch before it by the time of the slowest stage at least.
         The next batch counts as if it were as large as the last one of those that run.
         """
-        if not self._running:
-            return now_ns
         free, ends = float(now_ns), float(self._ended_ns)
         for batch in self._running:
             started = free if batch.started_ns is None else batch.started_ns
@@ -278,4 +276,4 @@ class Scheduler(Queues[T]):
 
     def _start_at(self, now_ns: int) -> int:
         """Returns when a batch that is chosen now will start to compute."""
-        return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
+        return int(max(self._free_at(now_ns) if self._running else now_ns, now_ns + self._staging_ns))
