@@ -106,7 +106,13 @@ class Encoder:
 
     def prepare(self) -> StagedBatch | None:
         """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
-        while self._may_choose and (batch := self._choose()) is not None:
+        while self._may_choose:
+            with self._lock:
+                batch = self._scheduler.choose(self._capacity, self._now_ns())
+                if batch is None:
+                    return None
+                self._may_choose = False
+                self._open.add(batch)
             staged = None
             try:
                 staged = self._stage(batch)
@@ -187,14 +193,6 @@ class Encoder:
             left = self._scheduler.abandon()
         with self._together:
             self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
-
-    def _choose(self) -> Batch[Text] | None:
-        with self._lock:
-            batch = self._scheduler.choose(self._capacity, self._now_ns())
-            if batch is not None:
-                self._may_choose = False
-                self._open.add(batch)
-            return batch
 
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""

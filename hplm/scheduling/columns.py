@@ -75,7 +75,7 @@ class Column:
         self._name = name
 
     def __get__(self, columns: Columns[Any], owner: type) -> Array:
-        return columns._rows[self._name][: columns._length]
+        return columns.rows[self._name]
 
 
 class Columns(Generic[T]):
