@@ -234,7 +234,7 @@ class Encoder:
     def _answer(self, staged: StagedBatch, computed: Computed) -> None:
         staged.gone.update(computed.indexes)
         texts, served = [staged.texts[index] for index in computed.indexes], self._served[staged.batch.backbone]
-        self._note(served.instruments.reached, texts)
+        self._note(served.instruments.reached, texts, computed.exit)
         try:
             with self._together:
                 for own, found in read_answers(texts, computed.logits, computed.exit):
@@ -249,7 +249,6 @@ class Encoder:
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
-            self._note(served.instruments.answered, texts, computed.exit)
         except Exception as error:
             self._fail(texts, failure("answering", error))
 

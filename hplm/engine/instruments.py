@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -74,11 +74,14 @@ class Instruments:
             request.started_ns = request.started_ns or started
             request.batch = staged.number
 
-    def reached(self, texts: Iterable[Text]) -> None:
-        """Notes when texts were computed, before their requests are answered."""
-        now = time.monotonic_ns()
+    def reached(self, texts: Sequence[Text], exit: int | None) -> None:
+        """Notes when texts were computed, before their requests are answered. Those of tenants with exits count by theirs."""
+        now, with_exits = time.monotonic_ns(), 0
         for text in texts:
             text.request.computed_ns = now
+            with_exits += text.plan is not None
+        if with_exits:
+            self.meter.add(names.EXIT_TEXTS, with_exits, "end" if exit is None else str(exit))
 
     def computed(self, staged: StagedBatch) -> None:
         """Counts a computed batch. Its requests are answered."""
@@ -103,11 +106,6 @@ class Instruments:
                 brought=staged.brought,
                 stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
             )
-
-    def answered(self, texts: Sequence[Text], exit: int | None) -> None:
-        """Counts the answered texts of tenants with exits, by where they have left."""
-        if count := len([text for text in texts if text.plan is not None]):
-            self.meter.add(names.EXIT_TEXTS, count, "end" if exit is None else str(exit))
 
     def look(self, levels: dict[Series, float], stager: Stager, watch: Watch) -> None:
         """Updates the levels, those of the encoder among them, and the counts that the slots keep."""

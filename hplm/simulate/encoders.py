@@ -238,7 +238,7 @@ def computes_nothing(stages: int) -> Any:
     return SimpleNamespace(
         engine=SimpleNamespace(stages=range(stages)),
         stager=SimpleNamespace(stage=stage, release=nothing),
-        instruments=SimpleNamespace(started=nothing, reached=nothing, answered=nothing, computed=nothing),
+        instruments=SimpleNamespace(started=nothing, reached=nothing, computed=nothing),
     )
 
 
