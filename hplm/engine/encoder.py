@@ -74,7 +74,8 @@ class Encoder:
         """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
         with self._lock:
             displaced = self._scheduler.offer(texts, self._now_ns())
-        self._refuse(displaced, _full)
+        if displaced:
+            self._refuse(displaced, _full)
 
     def separate(self, tenants: frozenset[int]) -> None:
         """Sets the tenants that run alone (`Scheduler.alone`)."""

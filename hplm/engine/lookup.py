@@ -88,14 +88,6 @@ class LookupRequest:
         """The work that is left, for the line."""
         return self.characters_left + A_TEXT * (len(self.texts) - len(self.ids))
 
-    @property
-    def texts_left(self) -> int:
-        return len(self.texts) - len(self.ids)
-
-    @property
-    def chain(self) -> Chain:
-        return self.view.forest.chain(self.tenant.domain, self.tenant.domain_version)
-
     def next_texts(self, characters: int) -> range:
         """Returns the numbers of the next texts, as many as have these characters but at least one."""
         first = len(self.ids)
@@ -211,8 +203,10 @@ class Lookup:
         for number, (request, found) in enumerate(zip(requests, tokenised, strict=True)):
             try:
                 request.take(found)
-                if not request.texts_left:
-                    by_chain.setdefault(request.chain, []).append(number)
+                if len(request.ids) == len(request.texts):
+                    tenant = request.tenant
+                    chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
+                    by_chain.setdefault(chain, []).append(number)
             except Exception as error:
                 results[number] = error
         for chain, numbers in by_chain.items():

@@ -158,7 +158,10 @@ class Service:
             served.quotas.take(tenant, form.texts, form.tokens)
             try:
                 self._check(request, form)
-                request.rung = self._rung(request, head.rung, form.tokens)
+                costs = tenant.costs
+                # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
+                allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
+                request.rung = min(head.rung, len(costs)) - 1 if head.rung else allowed
                 if with_confidence and (team := request.team) is not None:
                     request.calibration = team.calibration
                 request.tokens = form.tokens
@@ -169,12 +172,6 @@ class Service:
         except Exception as error:
             served.instruments.left(request, error)
             raise
-
-    def _rung(self, request: Request, asked: int, tokens: int) -> int:
-        """Returns the tier that a request asks for, the cheapest if there are fewer, or else the one that the load allows."""
-        costs = request.tenant.costs
-        allowed = self.encoder.rung(request.tenant_number, tokens, costs)  # a request that asks for a tier is load too
-        return min(asked, len(costs)) - 1 if asked else allowed
 
     @staticmethod
     def _check(request: Request, form: Form) -> None:

@@ -44,7 +44,7 @@ class StagingSettings:
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
     threads: int = 1  # that compute sheets of a batch side by side
 
-    @property
+    @cached_property
     def recorded(self) -> bool:
         """Whether batches should have few shapes, because the engine records what they compute (`hplm.engine.graphs`)."""
         return self.few_sizes and self.device.type == "cuda"
