@@ -14,11 +14,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
-from hplm.engine.memory import LARGE, SharedMemory
 from hplm.engine.threads import repeat
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
 from hplm.registry.store import Place, place_of
-from hplm.request.answers import Outputs, deserialized, outputs_of, serialized, size_of
+from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
@@ -53,9 +52,12 @@ class Call:
 
     def responses(self) -> list[pb_utils.InferenceResponse | None]:
         """Ends the call. Nothing holds its requests any longer, nor the memory that they share with the server process."""
-        responses = [sender.returned() for sender in self.senders]
-        both = zip(self.senders, responses, strict=True)
-        if returned := sum(response is not None and not sender.is_probe for sender, response in both):
+        responses: list[pb_utils.InferenceResponse | None] = []
+        returned = 0
+        for sender in self.senders:
+            responses.append(response := sender.returned())
+            returned += response is not None and not sender.is_probe
+        if returned:
             self._held.answered(returned)
         self.senders = []
         return responses

@@ -27,8 +27,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.costs import one_stage
-from hplm.simulate.encoders import Machine, simulate_one
+from hplm.simulate.encoders import Machine, one_stage, simulate_one
 from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES

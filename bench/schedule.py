@@ -22,9 +22,8 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.costs import EngineCost, one_stage
 from hplm.simulate.decoders import Answer, Simulation, StepCost
-from hplm.simulate.encoders import REFUSED, Machine, Outcome, simulate_one
+from hplm.simulate.encoders import REFUSED, Machine, Outcome, one_stage, simulate_one
 from loadtest.traffic import answer_lengths, read_recorded
 
 POLICIES = {
@@ -106,7 +105,7 @@ def schedule(
 
 
 def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
-    machine = Machine(one_stage(EngineCost(score=0).packed), CAPACITY)
+    machine = Machine(one_stage(lambda lengths, places: 0.1 * BATCH_NS + 0.9 * BATCH_NS * lengths.sum() / TOKENS), CAPACITY)
     every: list[dict[str, dict[str, float]]] = []
     for key, variance in VARIANCES.items():
         for rate in RATES:

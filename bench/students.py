@@ -33,8 +33,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Lengths, Stream
-from hplm.simulate.costs import one_stage
-from hplm.simulate.encoders import Machine, simulate_one
+from hplm.simulate.encoders import Machine, one_stage, simulate_one
 from hplm.tenants.students import MOST, Team
 from testing.random_store import SIZES, random_store, random_students, random_tenants
 

@@ -14,8 +14,15 @@ import numpy as np
 
 from hplm.arrays import Array, together
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import UNKNOWN, Calibration, confidences
-from hplm.levels.evidence import Evidence, of_first_row, of_least_certain_label, of_least_certain_row
+from hplm.levels.calibration import (
+    UNKNOWN,
+    Calibration,
+    Evidence,
+    confidences,
+    of_first_row,
+    of_least_certain_label,
+    of_least_certain_row,
+)
 from hplm.model.tokenizer import first_tokens, words_of
 
 if TYPE_CHECKING:
@@ -352,7 +359,7 @@ def same_number(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
     return abs(float(one.logits[0, 0]) - float(other.logits[0, 0])) <= delta
 
 
-# A function for `evidence`. Others are in `hplm/levels/evidence.py`.
+# A function for `evidence`. Others are in `hplm/levels/calibration.py`.
 
 
 def both_ends(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:

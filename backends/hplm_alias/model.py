@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,27 +22,73 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from backends.forwarded import DECODER, ENCODER, Forwarded, Kind, ask, refusal
 from hplm.engine.threads import repeat
-from hplm.errors import DeadlineMissed, InvalidInput, QueueFull, word_of
+from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, error_in, word_of
 from hplm.generation.sampling import SETTINGS
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_timeout_us
+from hplm.request.answers import OUTPUTS
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.server.held import Held
+from hplm.tasks import TASKS
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """The tensors of encoders or of decoders."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    threads: int  # that forward them. Triton's own pool for such requests has 32; answers to prompts take long
+
+
+ENCODER = Kind(("TEXT", "TEXT_PAIR"), OUTPUTS, 32)
+DECODER = Kind(
+    (
+        *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),
+        *("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_logprobs"),
+    ),
+    ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"),
+    16,
+)
 DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
-AT_ONCE = {ENCODER: 32, DECODER: 16}  # threads. Triton's own pool for such requests has 32; answers to prompts take long
 WAITING = Limits(items=1024, work=1024)  # the most requests of a kind that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
 GONE = "the client has closed the connection"
 A_WHILE_NS = 10_000_000  # to ask whether the client is still connected is a round trip to the server process
+
+
+@dataclass(frozen=True, eq=False)
+class Forwarded:
+    """A request on its way to a backbone. Times are nanoseconds of the monotonic clock."""
+
+    request: pb_utils.InferenceRequest
+    sender: replies.Sender
+    parameters: dict[str, Any]
+    kind: Kind
+    outputs: list[str]  # that the client asked for
+    backbone: str
+    owner: tuple[str, int]  # the backbone, and the tenant's uid in it
+    arrival_ns: int
+    deadline_ns: int  # 0: no deadline
+    received_ns: int  # when the model `hplm` got it
+    left: int = 1  # every request counts as one
+
+    @property
+    def timeout_us(self) -> int:
+        """The request's timeout, from its arrival; 0 means no timeout. Raises DeadlineMissed when it is over."""
+        if not self.deadline_ns:
+            return 0
+        if self.deadline_ns <= time.monotonic_ns():
+            raise DeadlineMissed.after(self.arrival_ns, self.deadline_ns)
+        return (self.deadline_ns - self.arrival_ns) // 1000
 
 
 class TritonPythonModel:
@@ -57,11 +104,11 @@ class TritonPythonModel:
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, args["model_name"])
         self._refusals = replies.Refusals(DOING)
         self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
-        self._lines = {kind: Turns[Forwarded](WAITING, 1, time.monotonic_ns) for kind in AT_ONCE}
+        self._lines = {kind: Turns[Forwarded](WAITING, 1, time.monotonic_ns) for kind in (ENCODER, DECODER)}
         self._forwarding = [
-            repeat(partial(self._forward_next, self._lines[kind]), f"forward {number}")
-            for kind, count in AT_ONCE.items()
-            for number in range(count)
+            repeat(partial(self._forward_next, line), f"forward {number}")
+            for kind, line in self._lines.items()
+            for number in range(kind.threads)
         ]
         self._ending = threading.Event()
         self._looking = [repeat(self._expire, "expire"), repeat(self._cancel_unwanted, "cancelled")]
@@ -83,7 +130,7 @@ class TritonPythonModel:
             replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
             return
         backbone, tenant = self._directory.find(parameters, time.time())
-        kind = Kind.of(tenant.task)
+        kind = DECODER if TASKS[tenant.task].generates else ENCODER
         _check(request, kind, tenant.id, backbone)
         outputs = [name for name in request.requested_output_names() if name in kind.outputs]
         if not outputs:
@@ -222,3 +269,35 @@ def _only_response(call: pb_utils.InferenceRequest) -> pb_utils.InferenceRespons
     if not responses:
         raise InvalidInput("the answer has none of the requested outputs: request text_output")
     return responses[0]
+
+
+def ask(
+    forwarded: Forwarded,
+    inputs: list[pb_utils.Tensor],
+    outputs: list[str],
+    parameters: dict[str, Any],
+    timeout_us: int,
+) -> pb_utils.InferenceRequest:
+    """Returns a request to the backbone, with the name that the client gave to its own."""
+    return pb_utils.InferenceRequest(
+        request_id=replies.request_id(forwarded.request),
+        model_name=forwarded.backbone,
+        inputs=inputs,
+        requested_output_names=outputs,
+        # Triton does not forward fractions. An encoder has no parameter that is one, so it refuses them as text too. A decoder
+        # reads text for milliseconds; settings of sampling are an input by now.
+        parameters={name: str(value) if isinstance(value, float) else value for name, value in parameters.items()},
+        timeout=timeout_us,
+    )
+
+
+def refusal(answer: pb_utils.InferenceResponse, model: str) -> pb_utils.InferenceResponse:
+    """Returns the error in a backbone's answer as the client gets it.
+
+    Triton does not pass on its code, but the word in its message.
+    """
+    message = answer.error().message()
+    error = error_in(message)
+    if error is None and not pb_utils.is_model_ready(model):
+        error, message = Draining, Draining(f"backbone {model!r} is being unloaded or loaded: send the request again").wire()
+    return replies.failure_with((error or Internal).status, message)

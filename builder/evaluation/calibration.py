@@ -23,8 +23,7 @@ from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.calibration import Calibration
-from hplm.levels.evidence import Evidence
+from hplm.levels.calibration import Calibration, Evidence
 
 WIDTH = 0.5  # the default of delta, in standard deviations of the values
 

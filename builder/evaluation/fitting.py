@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.levels.calibration import BINS, Calibration
-from hplm.levels.evidence import Evidence
+from hplm.levels.calibration import BINS, Calibration, Evidence
 
 TEMPERATURES = (0.05, 100.0)  # the range that is searched
 STEPS = 40  # of the grid over this range

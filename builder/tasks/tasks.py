@@ -15,7 +15,7 @@ from builder.tasks.examples import Classified, Example, Line, ManyLabelled, Ques
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
 from hplm.errors import InvalidInput
-from hplm.levels.evidence import Evidence
+from hplm.levels.calibration import Evidence
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -41,35 +42,24 @@ CRASHED = Crashed(
 Failure = tuple[str, str]  # the status, and the message for the wire
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
-    """A request without an end."""
+    """A request without an end.
 
-    __slots__ = (
-        *("_defer", "backbone", "form", "head", "id", "is_deferred", "is_lost", "number", "passed_on", "respond"),
-        "wanted",
-    )
+    `respond` sends an answer, or the status and message of a failure. It returns the error that was sent instead.
+    """
 
-    def __init__(
-        self,
-        form: bytes,
-        respond: Callable[[Any], HplmError | None],
-        defer: Callable[[], None],
-        id: str = "",
-        wanted: int = 0,
-        backbone: int = 0,
-        head: Head = NO_HEAD,
-    ) -> None:
-        """`form` is checked. `id`: the client's name for it. `wanted`: outputs as bits. `backbone`: whose lookup has signed it.
-
-        `respond` sends an answer, or the status and message of a failure. It returns the error that was sent instead.
-        `defer` is called before another thread than that of `submit` may answer.
-        """
-        self.form, self.id, self.wanted, self.backbone, self.head = form, id, wanted, backbone, head
-        self.respond, self._defer = respond, defer
-        self.is_deferred = False
-        self.number = -1  # by which the engine knows it
-        self.passed_on = 0.0  # when the engine got it; it no longer has its form then
-        self.is_lost = False  # the engine has ended; it is counted as that, and not by its outcome
+    form: bytes  # checked
+    respond: Callable[[Any], HplmError | None]
+    _defer: Callable[[], None]  # is called before another thread than that of `submit` may answer
+    id: str = ""  # the client's name for it
+    wanted: int = 0  # outputs as bits
+    backbone: int = 0  # whose lookup has signed it
+    head: Head = NO_HEAD
+    is_deferred: bool = False
+    number: int = -1  # by which the engine knows it
+    passed_on: float = 0.0  # when the engine got it; it no longer has its form then
+    is_lost: bool = False  # the engine has ended; it is counted as that, and not by its outcome
 
     def defer(self) -> None:
         self.is_deferred = True

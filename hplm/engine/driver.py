@@ -47,11 +47,8 @@ class Timer:
             raise OSError(ctypes.get_errno(), "there is no timer")
 
     def start(self, seconds: float) -> None:
-        """Starts it anew."""
+        """Starts it anew; 0 stops it."""
         _libc.timerfd_settime(self._descriptor, 0, _times(seconds), None)
-
-    def stop(self) -> None:
-        self.start(0)
 
     def wait(self) -> None:
         os.read(self._descriptor, 8)
@@ -142,7 +139,7 @@ class Driver:
     def _serve(self) -> bool:
         """Waits for work and does it. Returns False at the end. What it has computed is freed before it waits again."""
         self._since[COMPUTING] = None
-        self._timer.stop()
+        self._timer.start(0)
         self._attend(COMPUTING, math.inf if self._ahead is None else 0.0)
         while self._compute_ahead():
             self._attend(COMPUTING, 0.0)

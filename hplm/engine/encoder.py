@@ -35,7 +35,6 @@ from hplm.scheduling.selection import Batch
 from hplm.scheduling.waiting import Capacity
 
 log = logging.getLogger(__name__)
-Together = Callable[[], AbstractContextManager[None]]
 
 
 class Encoder:
@@ -44,7 +43,7 @@ class Encoder:
         scheduler: Scheduler[Text],
         capacity: Capacity,
         served: Sequence[Served],
-        together: Together,
+        together: AbstractContextManager[object],
         device_failed: Callable[[], None],
         in_flight: InFlight,
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -75,7 +74,8 @@ class Encoder:
         """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
         with self._lock:
             displaced = self._scheduler.offer(texts, self._now_ns())
-        self._refuse(displaced, _full)
+        if displaced:
+            self._refuse(displaced, _full)
 
     def separate(self, tenants: frozenset[int]) -> None:
         """Sets the tenants that run alone (`Scheduler.alone`)."""
@@ -102,12 +102,18 @@ class Encoder:
         with self._lock:
             late = self._scheduler.expired(self._now_ns())
         if late:
-            with self._together():
+            with self._together:
                 self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
 
     def prepare(self) -> StagedBatch | None:
         """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
-        while self._may_choose and (batch := self._choose()) is not None:
+        while self._may_choose:
+            with self._lock:
+                batch = self._scheduler.choose(self._capacity, self._now_ns())
+                if batch is None:
+                    return None
+                self._may_choose = False
+                self._open.add(batch)
             staged = None
             try:
                 staged = self._stage(batch)
@@ -161,15 +167,13 @@ class Encoder:
     def end(self, staged: StagedBatch, computed: Computed, ended_ns: int) -> None:
         """Answers the texts that have passed all layers, and lets the scheduler learn from the batch."""
         batch = staged.batch
-        instruments = self._served[batch.backbone].instruments
-        self._note(instruments.reached, staged.left)
         self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
         self._answer(staged, computed)  # first: clients wait for it, and for nothing of what follows
         self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
         with self._lock:
             learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
             self._scheduler.finished(batch, ended_ns, *learned)
-        self._note(instruments.computed, staged)
+        self._note(self._served[batch.backbone].instruments.computed, staged)
         self._open.discard(batch)
 
     def close(self) -> None:
@@ -188,16 +192,8 @@ class Encoder:
         with self._lock:
             self._scheduler.close()
             left = self._scheduler.abandon()
-        with self._together():
-            self._refuse(left, _drained)
-
-    def _choose(self) -> Batch[Text] | None:
-        with self._lock:
-            batch = self._scheduler.choose(self._capacity, self._now_ns())
-            if batch is not None:
-                self._may_choose = False
-                self._open.add(batch)
-            return batch
+        with self._together:
+            self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
 
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""
@@ -222,7 +218,6 @@ class Encoder:
         texts = [staged.texts[index] for index in leaving.indexes]
         with self._lock:
             self._scheduler.left(staged.batch, texts, self._now_ns())
-        self._note(self._served[staged.batch.backbone].instruments.reached, texts)
         self._answer(staged, leaving)
 
     @staticmethod
@@ -235,14 +230,14 @@ class Encoder:
 
     def _hand_back(self, staged: StagedBatch) -> None:
         """Lets `prepare` have the slots of a computed batch again. May be called twice."""
-        self._in_flight.leave(staged.batch)
         self._computed.append(partial(self._served[staged.batch.backbone].stager.release, staged.held))
 
     def _answer(self, staged: StagedBatch, computed: Computed) -> None:
         staged.gone.update(computed.indexes)
         texts, served = [staged.texts[index] for index in computed.indexes], self._served[staged.batch.backbone]
+        self._note(served.instruments.reached, texts, computed.exit)
         try:
-            with self._together():
+            with self._together:
                 for own, found in read_answers(texts, computed.logits, computed.exit):
                     request = own[0].request
                     if found is None:
@@ -255,7 +250,6 @@ class Encoder:
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
-            self._note(served.instruments.answered, texts, computed.exit)
         except Exception as error:
             self._fail(texts, failure("answering", error))
 
@@ -283,6 +277,7 @@ class Encoder:
             log.critical("%s a batch failed, and the device with it", what, exc_info=error)
             self._device_failed()  # while the batch is still shown: its tenants are the suspects
         if staged is not None:
+            self._in_flight.leave(batch)
             self._hand_back(staged)  # before a half may be staged in its place
         if faults.is_out_of_memory(error):
             with self._lock:
@@ -290,7 +285,10 @@ class Encoder:
             if is_halved:
                 log.warning("the device has no memory for a batch of %d texts: smaller ones are next", len(batch.texts))
                 return
-            error = _no_memory(texts)
+            error = OutOfCapacity(
+                f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
+                "give it fewer with the parameter batch_tokens, or fewer slots"
+            )
         self._drop(batch)
         self._fail(texts, failure(what, error))
 
@@ -299,7 +297,7 @@ class Encoder:
             self._scheduler.dropped(batch, self._now_ns())
 
     def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
-        with self._together():
+        with self._together:
             for request in {text.request for text in texts}:
                 _sending(request.fail, error)
 
@@ -316,15 +314,4 @@ def _full(text: Text) -> QueueFull:
     return QueueFull(
         f"the queue is full, and tenant {text.request.tenant.id!r} holds the largest part of it: retry after 0.1 s, or send "
         "fewer texts in a request"
-    )
-
-
-def _drained(text: Text) -> Draining:
-    return Draining("the server is shutting down: send the request again")
-
-
-def _no_memory(texts: Sequence[Text]) -> OutOfCapacity:
-    return OutOfCapacity(
-        f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
-        "give it fewer with the parameter batch_tokens, or fewer slots"
     )

@@ -14,8 +14,7 @@ from hplm.engine.client import EngineClient, Failure, Pending, defer
 from hplm.engine.in_flight import number_of
 from hplm.engine.worker import Worker, Workers
 from hplm.errors import HplmError, Internal, error_in
-from hplm.metrics.meter import Meter
-from hplm.metrics.outcomes import Outcome, Outcomes, outcome_of
+from hplm.metrics.meter import Meter, Outcome, Outcomes, outcome_of
 from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
@@ -131,7 +131,7 @@ class Engine:
         self._places = places.to(device, dtype)
         self._upper = self._ready(upper, eight_bits)
         self.watch = Watch()
-        self._after_layer: Callable[[], object] = lambda: None
+        self._after_layer: Callable[[], object] | None = None
         layers = [layer.plain() for layer in self._upper.layers]
         self._layers = [layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
         self._norm = plain(self._upper.norm)
@@ -211,32 +211,40 @@ class Engine:
             x = self._norm(torch.embedding(self._places, sheet.places.to(stage.device)).add_(sheet.sums.to(stage.device)))
         last = stage.last if stage is self.stages[-1] else -1
         for at, layer in enumerate(layers, stage.first):
-            if len(done := sheet.done(at)):
-                yield self._at_depth(sheet, done, x)
-                x = x.index_select(0, sent(sheet.leave(done), stage.device))
-            if len(asked := sheet.asked(at)):
-                parts, leaves = self._at_exit(sheet, at, asked, x, number)
-                if leaves.any():
-                    leaving: list[int] = asked[leaves].tolist()
-                    indexes = [sheet.indexes[own] for own in leaving]
-                    yield Computed(indexes, list(compress(parts, leaves)), at, is_end=False)
-                    x = x.index_select(0, sent(sheet.leave(asked[leaves]), stage.device))
-            if not sheet.texts:
-                break
+            if sheet.may_leave:
+                x = yield from self._leaving(sheet, at, x, number)
+                if not sheet.texts:
+                    break
             parts, rows = sheet.adapters[number], None
             adapt = partial(adapted, parts, at)
             # Whether no text passes another layer, although there is one.
-            all_end = at < last and len(sheet.done(at + 1)) == len(sheet.texts)
+            all_end = sheet.may_leave and at < last and len(sheet.done(at + 1)) == len(sheet.texts)
             if at == last or all_end:
                 rows, of_rows = sheet.ending
                 adapt = partial(adapted_last, parts, of_rows, at)
             x = layer(x, sheet.attend[number], adapt, rows)
-            self._after_layer()
+            if self._after_layer is not None:
+                self._after_layer()
             if all_end:
                 yield Computed(sheet.indexes, split(_read(sheet, x), sheet.rows_of), is_end=False)
                 sheet.leave(sheet.done(at + 1))
                 break
         sheet.hidden = x
+
+    def _leaving(self, sheet: Sheet, at: int, x: Tensor, number: int) -> Generator[Computed, None, Tensor]:
+        """Yields texts that leave before a layer. Returns the rows of the others."""
+        device = self.stages[number].device
+        if len(done := sheet.done(at)):
+            yield self._at_depth(sheet, done, x)
+            x = x.index_select(0, sent(sheet.leave(done), device))
+        if len(asked := sheet.asked(at)):
+            parts, leaves = self._at_exit(sheet, at, asked, x, number)
+            if leaves.any():
+                leaving: list[int] = asked[leaves].tolist()
+                indexes = [sheet.indexes[own] for own in leaving]
+                yield Computed(indexes, list(compress(parts, leaves)), at, is_end=False)
+                x = x.index_select(0, sent(sheet.leave(asked[leaves]), device))
+        return x
 
     def _hidden(self, sheet: Sheet) -> Tensor:
         """Returns what all layers compute of texts that come to the end."""

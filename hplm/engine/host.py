@@ -6,17 +6,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
 from hplm.engine.driver import Driver
-from hplm.engine.outbox import Outbox
+from hplm.engine.request import Answer
 from hplm.engine.threads import Beats
-from hplm.errors import HplmError
+from hplm.errors import HplmError, told
 from hplm.metrics.meter import Meter
+from hplm.request.answers import Reply, names_of, outputs_of, packed
 from hplm.server.log import begin_log
+from hplm.tasks import LabelEach
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
@@ -81,7 +84,7 @@ class Host:
 
     def _take_in(self, message: object) -> None:
         if isinstance(message, bytearray):
-            with self.outbox.together():  # what is refused
+            with self.outbox:  # what is refused
                 for request in requests_in(message):
                     self._service.take(*request)
         elif isinstance(message, Apart):
@@ -113,6 +116,81 @@ class Host:
         except Exception:
             log.exception("cannot send what was counted")
             return Beaten({}, {})
+
+
+class _Gathered(threading.local):
+    """Holds for each thread its answers that have not left, and how many `with outbox` it is within."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answered] = []
+        self.depth = 0
+
+
+class Outbox:
+    """Sends answers to the model process. Those that a thread puts in within `with outbox` leave as one frame."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._gathered = _Gathered()
+
+    def __enter__(self) -> None:
+        self._gathered.depth += 1
+
+    def __exit__(self, *raised: object) -> None:
+        gathered = self._gathered
+        gathered.depth -= 1
+        if gathered.answers and not gathered.depth:
+            answers, gathered.answers = gathered.answers, []
+            self._send(answers)
+
+    def put(self, number: int, wanted: int, version: int, answer: Answer | Reply) -> None:
+        answered = Answered(number, wanted, version, answer)
+        if self._gathered.depth:
+            self._gathered.answers.append(answered)
+        else:
+            self._send([answered])
+
+    def _send(self, answers: list[Answered]) -> None:
+        try:
+            alike: dict[Hashable, list[Answered]] = {}  # answers that can be outputs of one reply
+            for one in answers:
+                columns = LabelEach.of(one.answer) if isinstance(one.answer, list) else one.answer
+                if isinstance(columns, LabelEach):
+                    alike.setdefault((one.wanted, columns.logits.shape[1]), []).append(one._replace(answer=columns))
+                else:
+                    alike[id(one)] = [one]
+            self._channel.send_bytes([packed([_reply(some) for some in alike.values()])])
+        except Exception as error:
+            if isinstance(error, OSError) or (len(answers) == 1 and isinstance(answers[0].answer, Exception)):
+                log.exception("cannot send answers")
+                self._channel.shut()  # the model process has gone, or answers for this engine, which ends
+            elif len(answers) == 1:
+                self._send([answers[0]._replace(answer=error)])
+            else:
+                for answered in answers:  # each by itself, so that only those at fault fail
+                    self._send([answered])
+
+
+class Answered(NamedTuple):
+    number: int
+    wanted: int  # outputs, as bits
+    version: int  # of the tenant
+    answer: Answer | Reply  # a reply is a part of an answer of a decoder
+
+
+def _reply(answers: list[Answered]) -> Reply:
+    """Returns the reply to requests whose answers have one shape."""
+    number, wanted, version, answer = answers[0]
+    if isinstance(answer, Reply):
+        return answer
+    if isinstance(answer, Exception):
+        return Reply([(number, 1)], {}, told(answer, "the engine"))
+    if isinstance(answer, list):
+        return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
+    parts = [(one.number, one.version, one.answer) for one in answers if isinstance(one.answer, LabelEach)]
+    versions = [version for _, version, part in parts for _ in range(len(part))]
+    together = LabelEach.together([part for _, _, part in parts])
+    return Reply([(number, len(part)) for number, _, part in parts], outputs_of(together, names_of(wanted), versions))
 
 
 def run(open: Callable[[Begin, Host], Serving]) -> None:

@@ -1,31 +1,69 @@
-"""Counts the batches of the upper half, and writes them and their requests to the journal."""
+"""Counts the batches of the upper half, and keeps the journal: an optional line of JSON for each request and each batch.
+
+The journal follows a request from arrival to answer. Its times are seconds of this machine's monotonic clock. A request's line
+also has the wall clock's time of its arrival (`wall`), so that journals of several machines, and of several boots of one, can
+be read together. The journal never contains texts.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
 
 from hplm.adapters.layout import Layout
 from hplm.engine.exits import Watch
-from hplm.engine.journal import Journal
 from hplm.engine.request import Answer, Request, Text
+from hplm.engine.settings import LOG, NONE
 from hplm.engine.sheets import StagedBatch
 from hplm.engine.staging import Stager
-from hplm.errors import word_of
+from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
-from hplm.metrics.meter import Meter, Series
+from hplm.metrics.meter import Meter, Series, outcome_of
+
+log = logging.getLogger(__name__)
 
 
 class Instruments:
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: str, backbone: str) -> None:
+        """`journal`: LOG, NONE, or a file. Several backbones may have journals in one file."""
         self.meter = Meter()
-        self._journal = journal
         self._batches = 0
         self._seen: dict[Layout, tuple[int, int]] = {}  # hits and misses that are already counted
+        self._backbone = backbone
+        self._writing = threading.Lock()
+        self._journal = {NONE: None, LOG: sys.stderr}[journal] if journal in (NONE, LOG) else _open(Path(journal))
 
     def left(self, request: Request, answer: Answer) -> None:
         """Notes a request that was answered or refused. Called once for each request. The model process counts it."""
-        self._journal.request(request, word_of(answer) if isinstance(answer, Exception) else "", time.monotonic_ns())
+        if self._journal is None:
+            return
+        head, now_ns = request.head, time.monotonic_ns()
+        self._write(
+            request=request.id,
+            tenant=request.tenant.id,
+            version=request.tenant.version,
+            outcome=word_of(answer) if isinstance(answer, Exception) else outcome_of(head.deadline_ns, now_ns),
+            texts=request.texts,
+            tokens=request.tokens,
+            wall=(time.time_ns() - (now_ns - head.arrival_ns)) / 1e9,
+            arrived=head.arrival_ns / 1e9,
+            received=head.received_ns / 1e9,
+            taken=request.taken_ns / 1e9,
+            started=request.started_ns and request.started_ns / 1e9,  # 0: not started
+            computed=request.computed_ns and request.computed_ns / 1e9,
+            answered=now_ns / 1e9,
+            deadline=head.deadline_ns and head.deadline_ns / 1e9,
+            batch=request.batch,
+            rung=request.rung + 1,
+        )
 
     def started(self, staged: StagedBatch) -> None:
         """Notes when a batch starts to compute."""
@@ -36,11 +74,14 @@ class Instruments:
             request.started_ns = request.started_ns or started
             request.batch = staged.number
 
-    def reached(self, texts: Iterable[Text]) -> None:
-        """Notes when texts were computed, before their requests are answered."""
-        now = time.monotonic_ns()
+    def reached(self, texts: Sequence[Text], exit: int | None) -> None:
+        """Notes when texts were computed, before their requests are answered. Those of tenants with exits count by theirs."""
+        now, with_exits = time.monotonic_ns(), 0
         for text in texts:
             text.request.computed_ns = now
+            with_exits += text.plan is not None
+        if with_exits:
+            self.meter.add(names.EXIT_TEXTS, with_exits, "end" if exit is None else str(exit))
 
     def computed(self, staged: StagedBatch) -> None:
         """Counts a computed batch. Its requests are answered."""
@@ -57,12 +98,14 @@ class Instruments:
         for stage, (start, end) in staged.stages.items():
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
         self.meter.add_all(counts)
-        self._journal.batch(staged.number, staged)
-
-    def answered(self, texts: Sequence[Text], exit: int | None) -> None:
-        """Counts the answered texts of tenants with exits, by where they have left."""
-        if count := len([text for text in texts if text.plan is not None]):
-            self.meter.add(names.EXIT_TEXTS, count, "end" if exit is None else str(exit))
+        if self._journal is not None:
+            self._write(
+                batch=staged.number,
+                texts=len(staged.texts),
+                tokens=tokens,
+                brought=staged.brought,
+                stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
+            )
 
     def look(self, levels: dict[Series, float], stager: Stager, watch: Watch) -> None:
         """Updates the levels, those of the encoder among them, and the counts that the slots keep."""
@@ -78,4 +121,41 @@ class Instruments:
         self.meter.set_all(levels)
 
     def close(self) -> None:
-        self._journal.close()
+        """Ends the journal."""
+        with self._writing:
+            if self._journal not in (None, sys.stderr):
+                with suppress(OSError):  # the disk is full
+                    self._journal.close()
+            self._journal = None
+
+    def _write(self, **entry: Any) -> None:
+        with self._writing:
+            if self._journal is None:
+                return
+            try:
+                self._journal.write(json.dumps({**entry, "backbone": self._backbone}) + "\n")
+                self._journal.flush()
+            except OSError as error:  # a full disk must end only the journal, not answers
+                log.error("the journal ends here, because it cannot be written: %s", error)
+                self._journal = None
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        file = path.open("a", encoding="utf-8")
+        if _ends_in_half_a_line(path):
+            file.write("\n")  # it is written with the first line
+        return file
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot open '{path}' for parameter 'journal' ({error.strerror}): name a file, or {LOG!r}"
+        ) from None
+
+
+def _ends_in_half_a_line(path: Path) -> bool:
+    """Whether the last server was killed while it wrote. Readers pass over such a line."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

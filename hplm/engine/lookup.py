@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,12 @@ class LookupRequest:
         """
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
-        characters = [*map(len, texts), *map(len, pairs or ())]
-        if max(characters, default=0) > LONGEST_TEXT:
+        self.texts, self.pairs, self.truncate = texts, pairs, truncate
+        # Characters of each text and its pair.
+        self._sizes = [*map(len, texts)] if pairs is None else [*map(add, map(len, texts), map(len, pairs))]
+        if max(self._sizes, default=0) > LONGEST_TEXT:
             for index, text in enumerate(texts):
-                check_length(text, pairs[index] if pairs is not None else None, f"text {index + 1} of {len(texts)}: ")
+                check_length(text, self._pair(index), f"text {index + 1} of {len(texts)}: ")
         self.view = view
         self.tenant = tenant
         self.owner = tenant.uid  # in the line
@@ -65,9 +68,6 @@ class LookupRequest:
         self.head = head = Head(snapshot.export_number, snapshot.generation, *of_tenant, **asked)
         # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
         self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
-        self.texts = texts
-        self.pairs = pairs
-        self.truncate = truncate
         self.task = tenant.task_object
         self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
         self.ids: list[bytes] = []  # the tokens of each text that was read, as int64
@@ -76,7 +76,7 @@ class LookupRequest:
         self.counts: list[int] = []  # answer rows of each
         self.segments: list[bytes] = []  # of one or more of these texts, as are the spans, both as a form has them
         self.spans: list[bytes] = []
-        self.characters_left = sum(characters)
+        self.characters_left = sum(self._sizes)
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
                 f"the request has {self.characters_left:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send "
@@ -86,22 +86,14 @@ class LookupRequest:
     @property
     def left(self) -> int:
         """The work that is left, for the line."""
-        return self.characters_left + A_TEXT * self.texts_left
-
-    @property
-    def texts_left(self) -> int:
-        return len(self.texts) - len(self.ids)
-
-    @property
-    def chain(self) -> Chain:
-        return self.view.forest.chain(self.tenant.domain, self.tenant.domain_version)
+        return self.characters_left + A_TEXT * (len(self.texts) - len(self.ids))
 
     def next_texts(self, characters: int) -> range:
         """Returns the numbers of the next texts, as many as have these characters but at least one."""
         first = len(self.ids)
         if self.characters_left > characters:
             for index in range(first, len(self.texts)):
-                characters -= self._characters(index, index + 1)
+                characters -= self._sizes[index]
                 if characters <= 0:
                     return range(first, index + 1)
         return range(first, len(self.texts))
@@ -146,7 +138,7 @@ class LookupRequest:
         self.counts += counts
         self.segments.append(segments)
         self.spans.append(spans)
-        self.characters_left -= self._characters(first, len(self.ids))
+        self.characters_left -= sum(self._sizes[first : len(self.ids)])
         if self.tokens > MOST_TOKENS:
             totals = accumulate(len(own) // ITEM for own in self.ids)
             count, tokens = next((count, tokens) for count, tokens in enumerate(totals, 1) if tokens > MOST_TOKENS)
@@ -157,10 +149,6 @@ class LookupRequest:
 
     def _pair(self, index: int) -> str | None:
         return self.pairs[index] if self.pairs is not None else None
-
-    def _characters(self, first: int, last: int) -> int:
-        """Returns the characters of these texts and their pairs."""
-        return sum(map(len, self.texts[first:last])) + (sum(map(len, self.pairs[first:last])) if self.pairs else 0)
 
     def form(self, secret: bytes, addresses: Array) -> bytearray:
         """Returns the signed form, with the addresses of all tokens."""
@@ -190,16 +178,9 @@ class Lookup:
         kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
 
-    def resolve(
-        self,
-        view: View,
-        tenant: Tenant,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        truncate: bool = False,
-        **asked: Any,
-    ) -> Form:
-        (found,) = self.read([LookupRequest(view, tenant, texts, pairs, truncate, **asked)], MOST_CHARACTERS)
+    def resolve(self, *given: Any, **asked: Any) -> Form:
+        """Returns the form of a request that is made of these arguments. Raises what is wrong with it."""
+        (found,) = self.read([LookupRequest(*given, **asked)], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):
             raise found
@@ -222,8 +203,10 @@ class Lookup:
         for number, (request, found) in enumerate(zip(requests, tokenised, strict=True)):
             try:
                 request.take(found)
-                if not request.texts_left:
-                    by_chain.setdefault(request.chain, []).append(number)
+                if len(request.ids) == len(request.texts):
+                    tenant = request.tenant
+                    chain = request.view.forest.chain(tenant.domain, tenant.domain_version)
+                    by_chain.setdefault(chain, []).append(number)
             except Exception as error:
                 results[number] = error
         for chain, numbers in by_chain.items():

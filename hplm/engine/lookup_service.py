@@ -135,26 +135,20 @@ class LookupService:
         """
         until, room = self._time.perf_counter() + AT_ONCE_SECONDS, MOST_AHEAD - self._ahead()
         while requests and not len(self._line) and not self._closing and self._time.perf_counter() < until:
-            at_once, requests = self._divided(requests, room)
+            at_once: list[LookupRequest] = []  # a few short ones
+            later: list[LookupRequest] = []
+            work = AT_ONCE
+            for request in requests:
+                if len(at_once) < room and (left := request.left) <= work:
+                    at_once.append(request)
+                    work -= left
+                else:
+                    later.append(request)
             if not at_once:
                 break
-            room -= len(at_once)
+            requests, room = later, room - len(at_once)
             self._look_up(at_once)
         return requests
-
-    @staticmethod
-    def _divided(requests: Sequence[LookupRequest], room: int) -> tuple[list[LookupRequest], list[LookupRequest]]:
-        """Returns a few short requests, which are read next, and the others."""
-        at_once: list[LookupRequest] = []
-        later: list[LookupRequest] = []
-        work = AT_ONCE
-        for request in requests:
-            if len(at_once) < room and (left := request.left) <= work:
-                at_once.append(request)
-                work -= left
-            else:
-                later.append(request)
-        return at_once, later
 
     def _wait_in_line(self, request: LookupRequest) -> None:
         try:
@@ -275,19 +269,15 @@ class LookupService:
         for request, answer in zip(allowed, found, strict=True):
             if answer is None:
                 self._line.give_back(request)
-            else:
-                answers.append((request, self._charged(request, answer)))
-        return answers
-
-    def _charged(self, request: LookupRequest, answer: bytearray | Exception) -> bytearray | Exception:
-        """Charges its tenant for a request that was read. Returns the answer, or why the tenant may not have it."""
-        if isinstance(answer, bytearray):
+                continue
             try:
-                self._quotas.check(request.tenant)  # again, because requests that were read with it are charged by now
-                self._quotas.charge(request.tenant, len(request.texts), request.tokens)
+                if isinstance(answer, bytearray):
+                    self._quotas.check(request.tenant)  # again, because requests that were read with it are charged by now
+                    self._quotas.charge(request.tenant, len(request.texts), request.tokens)
+                answers.append((request, answer))
             except Exception as error:
-                return error
-        return answer
+                answers.append((request, error))
+        return answers
 
     def _answer(self, answers: Sequence[Answered]) -> None:
         """Answers requests, and counts what their clients got."""

@@ -164,23 +164,6 @@ class Text:
     It waits in the queue (`hplm.scheduling.waiting`); the engine computes it.
     """
 
-    __slots__ = (
-        *(
-            "addresses",
-            "arrival_ns",
-            "backbone",
-            "bytes",
-            "deadline_ns",
-            "depth",
-            "guess",
-            "index",
-            "is_one_row",
-            "passage",
-            "plan",
-        ),
-        *("priority", "read", "reading", "request", "segments", "slot_key", "spans", "tenant", "tokens", "window", "windows"),
-    )
-
     def __init__(
         self,
         request: Request,

@@ -12,7 +12,6 @@ import torch
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
-from hplm.engine.journal import Journal
 from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
@@ -70,7 +69,7 @@ class Served:
         self._lock(self.backbone.view.forest.tables())
         self._serving = True
         self.engine, self.stager = open_engine(self.backbone, settings)
-        self.instruments = Instruments(Journal(settings.journal, self.name))
+        self.instruments = Instruments(settings.journal, self.name)
         self.quotas = Quotas()
         self.quarantined: frozenset[str] = frozenset()  # ids of tenants
         self.backbone.catch_up()

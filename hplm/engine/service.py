@@ -17,9 +17,8 @@ import torch
 from hplm.engine.channel import Apart, Begin, Channel
 from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
-from hplm.engine.host import Host, run
+from hplm.engine.host import Host, Outbox, run
 from hplm.engine.in_flight import InFlight
-from hplm.engine.outbox import Outbox
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
@@ -85,9 +84,8 @@ class Service:
         self._unopened: SimpleQueue[tuple[Callable[[], None], Callable[[Answer], None]]] = SimpleQueue()
         self._opening: list[float] = []  # when it began to submit one
         self._wake: Callable[[], None] = lambda: None
-        together = outbox.together if outbox is not None else nullcontext[None]
         batches = InFlight(in_flight, capacity.texts, shown)
-        self.encoder = Encoder(scheduler, capacity, self.served, together, device_failed, batches, now_ns)
+        self.encoder = Encoder(scheduler, capacity, self.served, outbox or nullcontext(), device_failed, batches, now_ns)
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the encoder."""
@@ -160,7 +158,10 @@ class Service:
             served.quotas.take(tenant, form.texts, form.tokens)
             try:
                 self._check(request, form)
-                request.rung = self._rung(request, head.rung, form.tokens)
+                costs = tenant.costs
+                # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
+                allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
+                request.rung = min(head.rung, len(costs)) - 1 if head.rung else allowed
                 if with_confidence and (team := request.team) is not None:
                     request.calibration = team.calibration
                 request.tokens = form.tokens
@@ -171,12 +172,6 @@ class Service:
         except Exception as error:
             served.instruments.left(request, error)
             raise
-
-    def _rung(self, request: Request, asked: int, tokens: int) -> int:
-        """Returns the tier that a request asks for, the cheapest if there are fewer, or else the one that the load allows."""
-        costs = request.tenant.costs
-        allowed = self.encoder.rung(request.tenant_number, tokens, costs)  # a request that asks for a tier is load too
-        return min(asked, len(costs)) - 1 if asked else allowed
 
     @staticmethod
     def _check(request: Request, form: Form) -> None:

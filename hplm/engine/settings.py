@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from hplm.engine.engine import Precision, resolve_device, resolve_precision
-from hplm.engine.journal import LOG, NONE
 from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.stages import Stage, read_stages
 from hplm.errors import InvalidInput
@@ -17,8 +16,8 @@ from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number,
 from hplm.tenants.models import backbones_of
 
 EARLIEST = "earliest"
+LOG, NONE = "log", ""  # no file of a journal: the server's log, or no journal at all
 AUTO_ON_CPU = "auto_on_cpu"  # a parameter that is only there where 8 bits were measured
-PIPELINED = "pipelined"
 STAGES = "stages"  # a parameter that is only there where an engine has several
 
 
@@ -57,7 +56,6 @@ class Settings:
         stages = read_stages(parameters.get(STAGES, ""))
         device = stages[0].device if stages else resolve_device(parameters["device"])
         _check_stages(stages, parameters)
-        _check_overlap(parameters)
         check_in_flight(len(stages), parameters)
         return cls(
             device=device,
@@ -120,15 +118,6 @@ def _check_stages(stages: tuple[Stage, ...], parameters: Parameters) -> None:
         raise InvalidInput(f"parameter 'device' is {given!r}, but the parameter 'stages' names devices {kind}:N: give auto")
     if kind == "cpu" and whole_number(parameters, "threads", least=0) > 1:
         raise InvalidInput(f"parameter 'threads' is {parameters['threads']!r}, but each of the stages has one core: give 1")
-
-
-def _check_overlap(parameters: Mapping[str, str]) -> None:
-    """Refuses other ways than the one that is left. A next release will not know the parameter."""
-    if (given := parameters.get("overlap", PIPELINED)) != PIPELINED:
-        raise InvalidInput(
-            f"parameter 'overlap' is {given!r}, but batches are always staged ahead: take the parameter out, or give "
-            f"{PIPELINED}. `python -m research.papers staging` measures the other ways"
-        )
 
 
 def _commit_ns(parameters: Mapping[str, str]) -> int | None:

@@ -44,7 +44,7 @@ class StagingSettings:
     stages: Sequence[Stage] = ()  # of the engine; none: one stage on `device`
     threads: int = 1  # that compute sheets of a batch side by side
 
-    @property
+    @cached_property
     def recorded(self) -> bool:
         """Whether batches should have few shapes, because the engine records what they compute (`hplm.engine.graphs`)."""
         return self.few_sizes and self.device.type == "cuda"
@@ -97,10 +97,9 @@ class Sheet:
             own, places = places, np.zeros(self.rows, dtype=np.int64)
             places[tokens] = own
         first = settings.devices[0]
-        # Each text has a row: the exit where it may leave, and how many layers it passes (0: all). None: all come to the end.
-        self._ways = None
-        if any([text.plan is not None or text.depth for text in self.texts]):
-            self._ways = np.array([(text.exit, text.depth) for text in self.texts])
+        # If some may leave, each text has a row: the exit where it may, and how many layers it passes (0: all).
+        self.may_leave = any([text.plan is not None or text.depth for text in self.texts])
+        self._ways = np.array([(text.exit, text.depth) for text in self.texts] if self.may_leave else [])
         # A packing of others may compute at once on what it has sent. That arrives only when a block closes.
         is_block = settings.packing is None and (first.type == "cuda" or settings.recorded)
         with Block(first, ROOM + TOKEN_ROOM * self.rows) if is_block else nullcontext() as block:
@@ -108,7 +107,7 @@ class Sheet:
             # The row of each token in the tensor; None: in order, with padding behind the last one only.
             self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
             self._lie(arrangement, tenants[arrangement.texts])
-            if self._ways is None:  # all come to the end, so that it can be prepared ahead
+            if not self.may_leave:  # all come to the end, which can be prepared ahead
                 _, adapters = self.ending
                 if block is not None and settings.recorded:
                     self._note_shape(block, self.attend[0], [*self.adapters[0], *adapters])
@@ -167,11 +166,11 @@ class Sheet:
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""
-        return NOBODY if self._ways is None else np.flatnonzero(self._ways[:, 0] == exit)
+        return np.flatnonzero(self._ways[:, 0] == exit)
 
     def done(self, layers: int) -> Array:
         """Returns the numbers of the texts that pass so many layers."""
-        return NOBODY if self._ways is None or not layers else np.flatnonzero(self._ways[:, 1] == layers)
+        return NOBODY if not layers else np.flatnonzero(self._ways[:, 1] == layers)
 
     def at_depth(self, done: Array) -> tuple[Array, Array, list[Part]]:
         """Returns what heads read of these texts: the token of each row, how many rows each has, and the heads."""
@@ -194,7 +193,6 @@ class Sheet:
         stays: Array = np.ones(len(self.texts), dtype=bool)
         stays[numbers] = False
         before = self._arrangement
-        assert self._ways is not None  # some texts may leave
         self.texts, self.indexes = list(compress(self.texts, stays)), list(compress(self.indexes, stays))
         self._ways = self._ways[stays]
         if self.texts:

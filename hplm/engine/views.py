@@ -81,15 +81,11 @@ class Views:
         self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
         self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
         self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
+        self.view: View  # the newest one that was opened
         self._read = self._current()  # the generation that CURRENT named last
         self.is_behind = False  # whether that one is newer than the view, and could not be opened
         self._pause, self._again = SECONDS_BETWEEN_LOOKS, self._time.monotonic()  # before the next try, and when that is
         self._take(self._snapshot(self._read))
-
-    @property
-    def view(self) -> View:
-        """The newest view that was opened."""
-        return self._remembered[-1]
 
     def refresh(self) -> None:
         """Opens the newest generation if it is new, and forgets views that no ticket can name any more.
@@ -200,6 +196,7 @@ class Views:
         self._used[view] = self._time.monotonic()
         by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
         self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
+        self.view = self._remembered[-1]
 
     def _forget(self) -> None:
         """Forgets old views and closes their tables, so that deleted files leave the disk."""

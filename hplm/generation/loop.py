@@ -52,7 +52,7 @@ class Loop:
         end_ids: Many[int],
         now_ns: Callable[[], int] = time.monotonic_ns,
         meter: Meter | None = None,
-        together: Callable[[], AbstractContextManager[None]] = nullcontext[None],
+        together: AbstractContextManager[object] | None = None,
         device_failed: Callable[[], None] = lambda: None,
         in_flight: InFlight | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Loop:
         self._decoder = decoder
         self._end_ids = end_ids
         self._now_ns = now_ns
-        self._together = together
+        self._together = together or nullcontext()
         self._device_failed = device_failed
         self._in_flight = in_flight or InFlight(1, running.seats)
         self._lock = threading.RLock()
@@ -81,7 +81,7 @@ class Loop:
         """Adds a request, or raises. Answers requests that lose their places to it."""
         if not request.cancelled:  # otherwise its prompt was not read
             self._check(request)
-        with self._together(), self._lock:
+        with self._together, self._lock:
             self._cancelling |= request.cancelled
             for evicted in self.queue.offer([Sequence(request)], self._now_ns()):
                 tenant = evicted.request.source.tenant
@@ -113,7 +113,7 @@ class Loop:
         now = now or self._now_ns()
         if not self._cancelling and self.queue.next_expiry() > now:
             return
-        with self._together(), self._lock:
+        with self._together, self._lock:
             cancelling, self._cancelling = self._cancelling, False
             try:
                 for sequence in self.queue.cancelled() if cancelling else ():
@@ -150,7 +150,7 @@ class Loop:
             self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
             tokens = self._computed(planned)
             now = self._now_ns()
-            with self._together(), self._lock:
+            with self._together, self._lock:
                 if computed := [one for one in planned if one.sequence.blocks is not None]:
                     self._count(computed, now - self._began_ns)
                 for sequence, token in tokens:
@@ -200,7 +200,7 @@ class Loop:
     def abandon(self) -> None:
         """Ends all requests, because the server is shutting down."""
         stopping = Draining("the server is shutting down: send the request again")
-        with self._together(), self._lock:
+        with self._together, self._lock:
             self._abandoned = True
             self.queue.close()
             for sequence in (*self.queue.abandon(), *self.running.all):

@@ -14,7 +14,7 @@ import numpy as np
 from hplm.errors import InvalidInput
 from hplm.generation.cache import Blocks, Cache
 from hplm.generation.request import Sequence
-from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.filling import fair_share
 from hplm.scheduling.waiting import Capacity
 
 FINISHED = 16  # sequences that are remembered

@@ -11,7 +11,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,8 @@ from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import Apart, Begin, Channel
 from hplm.engine.driver import Driver
-from hplm.engine.host import Host, run
+from hplm.engine.host import Host, Outbox, run
 from hplm.engine.in_flight import InFlight, Mark, number_of
-from hplm.engine.outbox import Outbox
 from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import LOGPROBS, NAMES, Asked
@@ -111,7 +109,7 @@ class Service:
             Decoder(backbone.upper(), settings.device, settings.dtype),
             config.end_ids,
             meter=self.meter,
-            together=outbox.together if outbox is not None else nullcontext[None],
+            together=outbox,
             device_failed=device_failed,
             in_flight=InFlight(1, settings.max_sequences, shown),
         )

@@ -1,1 +1,1 @@
-"""The confidence of answers: calibrations, the evidence that they rest on, and how they are fitted and judged."""
+"""The confidence of answers: calibrations, and the evidence that they rest on."""

@@ -1,17 +1,20 @@
-"""Answers as arrays, by the names of outputs on the wire, and the bytes in which they travel from the engine to upper."""
+"""Answers as arrays, by the names of outputs on the wire: their bytes from the engine to upper, and the memory to send them."""
 
 from __future__ import annotations
 
 import marshal
+import os
 import struct
-from collections.abc import Collection, Mapping, Sequence, Set
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.tasks import LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
@@ -20,6 +23,9 @@ CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that 
 LEVEL = "LEVEL"
 OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
 MOST_NAMES = 100  # characters of the parameter `outputs`
+SHARED = "/dev/shm"
+LARGE = 1 << 20  # bytes of an answer; smaller ones fit into the shared memory that a process already has
+SPARE = 1 << 24
 _SIZE = struct.Struct("<I")  # the bytes of a string, before it
 _BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
 
@@ -109,6 +115,37 @@ def size_of(outputs: Mapping[str, Array]) -> int:
     for values in outputs.values():
         size += 4 * values.size + sum(map(len, values.flat)) if values.dtype.hasobject else values.nbytes
     return size
+
+
+def free_bytes() -> int:
+    """Returns the bytes of /dev/shm that are free."""
+    system = os.statvfs(SHARED)
+    return system.f_bavail * system.f_frsize
+
+
+class SharedMemory:
+    """Checks that /dev/shm has space for large answers. A process's part of it grows with the largest answer, and stays."""
+
+    def __init__(self, free_bytes: Callable[[], int] = free_bytes) -> None:
+        self._free_bytes = free_bytes
+        self._one_at_a_time = threading.Lock()  # space that another answer is about to take must not count as free
+        self._largest = 0
+
+    @contextmanager
+    def taken(self, size: int) -> Generator[None]:
+        """Wraps the sending of a large answer of `size` bytes. Raises OutOfCapacity if /dev/shm has no space for it.
+
+        Without this check the answer would be lost, and the error message too.
+        """
+        with self._one_at_a_time:
+            free = self._free_bytes()
+            if size > self._largest and size - self._largest + SPARE > free:
+                raise OutOfCapacity(
+                    f"the answer takes {size / 1e6:,.0f} MB, but {SHARED} has {free / 1e6:,.0f} MB left: send fewer texts, "
+                    "or give the server more shared memory (Docker: --shm-size)"
+                )
+            yield
+            self._largest = max(self._largest, size)
 
 
 class End(NamedTuple):

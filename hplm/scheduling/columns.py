@@ -213,6 +213,8 @@ class Columns(Generic[T]):
 
     def only(self, indexes: Array) -> Columns[T]:
         """Returns these texts as columns of their own, for reading. The numbers of tenants and slot keys stay the same."""
+        if len(indexes) == len(self):
+            return self
         own: Columns[T] = Columns()
         own._length, own._rows = len(indexes), self._rows[indexes]
         own._texts, own._slot_keys, own._tenants = self._texts, self._slot_keys, self._tenants

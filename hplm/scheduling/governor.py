@@ -15,7 +15,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns, Numbers
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.filling import fair_share
 
 BOUND = 0.7  # share of the engine that all tenants may use after a step up
 HORIZON_NS = 500_000_000  # the load is what has come in such a time
@@ -133,8 +133,9 @@ class Governor:
             self._share = self._fair_share()
             if passed > CALM * self._horizon_ns:  # nothing came, and nothing was chosen
                 self._go_to(0, now_ns)
-            else:
-                self._step_up(now_ns)
+            elif now_ns - self._calm_since_ns >= self._calm_ns and self._use(self.rung - 1) < BOUND:
+                self._raised_ns = now_ns
+                self._go_to(self.rung - 1, now_ns)
         loads *= fades
         idle = np.flatnonzero((loads[:, 0] > 0) & (loads[:, 0] < LEAST) & (self._waits[self._all] == 0))
         if len(idle):
@@ -178,11 +179,6 @@ class Governor:
             self._patience = 1 if lasted else min(2 * self._patience, MOST_PATIENCE)
             self._raised_ns = None
         self._go_to(self.rung + 1, now_ns)
-
-    def _step_up(self, now_ns: int) -> None:
-        if now_ns - self._calm_since_ns >= self._calm_ns and self._use(self.rung - 1) < BOUND:
-            self._raised_ns = now_ns
-            self._go_to(self.rung - 1, now_ns)
 
     @property
     def _calm_ns(self) -> float:

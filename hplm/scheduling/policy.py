@@ -43,13 +43,6 @@ def policy(given: str) -> Policy:
     return made(POLICIES, given, "policy", OURS)
 
 
-def positive(**options: object) -> None:
-    """Raises if one of a policy's options is not a positive number."""
-    for name, value in options.items():
-        if not isinstance(value, int | float) or not value > 0:
-            raise InvalidInput(f"policy option {name}={value} is not above 0: give a number above 0")
-
-
 def between_0_and_1(**options: object) -> None:
     """Raises if one of a policy's options is not a number above 0 and below 1."""
     for name, value in options.items():

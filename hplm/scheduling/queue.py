@@ -97,14 +97,7 @@ class Queue(Generic[T]):
 
         `among`: the indexes of the texts that it may choose; None: all.
         """
-        columns = self.columns
-        if among is not None and len(among) < len(columns):
-            chosen = self._select(columns.only(among), start_ns, capacity, is_idle)
-            return Selection(among[chosen.indexes], chosen.places)
-        return self._select(columns, start_ns, capacity, is_idle)
-
-    def _select(self, columns: Columns[T], start_ns: int, capacity: Capacity, is_idle: bool) -> Selection:
-        cost = self.cost
+        cost, columns = self.cost, self.columns if among is None else self.columns.only(among)
         if cost.slowest < 1:
             # Policies count as if each batch began after the other stages, and only took the time of the slowest one.
             start_ns += int((1 - cost.slowest) * full_batch_ns(columns, capacity, cost))
@@ -114,7 +107,7 @@ class Queue(Generic[T]):
         except Exception:  # a policy may be anybody's code; waiting texts must be answered even if it fails
             log.exception("the policy failed: this batch is taken in order of arrival")
             selection = Selection(FirstComeFirstServed().select(columns, start_ns, capacity, cost))
-        return selection
+        return selection if among is None else Selection(among[selection.indexes], selection.places)
 
     def batch(
         self, texts: list[T], now_ns: int, alone: bool = False, places: Places | None = None, is_half: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER
@@ -72,12 +73,6 @@ class Scheduler(Queues[T]):
         columns = self._queues[backbone].columns
         return len(columns) + sum(text.backbone == backbone for text in aside), columns.bytes
 
-    def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
-        evicted = super().offer(texts, now_ns)
-        if evicted:
-            self._recount()
-        return evicted
-
     def _admit(self, texts: Sequence[T], now_ns: int) -> None:
         if not self._admissions:
             return
@@ -106,7 +101,7 @@ class Scheduler(Queues[T]):
         if (
             self.choose_at(now_ns) > now_ns
             or len(self._running) >= capacity.in_flight
-            or not self.alone.isdisjoint([batch.texts[0].tenant for batch in self._running])
+            or (self.alone and not self.alone.isdisjoint([batch.texts[0].tenant for batch in self._running]))
         ):
             return None
         if self._halves:
@@ -150,7 +145,7 @@ class Scheduler(Queues[T]):
     def _take(self, queue: Queue[T], selection: Selection, now_ns: int) -> Batch[T]:
         """Takes the chosen texts out of the line."""
         is_crowd = self._waits_a_crowd()
-        batch = queue.batch(queue.remove(selection.indexes), now_ns, not self._running, selection.places)
+        batch = queue.batch(self._remove(queue, selection.indexes), now_ns, not self._running, selection.places)
         self._running.append(batch)
         held = batch.tokens, len(batch.texts), batch.slot_keys * queue.loaded
         left_some = len(queue.columns) > 0
@@ -160,8 +155,11 @@ class Scheduler(Queues[T]):
         self.governor.chosen(full, [own.columns for own in self._queues], is_crowd, queue.backbone, now_ns)
         if self._admissions and left_some:
             self._admissions[queue.backbone].chosen(*held)
-        self._recount()
         return batch
+
+    def _remove(self, queue: Queue[T], indexes: Array) -> list[T]:
+        self._recount()
+        return super()._remove(queue, indexes)
 
     def _waits_a_crowd(self) -> bool:
         """Whether more waits than a batch holds, with what was not served in time since the last choice."""
@@ -250,7 +248,6 @@ class Scheduler(Queues[T]):
             self._unserved += sum(text.tokens for text in gone)
             if self._admissions:
                 self._admissions[queue.backbone].done(0, len(gone))
-                self._recount()
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""
@@ -266,8 +263,6 @@ class Scheduler(Queues[T]):
         A batch ends after the time through all stages, and after the batch before it by the time of the slowest stage at least.
         The next batch counts as if it were as large as the last one of those that run.
         """
-        if not self._running:
-            return now_ns
         free, ends = float(now_ns), float(self._ended_ns)
         for batch in self._running:
             started = free if batch.started_ns is None else batch.started_ns
@@ -281,4 +276,4 @@ class Scheduler(Queues[T]):
 
     def _start_at(self, now_ns: int) -> int:
         """Returns when a batch that is chosen now will start to compute."""
-        return int(max(self._free_at(now_ns), now_ns + self._staging_ns))
+        return int(max(self._free_at(now_ns) if self._running else now_ns, now_ns + self._staging_ns))

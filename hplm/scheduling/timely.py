@@ -10,10 +10,13 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits, full_batch_ns
-from hplm.scheduling.policy import positive
-from hplm.scheduling.sharing import fair_first
+from hplm.scheduling.filling import LONGEST, Room, by_priority, fair_first, first_come, fits, full_batch_ns
 from hplm.scheduling.waiting import Capacity
+
+HORIZON = 8  # batches planned
+NEWCOMERS = 0.5  # share of every later batch that is kept for texts still to come
+LATE = 2.0  # a text that can be started, but not answered, in time counts as so many times as long
+PLANNED = 1 + np.arange(HORIZON) * (1.0 - NEWCOMERS)  # how many batches the plan may fill until each ends
 
 
 @dataclass
@@ -25,21 +28,12 @@ class Timely:
     reserved for the text that has waited longest. This limits how many batches can pass over a text.
     """
 
-    horizon: int = 8  # batches planned
-    newcomers: float = 0.5  # share of every later batch that is kept for texts still to come
-    late: float = 2.0  # a text that can be started, but not answered, in time counts as so many times as long
     reserve: float = 0.01  # share of the tokens for the text that has waited longest and can be in time
     _credit: float = field(default=0.0, repr=False)  # tokens of the reserve not yet used
-    _batches: Array = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        positive(late=self.late)
-        if self.horizon not in range(1, 256):
-            raise InvalidInput(f"policy option horizon={self.horizon} is invalid: give whole batches, from 1 to 255")
-        self.horizon = int(self.horizon)  # 8.0 is one too
-        if not (0 <= self.newcomers <= 1 and 0 <= self.reserve <= 1):
-            raise InvalidInput("policy options newcomers and reserve are shares: give numbers from 0 to 1")
-        self._batches = 1 + np.arange(self.horizon) * (1.0 - self.newcomers)  # how many the plan may fill until each ends
+        if not 0 <= self.reserve <= 1:
+            raise InvalidInput(f"policy option reserve={self.reserve} is a share: give a number from 0 to 1")
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         if fits(columns, capacity):
@@ -47,7 +41,9 @@ class Timely:
         self._credit += self.reserve * capacity.tokens
         if self._credit > capacity.tokens:
             self._credit = min(self._credit, max(capacity.tokens, int(columns.tokens.max())))
-        due = self._due(columns, start_ns, full_batch_ns(columns, capacity, cost))
+        # The last batch that answers a text in time. 1 is the next one, 0 means none, and HORIZON that batch or any later one.
+        batches = (columns.deadline - start_ns) * (1 / full_batch_ns(columns, capacity, cost))
+        due = np.clip(batches, 0, HORIZON).astype(np.uint8)
         ordered = self._best_first(columns, due, capacity.tokens)
         room = Room(columns, capacity)
         room.prefix(np.flatnonzero(due), int(self._credit))
@@ -62,8 +58,8 @@ class Timely:
 
     def _best_first(self, columns: Columns, due: Array, room: int) -> Array:
         """Returns all texts, those of the plan first. `room`: the tokens of a batch."""
-        tokens, limits = columns.tokens, room * self._batches
-        weight = np.where(due > 0, tokens, self.late * tokens)
+        tokens, limits = columns.tokens, room * PLANNED
+        weight = np.where(due > 0, tokens, LATE * tokens)
         weight[columns.deadline == NEVER] = LONGEST  # in order of arrival: long ones would wait while short ones come
         best_first = by_priority(columns, np.argsort(np.minimum(weight, LONGEST).astype(np.uint16), kind="stable"))
         if self._all_in_time(tokens, due, room):
@@ -77,17 +73,11 @@ class Timely:
         plan = by_priority(columns, plan[np.argsort(due[plan], kind="stable")])
         return np.concatenate([plan, head[~planned], tail])
 
-    def _due(self, columns: Columns, start_ns: int, batch_ns: float) -> Array:
-        """Returns for each text the last batch that answers it in time.
-
-        1 is the next batch, 0 means none, and the horizon means that batch or any later one.
-        """
-        return np.clip((columns.deadline - start_ns) * (1 / batch_ns), 0, self.horizon).astype(np.uint8)
-
-    def _all_in_time(self, tokens: Array, due: Array, room: int) -> bool:
+    @staticmethod
+    def _all_in_time(tokens: Array, due: Array, room: int) -> bool:
         """Whether all texts that can be in time fit, as is usual with admission."""
-        due_by = np.cumsum(np.bincount(due, tokens, minlength=self.horizon + 1)[1:])
-        return bool((due_by[:-1] <= room * np.arange(1, self.horizon)).all())
+        due_by = np.cumsum(np.bincount(due, tokens, minlength=HORIZON + 1)[1:])
+        return bool((due_by[:-1] <= room * np.arange(1, HORIZON)).all())
 
     @staticmethod
     def _plan(tokens: Array, due: Array, limits: Array) -> Array:

@@ -34,18 +34,9 @@ T = TypeVar("T", bound=Item)
 
 
 @dataclass(eq=False)
-class _Place(Generic[T]):
-    """The place of an item in the line."""
-
-    item: T
-    work: int
-    here: bool = True  # False: taken, expired or displaced
-
-
-@dataclass(eq=False)
 class _Tenant(Generic[T]):
     meter: int  # work taken so far; only differences between tenants count
-    places: deque[_Place[T]] = field(default_factory=deque)
+    items: deque[T] = field(default_factory=deque)
 
 
 class Turns(Generic[T]):
@@ -58,7 +49,8 @@ class Turns(Generic[T]):
         self._changed = threading.Condition()
         self._tenants: dict[Hashable, _Tenant[T]] = {}  # those with items, and those that are still ahead of the others
         self._next: list[tuple[int, int, Hashable]] = []  # heap of (meter, order of entry, tenant)
-        self._expiries: list[tuple[int, int, _Place[T]]] = []  # heap of (deadline, order of entry, place)
+        self._work: dict[T, int] = {}  # of the items that wait
+        self._expiries: list[tuple[int, int, T]] = []  # heap of (deadline, order of entry, item); some items have left
         self._entries = 0
         self._clock = 0  # the meter with which a tenant joins: that of the tenant whose turn was last
         self._closed = False
@@ -78,7 +70,7 @@ class Turns(Generic[T]):
             evicted = self._shares.evicted(item.owner, 1, item.left, self._newest)
             if evicted is None:
                 return [item]
-            refused = [self._leave(self._tenants[place.item.owner].places.pop()) for place in evicted]
+            refused = [self._leave(self._tenants[newest.owner].items.pop()) for newest in evicted]
             self._enter(item, at_front=False)
             self._changed.notify()
             return refused
@@ -98,7 +90,7 @@ class Turns(Generic[T]):
             room = self._piece
             while len(self) and (most is None or len(taken) < most):
                 tenant = self._first_tenant()
-                work = min(self._piece, tenant.places[0].work)
+                work = min(self._piece, self._work[tenant.items[0]])
                 if work > room:
                     break
                 room -= work
@@ -130,23 +122,23 @@ class Turns(Generic[T]):
             self._closed = True
             self._changed.notify_all()
 
-    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, _Place[T]]]:
-        return ((1, place.work, place) for place in reversed(self._tenants[tenant].places))
+    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, T]]:
+        return ((1, self._work[item], item) for item in reversed(self._tenants[tenant].items))
 
     def _enter(self, item: T, at_front: bool) -> None:
         tenant = self._tenants.get(item.owner)
         if tenant is None:
             tenant = self._tenants[item.owner] = _Tenant(self._clock)
             self._line_up(item.owner, tenant)
-        place = _Place(item, item.left)
         if at_front:
-            tenant.places.appendleft(place)
+            tenant.items.appendleft(item)
         else:
-            tenant.places.append(place)
-        self._shares.add(item.owner, 1, place.work)
+            tenant.items.append(item)
+        self._work[item] = work = item.left
+        self._shares.add(item.owner, 1, work)
         if item.deadline_ns:
             self._entries += 1
-            heappush(self._expiries, (item.deadline_ns, self._entries, place))
+            heappush(self._expiries, (item.deadline_ns, self._entries, item))
 
     def _line_up(self, name: Hashable, tenant: _Tenant[T]) -> None:
         self._entries += 1
@@ -158,38 +150,37 @@ class Turns(Generic[T]):
             meter, _, name = self._next[0]
             tenant = self._tenants.get(name)
             if tenant is not None and tenant.meter == meter:
-                if tenant.places:
+                if tenant.items:
                     return tenant
                 del self._tenants[name]
             heappop(self._next)
 
     def _take_from(self, tenant: _Tenant[T], work: int) -> T:
-        place = tenant.places.popleft()
+        item = tenant.items.popleft()
         self._clock = tenant.meter
         tenant.meter += work
-        self._line_up(place.item.owner, tenant)
-        return self._leave(place)
+        self._line_up(item.owner, tenant)
+        return self._leave(item)
 
-    def _leave(self, place: _Place[T]) -> T:
-        """Counts a place that was removed from its tenant."""
-        place.here = False
-        self._shares.remove(place.item.owner, 1, place.work)
+    def _leave(self, item: T) -> T:
+        """Counts an item that was removed from its tenant."""
+        self._shares.remove(item.owner, 1, self._work.pop(item))
         if not len(self):  # nobody waits, so nobody is ahead
             self._tenants.clear()
             self._next.clear()
             self._expiries.clear()
-        return place.item
+        return item
 
     def _expire(self) -> list[T]:
         """Removes the items that can no longer be in time."""
         now = self._now_ns()
         late: list[T] = []
-        while self._expiries and (self._expiries[0][0] <= now or not self._expiries[0][2].here):
-            place = heappop(self._expiries)[2]
-            if place.here:
-                self._tenants[place.item.owner].places.remove(place)
-                late.append(self._leave(place))
-        if len(self._expiries) > LAZY + 2 * len(self):
-            self._expiries = [entry for entry in self._expiries if entry[2].here]
+        while self._expiries and (self._expiries[0][0] <= now or self._expiries[0][2] not in self._work):
+            item = heappop(self._expiries)[2]
+            if item in self._work:
+                self._tenants[item.owner].items.remove(item)
+                late.append(self._leave(item))
+        if len(self._expiries) > LAZY + 2 * len(self):  # one that was given back has several
+            self._expiries = [*{entry[2]: entry for entry in self._expiries if entry[2] in self._work}.values()]
             heapify(self._expiries)
         return late

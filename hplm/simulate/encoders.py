@@ -19,12 +19,21 @@ from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, HplmError, QueueFull
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
+from hplm.scheduling.selection import Places
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
-from hplm.simulate.costs import StageTimes
 from hplm.tenants.students import Team
 
 WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
+# Returns the nanoseconds of a batch, from the lengths of its texts and the places that the policy has chosen for them.
+BatchTime = Callable[[Array, Places | None], float]
+# Returns the nanoseconds of texts that are computed at once, in each stage.
+StageTimes = Callable[[Sequence[SimulatedText], Places | None], Sequence[float]]
+
+
+def one_stage(batch_ns: BatchTime) -> StageTimes:
+    """Returns the times of an engine that is no pipeline."""
+    return lambda texts, places: [batch_ns(np.array([text.tokens for text in texts]), places)]
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,7 @@ class Server:
         batches = InFlight(machine.capacity.in_flight, 0)
         taken: Any = scheduler  # its texts stand for those of the engine
         self._encoder = Encoder(
-            taken, machine.capacity, backbones, nullcontext, lambda: None, batches, now_ns=lambda: self._now
+            taken, machine.capacity, backbones, nullcontext(), lambda: None, batches, now_ns=lambda: self._now
         )
 
     def next(self, now: int) -> int:
@@ -229,7 +238,7 @@ def computes_nothing(stages: int) -> Any:
     return SimpleNamespace(
         engine=SimpleNamespace(stages=range(stages)),
         stager=SimpleNamespace(stage=stage, release=nothing),
-        instruments=SimpleNamespace(started=nothing, reached=nothing, answered=nothing, computed=nothing),
+        instruments=SimpleNamespace(started=nothing, reached=nothing, computed=nothing),
     )
 
 

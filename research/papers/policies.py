@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.errors import InvalidInput
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.das import NONE, DeadlineAware
 from hplm.scheduling.filling import Room, first_come, first_fit
-from hplm.scheduling.policy import positive, whole
+from hplm.scheduling.policy import whole
 from hplm.scheduling.selection import OUTSIDE, Places, Selection
 from hplm.scheduling.waiting import Capacity
 
@@ -44,8 +45,9 @@ class LengthAware:
     texts: int = 0  # of an element; 0: as many as a batch may have
 
     def __post_init__(self) -> None:
-        positive(bin=self.bin)
         whole(bin=self.bin, texts=self.texts)
+        if not self.bin:
+            raise InvalidInput("policy option bin=0 is not above 0: give a number above 0")
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         head = int(first_come(columns)[0])

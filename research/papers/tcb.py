@@ -24,8 +24,8 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Selection
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Lengths, Stream
-from hplm.simulate.costs import PACKINGS, EngineCost, one_stage
-from hplm.simulate.encoders import Machine, simulate_one
+from hplm.simulate.encoders import Machine, one_stage, simulate_one
+from research.papers.costs import PACKINGS, EngineCost
 
 MEAN = 20
 BY_RATE = (64, 100)  # B and L of Figs. 9 to 12

@@ -14,7 +14,6 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
 from hplm.engine.instruments import Instruments
-from hplm.engine.journal import Journal
 from hplm.errors import HplmError, Internal
 from hplm.levels.calibration import UNKNOWN, Calibration
 from hplm.metrics.names import EXIT_AGREEMENT
@@ -192,7 +191,7 @@ def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
 
 
 def test_the_agreement_of_a_forgotten_exit_is_no_longer_shown():
-    instruments, watch, shown = Instruments(Journal("", "toy")), Watch(), []
+    instruments, watch, shown = Instruments("", "toy"), Watch(), []
     for agreements in ({("a", 0): 0.9, ("b", 0): 0.8}, {("b", 0): 0.7}):
         watch.agreements = lambda agreements=agreements: agreements
         instruments.look({}, SimpleNamespace(slots=dict), watch)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hplm.engine.journal import Journal
+from hplm.engine.instruments import Instruments
 from hplm.errors import InvalidInput
 from testing.toy import WORDS
 from tests.engine.asker import Asker
@@ -46,7 +46,7 @@ def test_a_request_can_be_followed_from_its_arrival_to_its_answer(toy, tmp_path)
 def test_a_journal_goes_on_with_a_line_of_its_own_after_a_killed_server(tmp_path, before, after):
     file = tmp_path / "journal.jsonl"
     file.write_text(before)
-    Journal(str(file), "toy").close()
+    Instruments(str(file), "toy").close()
     assert file.read_text() == before + after
 
 

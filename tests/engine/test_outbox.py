@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hplm.engine.memory import SPARE, SharedMemory
-from hplm.engine.outbox import Outbox
+from hplm.engine.host import Outbox
 from hplm.errors import InvalidInput, OutOfCapacity
-from hplm.request.answers import bits_of, replies_in
+from hplm.request.answers import SPARE, SharedMemory, bits_of, replies_in
 from hplm.tasks import TextAnswer
 from tests.support.message import mentioning
 from tests.support.wait import PATIENCE, Hold
@@ -43,9 +42,9 @@ def answer(label):
 
 def test_answers_of_one_shape_leave_as_one_reply(sent):
     outbox = Outbox(sent)
-    with outbox.together(), outbox.together():
+    with outbox, outbox:
         outbox.put(1, WANTED, 7, [answer("a")])
-        with outbox.together():
+        with outbox:
             outbox.put(2, WANTED, 8, [answer("b"), answer("c")])
         outbox.put(3, WANTED, 0, InvalidInput("no"))
     outbox.put(4, WANTED, 7, [answer("d")])
@@ -59,7 +58,7 @@ def test_answers_of_one_shape_leave_as_one_reply(sent):
 
 def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     outbox = Outbox(sent)
-    with outbox.together():
+    with outbox:
         for number, label in enumerate(["a", "\ud800", "c"]):
             outbox.put(number, WANTED, 1, [answer(label)])
     first, bad, last = (replies for (replies,) in sent)

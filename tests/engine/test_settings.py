@@ -15,7 +15,7 @@ TWO = "0-1@cpu:0 2-4@cpu:1"
 # What is changed, and what the message names beside the parameter, if not its value. `tests/refusals` reads the others.
 REFUSED = [
     ({"device": "tpu9"}, []), ({"device": "meta"}, ["meta", "cuda:N"]), ({"dtype": "fp8"}, []), ({"slots": "1"}, []),
-    ({"overlap": "synchronous"}, ["research.papers"]), ({"journal": "journal.jsonl"}, []),
+    ({"journal": "journal.jsonl"}, []),
     ({"stages": "0-1"}, ["FIRST-LAST"]), ({"stages": "0-1@tpu:0"}, ["tpu"]), ({"stages": "0-1@cpu"}, []),
     ({"stages": "1-2@cpu:0"}, ["before 1"]), ({"stages": "2-1@cpu:0"}, []), ({"stages": "0-1@cpu:99999"}, ["cores"]),
     ({"stages": "0-1@cuda:99999"}, ["cuda:99999"]), ({"stages": "0-1@cpu:0 2-3@cpu:0"}, ["cpu:0", "twice"]),
@@ -42,9 +42,9 @@ def test_parameters_that_make_no_sense_are_refused_by_name(changed, named):
         read_all({**PARAMETERS, "backbone": "a", **changed})
 
 
-def test_parameters_that_went_are_accepted_at_their_default():
+def test_a_packing_need_not_be_named():
     without = {name: value for name, value in PARAMETERS.items() if name != "packing"} | {"backbone": "a"}
-    assert read_all(without) == read_all({**without, "packing": "packed", "overlap": "pipelined"})
+    assert read_all(without) == read_all({**without, "packing": "packed"})
 
 
 def test_auto_is_on_a_cpu_what_was_measured_at_the_export():

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from builder.evaluation.fitting import Bin, bins_of, calibration_error
-from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, UNKNOWN, Calibration, confidences
-from hplm.levels.evidence import Evidence, of_first_row
+from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, UNKNOWN, Calibration, Evidence, confidences, of_first_row
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
 NUMBERS = Calibration(BINS, delta=0.5, edges=(1.0, 2.0), shares=(0.9, 0.5, 0.2))

@@ -6,9 +6,8 @@ import weakref
 import pytest
 
 from hplm.metrics import names
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import OTHERS, Meter, Outcomes, outcome_of
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
-from hplm.metrics.outcomes import OTHERS, Outcomes, outcome_of
 from hplm.metrics.publisher import Publisher
 from tests.support.wait import eventually
 

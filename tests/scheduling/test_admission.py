@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import NEVER
+from hplm.scheduling.filling import beyond_share, fair_first
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.sharing import beyond_share, fair_first
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
-from hplm.simulate.costs import one_stage
-from hplm.simulate.encoders import REFUSED, Machine, simulate_one
+from hplm.simulate.encoders import REFUSED, Machine, one_stage, simulate_one
 
 ROOM = Capacity(tokens=100, texts=100, tenants=100)
 FULL = 10_000_000  # a batch of ten texts of ten tokens

@@ -130,7 +130,7 @@ def test_options_are_checked(options, named):
     for name in ("das", "slotted_das"):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             policy(f"{name}:{options}")
-    for other, named in (("timely:horizon=2.5", ["horizon=2.5", 255]), ("sjf:in_time=no", ["in_time=no"])):
+    for other, named in (("timely:reserve=2", ["reserve=2"]), ("sjf:in_time=no", ["in_time=no"])):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             policy(other)
 

@@ -8,8 +8,8 @@ import pytest
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.filling import fair_share
 from hplm.scheduling.governor import CALM, HORIZON_NS, LOOKS, Governor
-from hplm.scheduling.sharing import fair_share
 from hplm.simulate.arrivals import SimulatedText
 
 FULL = 1000  # tokens of a batch

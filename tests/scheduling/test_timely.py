@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.sharing import fair_share
+from hplm.scheduling.filling import fair_share
 from hplm.scheduling.timely import Timely
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import SimulatedText
@@ -111,7 +111,3 @@ def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(
         return [_text(tokens, is_urgent * (batch + 3) * FULL)] * (300 - len(columns))
 
     _serve_until(passed_over[-1], Timely(reserve=reserve), columns, arriving, bound)
-
-
-def test_a_horizon_may_be_written_as_a_fraction():
-    assert _batch([_text(150), _text(150)], Timely(horizon=8.0))

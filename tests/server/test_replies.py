@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 
 from hplm.engine.lookup_service import LookupService
-from hplm.engine.memory import LARGE, SharedMemory
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
 from hplm.metrics import names
-from hplm.metrics.meter import Meter
-from hplm.metrics.outcomes import Outcomes
-from hplm.request.answers import End, Reply, strings
+from hplm.metrics.meter import Meter, Outcomes
+from hplm.request.answers import LARGE, End, Reply, SharedMemory, strings
 from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED

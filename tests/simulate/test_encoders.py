@@ -10,20 +10,23 @@ from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.costs import EngineCost, one_stage
-from hplm.simulate.encoders import ANSWERED, EXPIRED, Machine, simulate_one
+from hplm.simulate.encoders import ANSWERED, EXPIRED, Machine, one_stage, simulate_one
 from hplm.tenants.students import Team
 
 pytestmark = pytest.mark.slow
 
 CAPACITY = Capacity(320, 320, 320)
-COST = EngineCost(batch=1e6, token=20e3, score=0)
-TEXTS_A_SECOND = 320 / 20 / COST.packed(np.full(16, 20)) * 1e9
+FULL_BATCH = 1e6 + 320 * 20e3
+TEXTS_A_SECOND = 320 / 20 / FULL_BATCH * 1e9
+
+
+def batch_ns(lengths, places):
+    return 1e6 + 20e3 * lengths.sum()
 
 
 def _run(given_policy, load, admission=False):
     scheduler = Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, 0)
-    return simulate_one(scheduler, Machine(one_stage(COST.packed), CAPACITY), load)
+    return simulate_one(scheduler, Machine(one_stage(batch_ns), CAPACITY), load)
 
 
 def _load(rate, seconds=0.5, **options):
@@ -46,9 +49,8 @@ def test_a_flood_of_one_tenant_does_not_delay_another(lengths):
     alone, beside = (_run("timely", load) for load in (modest, Arrivals.together([modest, flood])))
     mine = beside.arrivals.tenant == 0
     assert beside.on_time[mine].mean() > 0.97 * alone.on_time.mean()
-    full_batch = COST.packed(np.full(16, 20))
     took = (beside.answered_ns - beside.arrivals.at_ns)[mine & beside.answered]
-    assert np.percentile(took, 99) < 2 * 1.1 * full_batch  # the running batch, and its own batch
+    assert np.percentile(took, 99) < 2 * 1.1 * FULL_BATCH  # the running batch, and its own batch
 
 
 def test_admission_refuses_no_request_that_would_be_in_time():
@@ -58,14 +60,14 @@ def test_admission_refuses_no_request_that_would_be_in_time():
 
 def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behind_a_flood():
     """An engine that takes two seconds for a whole batch, and a flood of twice what it can do."""
-    slow, unhurried = EngineCost(batch=5e6, token=500e3, score=0), (0.0, 0.0)
+    slow, unhurried = one_stage(lambda lengths, places: 5e6 + 500e3 * lengths.sum()), (0.0, 0.0)
     flood = Stream(200.0, 10.0, allowed_ms=unhurried, tenants=[0]).draw(3)
     quiet = Stream(5.0, 10.0, allowed_ms=unhurried, tenants=[1]).draw(4)
     load = Arrivals.together([flood, quiet])
     waits, longest = {}, {}
     for batch_ns in (0, 50_000_000):
         scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), batch_ns=batch_ns)
-        outcome = simulate_one(scheduler, Machine(one_stage(slow.packed), Capacity(4096, 4096, 4096)), load)
+        outcome = simulate_one(scheduler, Machine(slow, Capacity(4096, 4096, 4096)), load)
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
         longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor
@@ -85,7 +87,7 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
             return super().offer(texts, now_ns)
 
     scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
-    simulate_one(scheduler, Machine(one_stage(COST.packed), CAPACITY, noise=0.05), load)
+    simulate_one(scheduler, Machine(one_stage(batch_ns), CAPACITY, noise=0.05), load)
     assert min(rungs[len(load) // 2 :]) >= 2
 
 
@@ -126,7 +128,7 @@ def test_fewer_students_answer_in_a_crowd_and_all_when_it_is_calm_again():
 
     def took_ns(texts, places):
         computed.update(text.number for text in texts)
-        return [COST.packed(np.array([text.tokens for text in texts]))]
+        return [batch_ns(np.array([text.tokens for text in texts]), places)]
 
     teams, shares = [Team(size, size / 3) for size in (3, 2, 1)], []
     for own in (teams[:1], teams):

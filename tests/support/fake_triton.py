@@ -98,7 +98,7 @@ def _values(given: str | bool | list[str]) -> np.ndarray:
 @contextmanager
 def model_of(repository: Path, name: str, backend: str, folder: str = "backends", **more: Any) -> Iterator[Any]:
     """Loads an exported model into this process, as Triton does in one of its own. `more`: of its utilities."""
-    ours = ("backends.replies", "backends.forwarded", f"{folder}.{backend}.model")
+    ours = ("backends.replies", f"{folder}.{backend}.model")
     with with_fake_triton(fake_utilities(**more), *ours) as (*_, module):
         config = {key: {"string_value": value} for key, value in parameters_of(repository / name / "config.pbtxt").items()}
         model = module.TritonPythonModel()

@@ -1,8 +1,7 @@
-"""Models how long a simulated engine takes: stage by stage, or by its packing, where padded tokens and scores count."""
+"""Models how long a batch takes in each packing, where padded tokens and scores count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +9,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.scheduling.filling import first_fit
 from hplm.scheduling.selection import OUTSIDE, Places
-from hplm.simulate.arrivals import SimulatedText
-
-# Returns the nanoseconds of a batch, from the lengths of its texts and the places that the policy has chosen for them.
-BatchTime = Callable[[Array, Places | None], float]
-# Returns the nanoseconds of texts that are computed at once, in each stage.
-StageTimes = Callable[[Sequence[SimulatedText], Places | None], Sequence[float]]
-
-
-def one_stage(batch_ns: BatchTime) -> StageTimes:
-    """Returns the times of an engine that is no pipeline."""
-    return lambda texts, places: [batch_ns(np.array([text.tokens for text in texts]), places)]
+from hplm.simulate.encoders import BatchTime
 
 
 @dataclass(frozen=True)
