@@ -18,6 +18,7 @@ from hplm.errors import HplmError
 from hplm_client.errors import ConnectionFailed, SafeToRetry, refusal
 
 MESSAGES: Any = service_pb2  # generated code, without types
+OUTPUTS = "LABEL", "SCORE"
 A_CHANNEL = 100  # requests at once: as many streams as servers usually allow on a connection
 REFUSED_S = 0.1  # the pause after a refusal that does not name one
 PATIENCE_S = 30.0  # how long the last answers may take
@@ -112,7 +113,10 @@ class GrpcLoad:
         request = MESSAGES.ModelInferRequest(model_name=self.model)
         request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
         request.raw_input_contents.append(struct.pack("<I", len(encoded)) + encoded)
-        request.parameters["tenant"].string_param = self.tenant
+        for name in OUTPUTS:
+            request.outputs.add(name=name)
+        for name, value in {"tenant": self.tenant, "outputs": ",".join(OUTPUTS)}.items():
+            request.parameters[name].string_param = value
         return request
 
 
