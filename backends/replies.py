@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -191,9 +192,13 @@ def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
     Lets `sender` know if the request only asks whether the model works.
     """
     try:
-        parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+        given = request.parameters() or "{}"
     except UnicodeDecodeError:  # it holds all parameters, API keys too
         raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+    try:
+        parameters: dict[str, Any] = msgspec.json.decode(given)
+    except msgspec.DecodeError:  # JSON has no NaN, of which Triton makes one
+        parameters = json.loads(given)
     if parameters.get(PROBE) is True:
         sender.take_for_probe()
     if DRAIN.begun:

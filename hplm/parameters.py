@@ -70,12 +70,14 @@ def asked_flag(asked: Mapping[str, Any], name: str) -> bool:
 
 def asked_timeout_us(asked: Mapping[str, Any], read: int) -> int:
     """Returns the timeout of a request; 0: none. `read`: what Triton has read of it; it leaves that of `generate` here."""
-    return asked_number({"timeout": read or asked.get("timeout", 0)}, "timeout", 0, 2**63 - 1)
+    return asked_number({"timeout": read} if read else asked, "timeout", 0, 2**63 - 1)
 
 
 def asked_number(asked: Mapping[str, Any], name: str, low: int, high: int) -> int:
     """Reads a parameter of a request; 0 if it is missing."""
-    value = asked.get(name, 0)
+    if name not in asked:
+        return 0
+    value = asked[name]
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(f"parameter {name!r} is {value!r}: send a whole number from {low} to {high}")
     return value
