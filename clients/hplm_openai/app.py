@@ -50,13 +50,7 @@ class Gateway:
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
             ],
             middleware=[Middleware(AtOnce, most=self._limits.at_once, exempt=HEALTH)],
-            exception_handlers={
-                Refused: _refused,
-                HplmClientError: _failed,
-                HTTPException: _unrouted,
-                Gone: _gone,
-                Exception: _broken,
-            },
+            exception_handlers=dict.fromkeys((Refused, HplmClientError, HTTPException, Gone, Exception), _told),
             lifespan=self._lifespan,
         )
 
@@ -110,25 +104,18 @@ def _with_arrival(request: Request, asked: Asked) -> Asked:
     return replace(asked, more={**asked.more, ARRIVED: ", ".join(said)}) if said else asked
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return JSONResponse(error.body, error.status, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HplmClientError)
-    return await _refused(request, refusal(error, _key_of(request)))
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
-    return await _refused(request, Refused(error.status_code, f"no such endpoint: {served} are served here"))
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_HAS_GONE)
-
-
-async def _broken(request: Request, _: Exception) -> Response:
-    return await _refused(request, Refused(500, "the gateway failed: its log says where", "internal"))
+async def _told(request: Request, error: Exception) -> Response:
+    """Returns what a client gets for an error."""
+    match error:
+        case Gone():
+            return Response(status_code=CLIENT_HAS_GONE)
+        case Refused():
+            refused = error
+        case HplmClientError():
+            refused = refusal(error, _key_of(request))
+        case HTTPException():
+            served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
+            refused = Refused(error.status_code, f"no such endpoint: {served} are served here")
+        case _:
+            refused = Refused(500, "the gateway failed: its log says where", "internal")
+    return JSONResponse(refused.body, refused.status, refused.headers)

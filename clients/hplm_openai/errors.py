@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -29,46 +30,35 @@ from hplm_client.errors import (
 )
 
 log = logging.getLogger(__name__)
-STATUSES: dict[type[HplmClientError], int] = {
-    InvalidInput: 400,
-    NoTenant: 404,
-    NoBackbone: 404,
-    QuotaExceeded: 429,
-    ConnectionLost: 502,
-    QueueFull: 503,
-    Draining: 503,
-    DeadlineMissed: 503,
-    OutOfCapacity: 503,
-    Quarantined: 503,
-    Unavailable: 503,
-    NotConnected: 503,
-    ClientTimeout: 504,
-}  # all others: 500
+STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # all others: 500
+    400: (InvalidInput,),
+    404: (NoTenant, NoBackbone),
+    429: (QuotaExceeded,),
+    502: (ConnectionLost,),
+    503: (QueueFull, Draining, DeadlineMissed, OutOfCapacity, Quarantined, Unavailable, NotConnected),
+    504: (ClientTimeout,),
+}
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
 CODES = {"no_tenant": "model_not_found", "quota": "rate_limit_exceeded"}  # for others: our word
 
 
+@dataclass(eq=False)
 class Refused(Exception):
     """Raised to answer a request with this status and error. `param`: the field of the request that is wrong."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.headers = headers or {}
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def wrong(message: str, param: str | None = None) -> Refused:
@@ -89,7 +79,7 @@ def refusal(
         log.error("%s: %s", type(error).__name__, error)
     if isinstance(error, NoTenant) and key is None:
         return Refused(401, "no such model is open without a key: check the model, or send its key", "invalid_api_key", "model")
-    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+    status = next((status for status, kinds in STATUSES.items() if isinstance(error, kinds)), 500)
     headers: dict[str, str] = {}
     if isinstance(error, SafeToRetry) and (seconds := error.retry_after_s) is not None:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
