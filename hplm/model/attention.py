@@ -162,13 +162,11 @@ def heads_of(x: Tensor, count: int, head: int) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Computes attention over sequences x heads x tokens x head."""
-    grouped = key.shape[1] < query.shape[1]
     if query.requires_grad and query.dtype is torch.bfloat16 and query.device.type == "cpu":
         # In the backward pass, torch's CPU kernel takes five times as long in 16 bits as in 32.
         with torch.autocast("cpu", enabled=False):
-            return scaled_dot_product_attention(
-                query.float(), key.float(), value.float(), mask, is_causal=causal, enable_gqa=grouped
-            ).to(query.dtype)
+            return attend(query.float(), key.float(), value.float(), mask, causal).to(query.dtype)
+    grouped = key.shape[1] < query.shape[1]
     return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=grouped)
 
 

@@ -183,18 +183,6 @@ def _layers(weights: Weights, first: int, count: int) -> dict[str, Tensor]:
     return {f"layers.{number}.{name}": own for number, part in every for name, own in part.items()}
 
 
-def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, UpperStack]:
-    """Returns stacks with weights of BERT's initial distribution, for tests and benchmarks of any size."""
-    generator = torch.Generator().manual_seed(seed)
-    lower, upper = LowerStack(config), UpperStack(config)
-    with torch.no_grad():
-        for stack in (lower, upper):
-            for name, parameter in stack.named_parameters():
-                if "norm" not in name:
-                    parameter.normal_(0.0, 0.02, generator=generator)
-    return lower, upper
-
-
 def full_stack(checkpoint: Checkpoint) -> Layers:
     """Returns all layers of the original model as our `Layer`s: the teacher of the adaptation."""
     if checkpoint.config.is_decoder:

@@ -13,7 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.errors import MISFITS, Broken, InvalidInput
+import msgspec
+
+from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.options import TABLE_DTYPES
 from hplm.plot.index import Index, IndexMeta
@@ -110,15 +112,13 @@ class TableMeta(TableSpec):
             stored = json.loads(text)
         except ValueError as error:
             raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
-        try:
-            found = stored["format"]
-            meta = cls(**(stored | {"index": IndexMeta(**stored["index"])})) if found == FORMAT else None
-            if meta is not None:  # raises if a field has another type
-                _ = meta.sizes(), meta.space.masks, {meta.parent_branch, (meta.domain, meta.version)}
-        except (*MISFITS, ZeroDivisionError, InvalidInput) as error:  # a token fits into no word, takes none, or no window
-            raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
-        if meta is None:
+        if isinstance(stored, dict) and (found := stored.get("format", FORMAT)) != FORMAT:
             raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")
+        try:
+            meta = msgspec.convert(stored, cls)
+            _ = meta.sizes(), meta.space.masks
+        except (msgspec.ValidationError, ZeroDivisionError, InvalidInput) as error:  # no window, or no word for a token
+            raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
         return meta
 
 

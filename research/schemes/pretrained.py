@@ -12,12 +12,12 @@ from builder.learning.bodies import WholeBody
 from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint, random_backbone
+from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
 from hplm.model.windows import Window
 from hplm.plot.writing import write_table
 from research.baselines.body import Body
-from testing.random_store import RANDOM
+from testing.random_store import RANDOM, random_backbone
 
 
 def pretrained(store: Store) -> Body:
