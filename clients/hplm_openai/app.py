@@ -17,10 +17,9 @@ from starlette.routing import Route
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
 from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer
-from hplm_openai.connections import AtOnce, Gone, read_body, while_connected
+from hplm_openai.connections import AtOnce, Events, Gone, read_body, while_connected
 from hplm_openai.decoders import Decoders
 from hplm_openai.errors import Refused, refusal
-from hplm_openai.events import Events
 from hplm_openai.requests import Asked, key_in, read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it

@@ -172,9 +172,6 @@ def _encoder_refusals(source: Any) -> dict[str, bool]:
     }
 
 
-ENCODERS_WAY_OUT = "take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family"
-
-
 BERT = Family(
     Names(
         body=_BODY | {"segments": "embeddings.token_type_embeddings"},
@@ -194,12 +191,13 @@ BERT = Family(
         "norm_eps": source.layer_norm_eps,
     },
     refusals=_encoder_refusals,
-    way_out=ENCODERS_WAY_OUT,
+    way_out="take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family",
     has_pooler=True,
 )
 ROBERTA = replace(BERT, counts_padding=True)
-DISTILBERT = Family(
-    Names(
+DISTILBERT = replace(
+    BERT,
+    names=Names(
         body=_BODY,
         layers="transformer.layer",
         layer={
@@ -212,8 +210,7 @@ DISTILBERT = Family(
         },
     ),
     form=lambda source: {"intermediate": source.hidden_dim, "activation": source.activation, "norm_eps": 1e-12},
-    refusals=_encoder_refusals,
-    way_out=ENCODERS_WAY_OUT,
+    has_pooler=False,
 )
 ENCODERS = {
     "bert": BERT,

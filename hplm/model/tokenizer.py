@@ -238,13 +238,7 @@ def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> Array:
     A word has no token if it was cut off or if the model cannot read it. A token belongs to the word in which it starts.
     """
     real = np.flatnonzero(encoded.parts == 0)
-    if not len(real):
-        return np.full(len(words), -1, dtype=np.int32)
-    starts = encoded.offsets[real, 0]
-    begin = np.array([start for start, _ in words], dtype=np.int64)
-    stop = np.array([stop for _, stop in words], dtype=np.int64)
-    at = np.searchsorted(starts, begin)
-    found = at < len(starts)
-    clipped = np.minimum(at, len(starts) - 1)
-    found &= starts[clipped] < stop
-    return np.where(found, real[clipped], -1).astype(np.int32)
+    starts = np.append(encoded.offsets[real, 0], np.iinfo(np.int64).max)  # behind the last token is none
+    begins, stops = np.array(words, dtype=np.int64).reshape(-1, 2).T
+    at = np.searchsorted(starts, begins)
+    return np.where(starts[at] < stops, np.append(real, -1)[at], -1).astype(np.int32)
