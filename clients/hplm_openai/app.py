@@ -77,7 +77,10 @@ class Gateway:
 
     async def _answer(self, request: Request, read: Callable[..., Asked], kind: type[Answer]) -> Response:
         key = _key_of(request)
-        answer = kind(_with_arrival(request, read(await read_body(request, self._limits.largest_body), key)))
+        asked = read(await read_body(request, self._limits.largest_body), key)
+        if arrived := request.headers.getlist(ARRIVED):  # passed on, so that the server counts its times from then
+            asked = replace(asked, more={**asked.more, ARRIVED: ", ".join(arrived)})
+        answer = kind(asked)
         responses = self._decoders.ask(answer.asked)
         try:
             if not answer.asked.stream:
@@ -95,12 +98,6 @@ async def _only(responses: AsyncGenerator[Outputs]) -> Outputs:
 
 def _key_of(request: Request) -> str | None:
     return key_in(request.headers.getlist("authorization"))
-
-
-def _with_arrival(request: Request, asked: Asked) -> Asked:
-    """Passes on when the request arrived, so that the server counts its times from then."""
-    said = request.headers.getlist(ARRIVED)
-    return replace(asked, more={**asked.more, ARRIVED: ", ".join(said)}) if said else asked
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -143,7 +143,8 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     """
     config, weights = checkpoint.config, checkpoint.weights
     if config.is_decoder:
-        below, above = _of_decoder(config, weights)
+        below = {"places": weights["positions.weight"][: config.window.n + 1]} if config.has_places else {}
+        above = _named(weights, "positions.", "final_norm.", "next_token.")
     elif checkpoint.skipbert:
         from hplm.model.skipbert import halves_of
 
@@ -154,11 +155,6 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     lower.load_state_dict(below | _named(weights, "words.", "norm.") | _layers(weights, 0, config.lower_layers))
     upper.load_state_dict(above | _layers(weights, config.lower_layers, config.upper_layers))
     return lower, upper
-
-
-def _of_decoder(config: BackboneConfig, weights: Weights) -> Halves:
-    below = {"places": weights["positions.weight"][: config.window.n + 1]} if config.has_places else {}
-    return below, _named(weights, "positions.", "final_norm.", "next_token.")
 
 
 def _of_encoder(config: BackboneConfig, weights: Weights) -> Halves:

@@ -130,7 +130,9 @@ class Table:
         self.meta = TableMeta.load(folder / "meta.json")
         self.space = self.meta.space
         for name, size in self.meta.sizes().items():
-            _expect_size(folder / name, size)
+            file = folder / name
+            if (found := file.stat().st_size if file.exists() else 0) != size:
+                raise Broken(f"{file} has {found} bytes, but its meta.json says {size}: build or copy the table again")
 
     @property
     def size(self) -> int:
@@ -153,9 +155,3 @@ class Table:
         first = next(self.rows.broken(), None)
         if first is not None:
             raise Broken(f"row {first} of {self.folder / 'values'} does not match its checksum: build or copy the table again")
-
-
-def _expect_size(file: Path, size: int) -> None:
-    found = file.stat().st_size if file.exists() else 0
-    if found != size:
-        raise Broken(f"{file} has {found} bytes, but its meta.json says {size}: build or copy the table again")
