@@ -37,11 +37,6 @@ class TextAnswer:
     confidence: float = UNKNOWN  # the probability that it is right
     level: int = 1  # of its tenant's levels, the one that has answered; 1 is the shallowest
 
-    @property
-    def is_one_label(self) -> bool:
-        """Whether it has one label and the logits of one row."""
-        return len(self.labels) == len(self.logits) == 1
-
 
 @dataclass(slots=True)
 class LabelEach:
@@ -59,7 +54,7 @@ class LabelEach:
     @classmethod
     def of(cls, texts: Sequence[TextAnswer]) -> LabelEach | None:
         """Returns these answers in columns of their own, or None if one of them has not exactly one label."""
-        if not all([text.is_one_label for text in texts]):
+        if not all([len(text.labels) == len(text.logits) == 1 for text in texts]):
             return None
         return cls(
             [text.labels[0] for text in texts],

@@ -40,7 +40,6 @@ class Gatherer:
         self._device = device
         self._dtype = dtype
         self._resident = resident
-        self._said = False
         self._tables: list[tuple[Table, int]] = []  # of the last batch
         self._sums: Sums | None = None  # of these; None: the kernel cannot sum them
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
@@ -86,9 +85,6 @@ class Gatherer:
         if tables != self._tables:
             self._tables = tables
             self._sums = Sums(tables, self._dtype) if not self._resident and can_sum(tables, self._dtype) else None
-        if not self._said:
-            log.info("the first rows are gathered by %s", "torch" if self._sums is None else "the compiled kernel")
-            self._said = True
         if self._sums is not None:
             faults = disk_faults()
             total = self._sums.of(addresses, lengths, size, pinned=self._device.type == "cuda")
