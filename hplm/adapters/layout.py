@@ -156,19 +156,14 @@ class Layout:
             for layer in flat
         ]
 
-    def allocate(
-        self, slots: int, device: torch.device, dtype: torch.dtype, devices: Sequence[torch.device] = ()
-    ) -> list[dict[str, Tensor]]:
-        """Returns zeros for that many slots: for each layer its tensors as slots x ..., with the ranks of `in_slots`.
-
-        `devices`: of each layer, if they are not all on `device`.
-        """
+    def allocate(self, slots: int, devices: Sequence[torch.device], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+        """Returns zeros for that many slots: for each layer its tensors as slots x ..., with the ranks of `in_slots`."""
         return [
             {
                 name: _lying(torch.zeros(slots * prod(shape), device=own, dtype=dtype), shape, slots)
                 for name, shape in self.in_slots.shapes.items()
             }
-            for own in devices or [device] * self.layers
+            for own in devices
         ]
 
     def pack(self, layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
