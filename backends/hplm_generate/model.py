@@ -75,14 +75,17 @@ class Answer(PendingPrompt):
 
     def _end(self, end: End | str) -> None:
         self.ended = True
-        # What follows was said before the engine knew of the end. Its own method would keep Triton's sender in a cycle.
-        self.respond = lambda said: None
+        self.respond = _ignored  # its own method would keep it, and Triton's sender, until Python looks for cycles
         self._count(end)
 
     @property
     def is_unwanted(self) -> bool:
         """Whether the client has gone before its answer has ended. To ask is a round trip to the server process."""
         return self._sender.is_cancelled
+
+
+def _ignored(said: Reply | Failure) -> None:
+    """Takes what follows the end of an answer. It was said before the engine knew of the end."""
 
 
 class TritonPythonModel:

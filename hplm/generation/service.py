@@ -271,7 +271,7 @@ class Service:
             tokens = self._prompts.encode(text[-self._prompts.most_characters :])
         else:
             tokens = self._prompts.of_messages(asked.messages)
-            text = self._prompts.decode(tokens)
+            text = self._prompts.decode(tokens.tolist())
         most = positions - max_tokens
         if len(tokens) > most and truncate and most > 0:  # what is generated follows the end
             tokens = np.concatenate([tokens[:1], tokens[len(tokens) - most + 1 :]])

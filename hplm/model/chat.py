@@ -139,7 +139,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = _now
     return environment
 
 
@@ -156,6 +156,10 @@ class _Generation(Extension):
 def _to_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
     """Unlike jinja2's own, it escapes nothing for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **form)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _raise(message: str) -> None:

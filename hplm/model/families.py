@@ -169,6 +169,7 @@ def _encoder_refusals(source: Any) -> dict[str, bool]:
     }
 
 
+ENCODERS_WAY_OUT = "take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family"
 BERT = Family(
     Names(
         body=_BODY | {"segments": "embeddings.token_type_embeddings"},
@@ -188,13 +189,12 @@ BERT = Family(
         "norm_eps": source.layer_norm_eps,
     },
     refusals=_encoder_refusals,
-    way_out="take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family",
+    way_out=ENCODERS_WAY_OUT,
     has_pooler=True,
 )
 ROBERTA = replace(BERT, counts_padding=True)
-DISTILBERT = replace(
-    BERT,
-    names=Names(
+DISTILBERT = Family(
+    Names(
         body=_BODY,
         layers="transformer.layer",
         layer={
@@ -207,7 +207,8 @@ DISTILBERT = replace(
         },
     ),
     form=lambda source: {"intermediate": source.hidden_dim, "activation": source.activation, "norm_eps": 1e-12},
-    has_pooler=False,
+    refusals=_encoder_refusals,
+    way_out=ENCODERS_WAY_OUT,
 )
 ENCODERS = {
     "bert": BERT,

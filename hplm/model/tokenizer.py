@@ -100,7 +100,8 @@ class Tokenizer:
         results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
         right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
         read = [tuple(map(self._beginning, given[index].whole)) for index in right]
-        encodings = self._tokenizer.encode_batch([one if len(one) > 1 else one[0] for one in read])
+        inputs = [own[0] if given[index].pair is None else own for index, own in zip(right, read, strict=True)]
+        encodings = self._tokenizer.encode_batch(inputs)
         for index, own, encoding in zip(right, read, encodings, strict=True):
             results[index] = self._encoded(given[index], own == given[index].whole, encoding)
         return results
@@ -126,7 +127,7 @@ class Tokenizer:
         if length <= self.positions:
             return Encoded(encoding, whole)
         if given.in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
-            return self._windows(encoding if is_whole else self._tokenizer.encode(*whole), whole)
+            return self._windows(encoding if is_whole else self._tokenizer.encode(given.text, pair), whole)
         if not given.truncate:
             if given.in_windows and pair is not None and len(pair) > MOST_IN_WINDOWS:
                 return InvalidInput(
@@ -239,6 +240,6 @@ def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> Array:
     """
     real = np.flatnonzero(encoded.parts == 0)
     starts = np.append(encoded.offsets[real, 0], np.iinfo(np.int64).max)  # behind the last token is none
-    begins, stops = np.array(words, dtype=np.int64).reshape(-1, 2).T
-    at = np.searchsorted(starts, begins)
-    return np.where(starts[at] < stops, np.append(real, -1)[at], -1).astype(np.int32)
+    spans = np.array(words, dtype=np.int64).reshape(-1, 2)
+    at = np.searchsorted(starts, spans[:, 0])
+    return np.where(starts[at] < spans[:, 1], np.append(real, -1)[at], -1).astype(np.int32)

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -109,7 +109,7 @@ class TableMeta(TableSpec):
     @classmethod
     def read(cls, text: bytes, path: object) -> TableMeta:
         try:
-            stored = json.loads(text)
+            stored: dict[str, Any] | list[Any] | None = json.loads(text)
         except ValueError as error:
             raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
         if isinstance(stored, dict) and (found := stored.get("format", FORMAT)) != FORMAT:

@@ -267,5 +267,6 @@ class CrossAttention:
 def _attended(query: Tensor, key: Tensor, value: Tensor, rows: int, heads: int, mask: Tensor | None, causal: bool) -> Tensor:
     """Computes attention inside each of so many rows of equal length."""
     head = query.shape[1] // heads
-    own = (heads_of(x, rows, head) for x in (query, key, value))
-    return flattened(scaled_dot_product_attention(*own, mask, is_causal=causal, enable_gqa=key.shape[1] < query.shape[1]))
+    grouped = key.shape[1] < query.shape[1]
+    query, key, value = (heads_of(x, rows, head) for x in (query, key, value))
+    return flattened(scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=grouped))
