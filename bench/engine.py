@@ -17,11 +17,10 @@ from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
 from bench.turns import alternate
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
-from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.simulate.arrivals import Lengths
-from testing.random_store import SIZES, bert_config
+from testing.random_store import SIZES, bert_config, random_backbone
 
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
 MEAN, VARIANCES = 20, (20, 100)

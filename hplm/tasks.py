@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -44,11 +44,6 @@ class TextAnswer:
     confidence: float = UNKNOWN  # the probability that it is right
     level: int = 1  # of its tenant's levels, the one that has answered; 1 is the shallowest
 
-    @property
-    def is_one_label(self) -> bool:
-        """Whether it has one label and the logits of one row."""
-        return len(self.labels) == len(self.logits) == 1
-
 
 @dataclass(slots=True)
 class LabelEach:
@@ -66,7 +61,7 @@ class LabelEach:
     @classmethod
     def of(cls, texts: Sequence[TextAnswer]) -> LabelEach | None:
         """Returns these answers in columns of their own, or None if one of them has not exactly one label."""
-        if not all([text.is_one_label for text in texts]):
+        if not all([len(text.labels) == len(text.logits) == 1 for text in texts]):
             return None
         return cls(
             [text.labels[0] for text in texts],
@@ -220,7 +215,8 @@ def passage_tokens(text: str, pair: str | None, encoded: Encoded) -> Array:
     return rows[np.argsort(rows[:, 0], kind="stable")]
 
 
-def no_rows(text: str, pair: str | None, encoded: Encoded) -> Array:
+def only_generates(*_: object) -> NoReturn:
+    """Stands for both functions of a task without a head."""
     raise InvalidInput("the tenant generates text, and has no head that could answer: ask its backbone to generate")
 
 
@@ -328,10 +324,6 @@ def _ends(logits: Array, spans: Array, labels: Sequence[str]) -> tuple[Array, Ev
     return best, Evidence(ends.T, np.array(chosen))
 
 
-def no_answer(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
-    raise InvalidInput("the tenant generates text, and has no logits of labels")
-
-
 def best_span(logits: Array) -> tuple[int, int]:
     """Returns the tokens at which the best answer starts and ends: the sum of their two logits is the highest."""
     starts, ends = logits[:, 0], logits[:, 1]
@@ -401,6 +393,6 @@ TASKS: dict[str, Task] = {
             further_label="none",
             needs_pair=True,
         ),
-        Task("generate", no_rows, no_answer, generates=True),
+        Task("generate", only_generates, only_generates, generates=True),
     )
 }

@@ -19,8 +19,8 @@ from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, exit_layout, head_layout
 from hplm.levels.calibration import INTERVAL, Calibration
-from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import ABSENT
 from hplm.plot.keys import KeySpace, first_of_each, order
 from hplm.plot.table import TableSpec
@@ -95,6 +95,18 @@ def random_documents(config: BackboneConfig, tokens: int, length: int, seed: int
     else:
         ids[:, 0], ids[:, -1] = config.cls_id, config.sep_id
     return list(ids.astype(np.int32))
+
+
+def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, UpperStack]:
+    """Returns stacks with weights of BERT's initial distribution."""
+    generator = torch.Generator().manual_seed(seed)
+    lower, upper = LowerStack(config), UpperStack(config)
+    with torch.no_grad():
+        for stack in (lower, upper):
+            for name, parameter in stack.named_parameters():
+                if "norm" not in name:
+                    parameter.normal_(0.0, 0.02, generator=generator)
+    return lower, upper
 
 
 def random_store(

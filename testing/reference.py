@@ -6,7 +6,7 @@ It reads the same stored files as the engine, but computes in another way: witho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -216,6 +216,17 @@ class Reference:
         return Dictionaries(self.backbone.config.window)
 
 
+def windows_of(window: Window, texts: Iterable[Sequence[int]]) -> np.ndarray:
+    """Returns the window of each token, as id + 1: tokens x n. Beyond the ends of a text stand zeros."""
+    n, centre = window.n, window.centre
+    of_texts = [
+        [text[place] + 1 if 0 <= place < len(text) else 0 for place in range(middle - centre, middle - centre + n)]
+        for text in texts
+        for middle in range(len(text))
+    ]
+    return np.array(of_texts, dtype=np.int64)
+
+
 class Dictionaries:
     """Looks up windows in dictionaries instead of the tables' own indexes. Tables are a domain's, its parent's, and so on."""
 
@@ -225,13 +236,11 @@ class Dictionaries:
 
     def sums(self, tokens: list[int], tables: Sequence[Table]) -> Tensor:
         """Sums the stored vectors of each token, over all windows that cover it. A causal window stores only its last token."""
-        n, centre = self._window.n, self._window.centre
         sums = torch.zeros(len(tokens), tables[0].meta.hidden)
-        for middle in range(len(tokens)):
-            places = range(middle - centre, middle - centre + n)
-            window = [tokens[place] + 1 if 0 <= place < len(tokens) else 0 for place in places]
+        for middle, window in enumerate(windows_of(self._window, [tokens]).tolist()):
             _, link, row = self.find(window, tables)
-            for place, vector in zip(list(places)[self._window.stored], tables[link].rows.vectors(row), strict=True):
+            first = middle - self._window.centre + self._window.stored.start
+            for place, vector in enumerate(tables[link].rows.vectors(row), start=first):
                 if 0 <= place < len(tokens):
                     sums[place] += vector
         return sums

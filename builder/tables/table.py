@@ -65,7 +65,7 @@ def build_table(
     folder = store.table_folder(spec.domain, spec.version)
     title = f"{spec.domain}: computing the table"
     with progress_bar(title=title, total=len(keys), unit="n-gram", unit_scale=True) as bar:
-        return write_table(folder, spec, keys, values_of, progress=bar.update, known=known, resume=True)
+        return write_table(folder, spec, keys, values_of, progress=bar.update, known=known)
 
 
 def table_bytes(spec: TableSpec, ngrams: int, dtype: str) -> int:

@@ -36,26 +36,29 @@ class Answer(ABC):
 
     def whole(self, response: Outputs) -> dict[str, Any]:
         """Returns the answer whose only response this is."""
-        choices = [self.choice(*part) for part in self._parts(response)]
+        choices = [self._choice(*part, is_whole=True) for part in self._parts(response)]
         return {**self._head(self.whole_kind), "choices": choices, "usage": self._usage}
 
     def chunks(self, response: Outputs) -> Iterator[dict[str, Any]]:
         """Yields what a response adds to each choice."""
         for number, text, finish, tokens in self._parts(response):
             if text or finish or tokens:
-                yield self._chunk([self.delta(number, text, finish, tokens)])
+                yield self._chunk([self._choice(number, text, finish, tokens, is_whole=False)])
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
         if self.asked.include_usage:
             yield {**self._chunk([]), "usage": self._usage}
 
     @abstractmethod
-    def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
-        """Returns a choice of a whole answer."""
+    def _content(self, number: int, text: str, is_whole: bool) -> dict[str, Any]:
+        """Returns the text of a choice, or what a chunk adds to it."""
 
     @abstractmethod
-    def delta(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
-        """Returns what a chunk adds to a choice."""
+    def _logprobs(self, number: int, text: str, tokens: list[Token]) -> dict[str, Any]: ...
+
+    def _choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None, is_whole: bool) -> dict[str, Any]:
+        logprobs = None if tokens is None else self._logprobs(number, text, tokens)
+        return {"index": number, **self._content(number, text, is_whole), "logprobs": logprobs, "finish_reason": finish}
 
     @property
     def _usage(self) -> dict[str, int]:
@@ -92,11 +95,8 @@ class CompletionAnswer(Answer):
     _said: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))  # each choice's text until now
     _ends: Counter[int] = field(default_factory=Counter[int])  # where the text of each choice's last token ends in it
 
-    def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
-        logprobs = None if tokens is None else self._logprobs(number, text, tokens)
-        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}
-
-    delta = choice
+    def _content(self, number: int, text: str, is_whole: bool) -> dict[str, Any]:
+        return {"text": text}
 
     def _logprobs(self, number: int, text: str, tokens: list[Token]) -> dict[str, Any]:
         """Looks for the tokens in the text: they may lack a space, be a part of a character, or come before their text."""
@@ -123,18 +123,14 @@ class ChatAnswer(Answer):
     whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     _begun: set[int] = field(default_factory=set[int])  # choices
 
-    def choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": number, "message": message, "logprobs": self._logprobs(tokens), "finish_reason": finish}
-
-    def delta(self, number: int, text: str, finish: str | None, tokens: list[Token] | None) -> dict[str, Any]:
+    def _content(self, number: int, text: str, is_whole: bool) -> dict[str, Any]:
+        if is_whole:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
         delta = {"content": text} if number in self._begun else {"role": "assistant", "content": text}
         self._begun.add(number)
-        return {"index": number, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+        return {"delta": delta}
 
-    def _logprobs(self, tokens: list[Token] | None) -> dict[str, Any] | None:
-        if tokens is None:
-            return None
+    def _logprobs(self, number: int, text: str, tokens: list[Token]) -> dict[str, Any]:
         most = self.asked.logprobs or 0
         told = [
             {

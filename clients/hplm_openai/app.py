@@ -17,10 +17,9 @@ from starlette.routing import Route
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
 from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer
-from hplm_openai.connections import AtOnce, Gone, read_body, while_connected
+from hplm_openai.connections import AtOnce, Events, Gone, read_body, while_connected
 from hplm_openai.decoders import Decoders
 from hplm_openai.errors import Refused, refusal
-from hplm_openai.events import Events
 from hplm_openai.requests import Asked, key_in, read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it
@@ -50,13 +49,7 @@ class Gateway:
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
             ],
             middleware=[Middleware(AtOnce, most=self._limits.at_once, exempt=HEALTH)],
-            exception_handlers={
-                Refused: _refused,
-                HplmClientError: _failed,
-                HTTPException: _unrouted,
-                Gone: _gone,
-                Exception: _broken,
-            },
+            exception_handlers=dict.fromkeys((Refused, HplmClientError, HTTPException, Gone, Exception), _told),
             lifespan=self._lifespan,
         )
 
@@ -84,7 +77,10 @@ class Gateway:
 
     async def _answer(self, request: Request, read: Callable[..., Asked], kind: type[Answer]) -> Response:
         key = _key_of(request)
-        answer = kind(_with_arrival(request, read(await read_body(request, self._limits.largest_body), key)))
+        asked = read(await read_body(request, self._limits.largest_body), key)
+        if arrived := request.headers.getlist(ARRIVED):  # passed on, so that the server counts its times from then
+            asked = replace(asked, more={**asked.more, ARRIVED: ", ".join(arrived)})
+        answer = kind(asked)
         responses = self._decoders.ask(answer.asked)
         try:
             if not answer.asked.stream:
@@ -104,31 +100,18 @@ def _key_of(request: Request) -> str | None:
     return key_in(request.headers.getlist("authorization"))
 
 
-def _with_arrival(request: Request, asked: Asked) -> Asked:
-    """Passes on when the request arrived, so that the server counts its times from then."""
-    said = request.headers.getlist(ARRIVED)
-    return replace(asked, more={**asked.more, ARRIVED: ", ".join(said)}) if said else asked
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return JSONResponse(error.body, error.status, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HplmClientError)
-    return await _refused(request, refusal(error, _key_of(request)))
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
-    return await _refused(request, Refused(error.status_code, f"no such endpoint: {served} are served here"))
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_HAS_GONE)
-
-
-async def _broken(request: Request, _: Exception) -> Response:
-    return await _refused(request, Refused(500, "the gateway failed: its log says where", "internal"))
+async def _told(request: Request, error: Exception) -> Response:
+    """Returns what a client gets for an error."""
+    match error:
+        case Gone():
+            return Response(status_code=CLIENT_HAS_GONE)
+        case Refused():
+            refused = error
+        case HplmClientError():
+            refused = refusal(error, _key_of(request))
+        case HTTPException():
+            served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
+            refused = Refused(error.status_code, f"no such endpoint: {served} are served here")
+        case _:
+            refused = Refused(500, "the gateway failed: its log says where", "internal")
+    return JSONResponse(refused.body, refused.status, refused.headers)

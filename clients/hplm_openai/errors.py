@@ -6,69 +6,43 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from hplm_client.errors import (
-    ClientTimeout,
-    ConnectionLost,
-    Crashed,
-    DeadlineMissed,
-    Draining,
-    HplmClientError,
-    InvalidInput,
-    NoBackbone,
-    NotConnected,
-    NoTenant,
-    OutOfCapacity,
-    Quarantined,
-    QueueFull,
-    QuotaExceeded,
-    SafeToRetry,
-    Unavailable,
-)
+from hplm_client import errors
+from hplm_client.errors import HplmClientError
 
 log = logging.getLogger(__name__)
-STATUSES: dict[type[HplmClientError], int] = {
-    InvalidInput: 400,
-    NoTenant: 404,
-    NoBackbone: 404,
-    QuotaExceeded: 429,
-    ConnectionLost: 502,
-    QueueFull: 503,
-    Draining: 503,
-    DeadlineMissed: 503,
-    OutOfCapacity: 503,
-    Quarantined: 503,
-    Unavailable: 503,
-    NotConnected: 503,
-    ClientTimeout: 504,
-}  # all others: 500
+STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fits; all others: 500
+    400: (errors.InvalidInput,),
+    404: (errors.NoTenant, errors.NoBackbone),
+    429: (errors.QuotaExceeded,),
+    502: (errors.ConnectionLost,),
+    503: (errors.SafeToRetry, errors.DeadlineMissed, errors.OutOfCapacity, errors.Quarantined, errors.Unavailable),
+    504: (errors.ClientTimeout,),
+}
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
 CODES = {"no_tenant": "model_not_found", "quota": "rate_limit_exceeded"}  # for others: our word
 
 
+@dataclass(eq=False)
 class Refused(Exception):
     """Raised to answer a request with this status and error. `param`: the field of the request that is wrong."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.headers = headers or {}
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def wrong(message: str, param: str | None = None) -> Refused:
@@ -87,13 +61,13 @@ def refusal(
     """
     if error.word is None:
         log.error("%s: %s", type(error).__name__, error)
-    if isinstance(error, NoTenant) and key is None:
+    if isinstance(error, errors.NoTenant) and key is None:
         return Refused(401, "no such model is open without a key: check the model, or send its key", "invalid_api_key", "model")
-    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+    status = next((status for status, kinds in STATUSES.items() if isinstance(error, kinds)), 500)
     headers: dict[str, str] = {}
-    if isinstance(error, SafeToRetry) and (seconds := error.retry_after_s) is not None:
+    if isinstance(error, errors.SafeToRetry) and (seconds := error.retry_after_s) is not None:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
-    elif isinstance(error, DeadlineMissed | OutOfCapacity | Crashed | Quarantined):
+    elif isinstance(error, errors.DeadlineMissed | errors.OutOfCapacity | errors.Crashed | errors.Quarantined):
         headers = {"x-should-retry": "false"}  # the same request would be late, take the same memory, or end the engine again
     message, param = _message(error), "model" if status == 404 else None
     if usual_tokens is not None and "'max_tokens'" in message:
@@ -107,7 +81,7 @@ def refusal(
 
 def _message(error: HplmClientError) -> str:
     """Returns the server's sentence without its word and the server's address. An error without a word gets one of ours."""
-    if isinstance(error, NoTenant):
+    if isinstance(error, errors.NoTenant):
         return "no such model, or not yours: check the model and the key"
     if error.word is None:
         return _WITHOUT_WORD.get(type(error), "the server failed: the gateway's log says how")
@@ -116,10 +90,10 @@ def _message(error: HplmClientError) -> str:
 
 
 _WITHOUT_WORD: dict[type[HplmClientError], str] = {
-    InvalidInput: "the server takes no such request: check its fields",
-    NoBackbone: "the server has no decoder that is ready: try again later",
-    ClientTimeout: "the server did not answer in time: ask for fewer tokens, or try again later",
-    ConnectionLost: "the server closed the connection before the answer was whole: try again",
-    NotConnected: "the server cannot be reached: try again later",
-    Unavailable: "the server takes no requests now: try again later",
+    errors.InvalidInput: "the server takes no such request: check its fields",
+    errors.NoBackbone: "the server has no decoder that is ready: try again later",
+    errors.ClientTimeout: "the server did not answer in time: ask for fewer tokens, or try again later",
+    errors.ConnectionLost: "the server closed the connection before the answer was whole: try again",
+    errors.NotConnected: "the server cannot be reached: try again later",
+    errors.Unavailable: "the server takes no requests now: try again later",
 }

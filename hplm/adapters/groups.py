@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,13 @@ from torch import Tensor
 
 from hplm.arrays import Array
 from hplm.model.layer import activation
+
+
+class Map(NamedTuple):
+    """A linear map of each slot: slots x outputs x inputs, and slots x outputs."""
+
+    weight: Tensor
+    bias: Tensor | None = None
 
 
 class Groups(ABC):
@@ -36,19 +44,10 @@ class Groups(ABC):
         """Adds the linear map of spread rows to `base`, in place: large new tensors cost more than small products."""
         base.add_(self.collect(self.linear(spread, weight, bias)))
 
-    def add_low_rank(
-        self,
-        base: Tensor,
-        spread: Tensor,
-        down: Tensor,
-        up: Tensor,
-        down_bias: Tensor | None = None,
-        up_bias: Tensor | None = None,
-        function: str | None = None,
-    ) -> None:
+    def add_low_rank(self, base: Tensor, spread: Tensor, down: Map, up: Map, function: str | None = None) -> None:
         """Adds two linear maps of spread rows to `base`, in place, with a function between them."""
-        inner = self.linear(spread, down, down_bias)
-        self.add(base, inner if function is None else activation(function)(inner), up, up_bias)
+        inner = self.linear(spread, *down)
+        self.add(base, inner if function is None else activation(function)(inner), *up)
 
 
 def starts_of_runs(slots: Array) -> Array:

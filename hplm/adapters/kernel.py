@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.groups import Groups
+from hplm.adapters.groups import Groups, Map
 from hplm.arrays import Array
 from hplm.compiled import HOW, kernel, number_fields, pointer_fields, vectors
 
@@ -48,53 +48,36 @@ class InPlace(Groups):
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = spread.new_empty(spread.shape[0], weight.shape[1])
-        self._map(spread, out, weight, bias, adds=False)
+        self._map(spread, out, Map(weight, bias), adds=False)
         return out
 
     def add(self, base: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._map(spread, base, weight, bias)
+        self._map(spread, base, Map(weight, bias))
 
-    def add_low_rank(
-        self,
-        base: Tensor,
-        spread: Tensor,
-        down: Tensor,
-        up: Tensor,
-        down_bias: Tensor | None = None,
-        up_bias: Tensor | None = None,
-        function: str | None = None,
-    ) -> None:
-        if function in (None, "relu") and down.shape[1] <= MOST_RANK:
-            self._map(spread, base, up, up_bias, (_at(down.mT), _at(down_bias)), down.shape[2], function is not None)
+    def add_low_rank(self, base: Tensor, spread: Tensor, down: Map, up: Map, function: str | None = None) -> None:
+        if function in (None, "relu") and down.weight.shape[1] <= MOST_RANK:
+            self._map(spread, base, up, down, relu=function is not None)
         else:
-            super().add_low_rank(base, spread, down, up, down_bias, up_bias, function)
+            super().add_low_rank(base, spread, down, up, function)
 
-    def _map(
-        self,
-        x: Tensor,
-        out: Tensor,
-        up: Tensor,
-        bias: Tensor | None,
-        down: tuple[int | None, int | None] = (None, None),
-        inputs: int = 0,
-        relu: bool = False,
-        adds: bool = True,
-    ) -> None:
-        """Maps by `up`, slots x outputs x inputs. `down`: where the weights of a map before it are, with so many inputs."""
+    def _map(self, x: Tensor, out: Tensor, up: Map, down: Map | None = None, relu: bool = False, adds: bool = True) -> None:
+        """Maps by `up`, after `down` and a function if there is such a map."""
         compiled = kernel()
         assert compiled is not None and out.stride(1) == 1
         if x.stride(1) != 1:
             x = x.contiguous()
-        _, outputs, rank = up.shape
+        _, outputs, rank = up.weight.shape
+        before, inputs = ((None, None), 0) if down is None else (_at(down), down.weight.shape[2])
         threads = torch.get_num_threads() if x.shape[0] * rank * (inputs + outputs) >= WORTH else 1
         starts, slots, count = self._runs
         maps = _Maps(
-            *compiled.how(threads), *down, _at(up.mT), _at(bias), starts, slots, x.data_ptr(), out.data_ptr(),
+            *compiled.how(threads), *before, *_at(up), starts, slots, x.data_ptr(), out.data_ptr(),
             inputs, rank, outputs, relu, adds, count, x.stride(0), out.stride(0),
         )  # fmt: skip
         compiled.library.hplm_map(ctypes.byref(maps))
 
 
-def _at(tensor: Tensor | None) -> int | None:
-    assert tensor is None or tensor.is_contiguous()
-    return None if tensor is None else tensor.data_ptr()
+def _at(own: Map) -> tuple[int, int | None]:
+    """Returns where the weights and biases of a map are. Weights lie as inputs x outputs."""
+    assert own.weight.mT.is_contiguous() and (own.bias is None or own.bias.is_contiguous())
+    return own.weight.data_ptr(), None if own.bias is None else own.bias.data_ptr()

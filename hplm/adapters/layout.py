@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters import kernel, runs
-from hplm.adapters.groups import Groups
+from hplm.adapters.groups import Groups, Map
 from hplm.adapters.tiles import Tiles
 from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
@@ -156,19 +156,14 @@ class Layout:
             for layer in flat
         ]
 
-    def allocate(
-        self, slots: int, device: torch.device, dtype: torch.dtype, devices: Sequence[torch.device] = ()
-    ) -> list[dict[str, Tensor]]:
-        """Returns zeros for that many slots: for each layer its tensors as slots x ..., with the ranks of `in_slots`.
-
-        `devices`: of each layer, if they are not all on `device`.
-        """
+    def allocate(self, slots: int, devices: Sequence[torch.device], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+        """Returns zeros for that many slots: for each layer its tensors as slots x ..., with the ranks of `in_slots`."""
         return [
             {
                 name: _lying(torch.zeros(slots * prod(shape), device=own, dtype=dtype), shape, slots)
                 for name, shape in self.in_slots.shapes.items()
             }
-            for own in devices or [device] * self.layers
+            for own in devices
         ]
 
     def pack(self, layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -244,7 +239,7 @@ def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
 
 class Kind(ABC):
     usual_places: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()  # of a map, as `Groups.add_low_rank` takes them
+    tensors: tuple[str, ...] = ()  # of one place
     drawn: tuple[str, ...]  # endings of the names of randomly initialised tensors
 
     @abstractmethod
@@ -281,7 +276,8 @@ class Bottleneck(Kind):
             if torch.is_grad_enabled():
                 after = after.clone()  # the backward pass needs the input of the map
                 base = after[:, outputs]
-            groups.add_low_rank(base, spread, *[weights[name] for name in names], function=layout.function)
+            down, up, down_bias, up_bias = (weights[name] for name in names)
+            groups.add_low_rank(base, spread, Map(down, down_bias), Map(up, up_bias), layout.function)
         return after
 
 
@@ -304,7 +300,7 @@ class LowRank(Kind):
         if here := layout.maps.get(at):
             spread = groups.spread(before)
             for outputs, (down, up) in here:
-                groups.add_low_rank(after[:, outputs], spread, weights[down], weights[up])
+                groups.add_low_rank(after[:, outputs], spread, Map(weights[down]), Map(weights[up]))
         return after
 
 

@@ -7,7 +7,7 @@ reserved slots, layer by layer. So a batch computes its first layer while the we
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -49,12 +49,11 @@ class Slots:
         device: torch.device,
         dtype: torch.dtype,
         devices: Sequence[torch.device] = (),
-        copies: Callable[[torch.device], Copies] = Copies,
     ) -> None:
         """`devices`: of each layer, if they are not all on `device`. A slot has the same number on all of them."""
         self.layout, self.count = layout, count
         self._devices = list(devices) or [device] * layout.layers
-        self.layers: list[dict[str, Tensor]] = layout.allocate(count, device, dtype, devices)
+        self.layers: list[dict[str, Tensor]] = layout.allocate(count, self._devices, dtype)
         self._filled = [  # what a record fills of each tensor. The rest stays zero
             [tensors[name][(slice(None), *map(slice, shape))] for name, shape in layout.shapes.items()]
             for tensors in self.layers
@@ -62,7 +61,7 @@ class Slots:
         self._slot_of: OrderedDict[Record, int] = OrderedDict()  # least recently used first
         self._pins = [0] * count
         self._empty = list(reversed(range(count)))  # low slots first: weights of consecutive slots need no copy
-        self._copies = {device: copies(device) for device in dict.fromkeys(self._devices)}
+        self._copies = {device: Copies(device) for device in dict.fromkeys(self._devices)}
         self._arrivals: list[Arrival] = []  # host memory for as many records as any batch has missed
         self._promised: list[tuple[int, Arrival]] = []
         self._marks = [REACHED] * layout.layers  # the end of the last copies to each layer

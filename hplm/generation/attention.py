@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hplm.arrays import Array
 from hplm.generation.cache import CUDA_BLOCK, Cache, places_of
 from hplm.generation.kernel import attend, fits
-from hplm.model.attention import CUDA_DTYPES, CUDA_HEADS, cuda_options
+from hplm.model.attention import CUDA_DTYPES, CUDA_HEADS
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.model.tensors import sent
@@ -34,6 +36,14 @@ def attention_over(config: BackboneConfig, cache: Cache, chunks: Chunks, repeata
     if reads_blocks(config, cache):
         return BlockAttention(config, cache, chunks, repeatable)
     return CachedAttention(config, cache, chunks)
+
+
+@cache
+def cuda_options() -> frozenset[str]:
+    """Returns what torch's kernel for CUDA can be asked for. Older versions of torch know less."""
+    from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
+
+    return frozenset(signature(varlen_attn).parameters)
 
 
 def reads_blocks(config: BackboneConfig, cache: Cache) -> bool:

@@ -42,7 +42,7 @@ from hplm.generation.staging import Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
 from hplm.model.openmp import apart, compute_with
-from hplm.model.prompts import Prompts, cut_prompt, started
+from hplm.model.prompts import Prompts
 from hplm.parameters import asked_flag, asked_number, yes_or_no
 from hplm.plot.table import Table
 from hplm.request.answers import Reply, strings
@@ -114,6 +114,7 @@ class Service:
             in_flight=InFlight(1, settings.max_sequences, shown),
         )
         self.reader = Reader(self.loop, settings.limits)
+        self.begun = self.reader.begun
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
@@ -228,10 +229,6 @@ class Service:
         """Sets which tenants run alone, and which are refused."""
         self.loop.alone, (self._quarantined,) = apart.alone, apart.quarantined
 
-    def begun(self) -> list[float]:
-        """Returns when it began to read a prompt, if it reads one."""
-        return self.reader.begun()
-
     def meters(self) -> list[tuple[Meter, Callable[[], None]]]:
         """Returns the meter, and what updates it."""
         return [(self.meter, self.look)]
@@ -266,21 +263,19 @@ class Service:
 
     def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""
-        config = self._backbone.config
+        positions = self._backbone.config.positions
         if asked.messages is None:
             text = asked.text or ""
             tokens = self._prompts.encode(text[-self._prompts.most_characters :])
         else:
-            ids = self._prompts.of_messages(asked.messages)
-            text = self._prompts.decode(ids)
-            assert config.start_id is not None  # it is a decoder
-            tokens = started(np.array(ids, dtype=np.int64), config.start_id)
-        most = config.positions - max_tokens
-        if len(tokens) > most and truncate and most > 0:
-            tokens = cut_prompt(tokens, most)
+            tokens = self._prompts.of_messages(asked.messages)
+            text = self._prompts.decode(tokens.tolist())
+        most = positions - max_tokens
+        if len(tokens) > most and truncate and most > 0:  # what is generated follows the end
+            tokens = np.concatenate([tokens[:1], tokens[len(tokens) - most + 1 :]])
         if len(tokens) > most:
             raise InvalidInput(
-                f"a prompt of {len(tokens)} tokens and 'max_tokens' {max_tokens} are more than the {config.positions} "
+                f"a prompt of {len(tokens)} tokens and 'max_tokens' {max_tokens} are more than the {positions} "
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
         return tokens, text

@@ -117,7 +117,8 @@ class Stager:
         forest = self._forest()
         planned = sorted(planned, key=_place)
         self._find([one.sequence for one in planned])
-        addresses = [_addresses(one) for one in planned]
+        new = [(one.sequence.addresses, one.sequence.computed, one.count) for one in planned]
+        addresses = [np.array(own[start : start + count], dtype=np.int64) for own, start, count in new]
         kept = self._gatherer.readable(forest, addresses, lambda number, error: broken(planned[number].sequence, error))
         # Others ended with another answer of their request.
         kept = [number for number in kept if planned[number].sequence.blocks is not None]
@@ -160,12 +161,6 @@ class Stager:
 
     def _sent(self, numbers: Array) -> Tensor:
         return sent(numbers.astype(np.int64), self._device)
-
-
-def _addresses(one: Planned) -> Array:
-    """Returns those of a step's new tokens of a sequence."""
-    sequence = one.sequence
-    return np.array(sequence.addresses[sequence.computed : sequence.computed + one.count], dtype=np.int64)
 
 
 def _place(one: Planned) -> tuple[bool, int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
-from inspect import signature
+from functools import cached_property
 from itertools import groupby
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,14 +22,6 @@ CUDA_DTYPES = (torch.bfloat16, torch.float16)
 LEAST_LONGEST = 128  # tokens of the longest text, as the kernel is told where there are to be few shapes
 
 
-@cache
-def cuda_options() -> frozenset[str]:
-    """Returns what torch's kernel for CUDA can be asked for. Older versions of torch know less."""
-    from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
-
-    return frozenset(signature(varlen_attn).parameters)
-
-
 def avoid_plans(device: torch.device) -> None:
     """Keeps torch from cuDNN's attention, which makes a plan for each new number of texts and tokens: tens of milliseconds."""
     if device.type == "cuda":
@@ -42,8 +33,6 @@ class PackedAttention:
 
     One call computes all of them: the compiled kernel's on CPUs where there are no gradients, and torch's on CUDA in 16 bits.
     Elsewhere there is one call for each length, and neighbouring sequences of equal length are computed together.
-
-    `causal`: a token attends to itself and to those before it. Keys and values may have fewer heads than queries.
     """
 
     def __init__(
@@ -51,7 +40,6 @@ class PackedAttention:
         lengths: Sequence[int] | Array,
         heads: int,
         device: torch.device = CPU,
-        causal: bool = False,
         compiled: bool = True,
         few_shapes: bool = False,
     ) -> None:
@@ -60,7 +48,6 @@ class PackedAttention:
         `few_shapes`: on CUDA in 16 bits, the same kernel for any texts, with empty texts behind the last one.
         """
         self.heads = heads
-        self.causal = causal
         self._compiled = compiled and not few_shapes
         self.few_shapes = few_shapes
         self._lengths = np.asarray(lengths, dtype=np.int64)
@@ -84,31 +71,23 @@ class PackedAttention:
         if compiled is not None:
             assert query.shape[0] == self._tokens
             texts = len(self._lengths)
-            return kernel.attend(compiled, query, key, value, self._starts, texts, self.heads, self.causal, self._scores)
+            return kernel.attend(compiled, query, key, value, self._starts, texts, self.heads, self._scores)
         if len(self.runs) == 1 and not self.few_shapes:
             ((_, count),) = self.runs
-            return rows_attend(query, key, value, count, self.heads, causal=self.causal)
-        if self._ends is not None and query.dtype in CUDA_DTYPES and self._fits(query, key):
+            return rows_attend(query, key, value, count, self.heads)
+        if self._ends is not None and query.dtype in CUDA_DTYPES and query.shape[1] // self.heads in CUDA_HEADS:
             return self._any_length(query, key, value, self._ends)
         # Splitting and joining costs one copy in the backward pass. Slicing would cost a whole copy for every run.
         sizes = [length * count for length, count in self.runs]
         queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
         parts = zip(queries, keys, values, self.runs, strict=True)
-        return torch.cat([rows_attend(q, k, v, count, self.heads, causal=self.causal) for q, k, v, (_, count) in parts])
-
-    def _fits(self, query: Tensor, key: Tensor) -> bool:
-        """Whether torch's kernel for CUDA takes these heads."""
-        return query.shape[1] // self.heads in CUDA_HEADS and (key.shape[1] == query.shape[1] or "enable_gqa" in cuda_options())
+        return torch.cat([rows_attend(q, k, v, count, self.heads) for q, k, v, (_, count) in parts])
 
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
-        longest, head = self.longest, query.shape[1] // self.heads
-        options: dict[str, Any] = {"window_size": (-1, 0)} if self.causal else {}
-        if key.shape[1] < query.shape[1]:
-            options["enable_gqa"] = True
-        query, key, value = (x.view(len(x), -1, head) for x in (query, key, value))
-        attended = varlen_attn(query, key, value, ends, ends, longest, longest, **options)
+        query, key, value = (x.view(len(x), self.heads, -1) for x in (query, key, value))
+        attended = varlen_attn(query, key, value, ends, ends, self.longest, self.longest)
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 
 
@@ -138,16 +117,13 @@ class SinkAttention:
         return torch.cat(parts)
 
 
-def rows_attend(
-    query: Tensor, key: Tensor, value: Tensor, count: int, heads: int, mask: Tensor | None = None, causal: bool = False
-) -> Tensor:
+def rows_attend(query: Tensor, key: Tensor, value: Tensor, count: int, heads: int) -> Tensor:
     """Computes attention inside each of `count` sequences of equal length. `heads` are those of queries.
 
     Keys and values may belong to other sequences, of another length.
     """
     head = query.shape[1] // heads
-    query, key, value = (heads_of(x, count, head) for x in (query, key, value))
-    return end_to_end(attend(query, key, value, mask, causal))
+    return end_to_end(attend(*(heads_of(x, count, head) for x in (query, key, value))))
 
 
 def runs_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
@@ -160,16 +136,13 @@ def heads_of(x: Tensor, count: int, head: int) -> Tensor:
     return x.view(count, len(x) // count, -1, head).transpose(1, 2)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Computes attention over sequences x heads x tokens x head."""
-    grouped = key.shape[1] < query.shape[1]
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Computes attention over sequences x heads x tokens x head. Keys and values may have fewer heads."""
     if query.requires_grad and query.dtype is torch.bfloat16 and query.device.type == "cpu":
         # In the backward pass, torch's CPU kernel takes five times as long in 16 bits as in 32.
         with torch.autocast("cpu", enabled=False):
-            return scaled_dot_product_attention(
-                query.float(), key.float(), value.float(), mask, is_causal=causal, enable_gqa=grouped
-            ).to(query.dtype)
-    return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=grouped)
+            return attend(query.float(), key.float(), value.float(), mask).to(query.dtype)
+    return scaled_dot_product_attention(query, key, value, mask, enable_gqa=key.shape[1] < query.shape[1])
 
 
 def end_to_end(attended: Tensor) -> Tensor:

@@ -143,7 +143,8 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     """
     config, weights = checkpoint.config, checkpoint.weights
     if config.is_decoder:
-        below, above = _of_decoder(config, weights)
+        below = {"places": weights["positions.weight"][: config.window.n + 1]} if config.has_places else {}
+        above = _named(weights, "positions.", "final_norm.", "next_token.")
     elif checkpoint.skipbert:
         from hplm.model.skipbert import halves_of
 
@@ -154,11 +155,6 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     lower.load_state_dict(below | _named(weights, "words.", "norm.") | _layers(weights, 0, config.lower_layers))
     upper.load_state_dict(above | _layers(weights, config.lower_layers, config.upper_layers))
     return lower, upper
-
-
-def _of_decoder(config: BackboneConfig, weights: Weights) -> Halves:
-    below = {"places": weights["positions.weight"][: config.window.n + 1]} if config.has_places else {}
-    return below, _named(weights, "positions.", "final_norm.", "next_token.")
 
 
 def _of_encoder(config: BackboneConfig, weights: Weights) -> Halves:
@@ -181,18 +177,6 @@ def _layers(weights: Weights, first: int, count: int) -> dict[str, Tensor]:
     """Returns the tensors of some layers, numbered from 0."""
     every = ((number, part_of(weights, f"layers.{first + number}.")) for number in range(count))
     return {f"layers.{number}.{name}": own for number, part in every for name, own in part.items()}
-
-
-def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, UpperStack]:
-    """Returns stacks with weights of BERT's initial distribution, for tests and benchmarks of any size."""
-    generator = torch.Generator().manual_seed(seed)
-    lower, upper = LowerStack(config), UpperStack(config)
-    with torch.no_grad():
-        for stack in (lower, upper):
-            for name, parameter in stack.named_parameters():
-                if "norm" not in name:
-                    parameter.normal_(0.0, 0.02, generator=generator)
-    return lower, upper
 
 
 def full_stack(checkpoint: Checkpoint) -> Layers:

@@ -30,10 +30,8 @@ TRIED_ROWS = 16
 class EightBit(nn.Module):
     """A linear layer in 8 bits. It returns 32 bits."""
 
-    def __init__(self, linear: nn.Linear, compiled: bool = True) -> None:
-        """`compiled`: let the compiled kernel round, where there is one."""
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self._compiled = compiled
         weight = linear.weight.detach().float()
         self._scales = weight.abs().amax(1).clamp_(min=LEAST).div_(weight_levels())
         numbers = (weight / self._scales[:, None]).round_()
@@ -64,7 +62,7 @@ class EightBit(nn.Module):
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
-        if self._compiled and (scales := rounded(x, numbers)) is not None:
+        if (scales := rounded(x, numbers)) is not None:
             return scales
         largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
         numbers.view(torch.int8).copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # the last bytes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hplm.errors import InvalidInput
-from hplm.model.config import LAYER_NORM, RMS
+from hplm.model.config import RMS
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Weights = Mapping[str, Tensor]
@@ -112,9 +112,7 @@ GPT2 = Family(
     form=lambda source: {
         "intermediate": source.n_inner or 4 * source.n_embd,
         "activation": source.activation_function,
-        "norm": LAYER_NORM,
         "norm_eps": source.layer_norm_epsilon,
-        "biases": True,
     },
     refusals=lambda source: {
         "unscaled attention": not source.scale_attn_weights,
@@ -143,7 +141,6 @@ OPT = Family(
     form=lambda source: {
         "intermediate": source.ffn_dim,
         "activation": source.activation_function,
-        "norm": LAYER_NORM,
         "norm_eps": nn.LayerNorm(1).eps,
         "biases": source.enable_bias,
     },
@@ -173,8 +170,6 @@ def _encoder_refusals(source: Any) -> dict[str, bool]:
 
 
 ENCODERS_WAY_OUT = "take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family"
-
-
 BERT = Family(
     Names(
         body=_BODY | {"segments": "embeddings.token_type_embeddings"},

@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-API int64_t hplm_version(void) { return 3; } /* of all functions, as in hplm/compiled.py */
+API int64_t hplm_version(void) { return 4; } /* of all functions, as in hplm/compiled.py */
 
 /* Returns the best set of instructions: 0 none, 1 AVX2 with FMA and F16C, 2 AVX-512 with BW, DQ and VL. */
 API int64_t hplm_instructions(void) {
@@ -75,13 +75,13 @@ API void hplm_round(const Rounding *r) {
 #define MOST_ROWS 8 /* of a text that are computed together */
 #define ALIGNED __attribute__((aligned(64)))
 
-/* Tokens x (heads * head). A head of keys and values serves `group` heads of queries. */
+/* Tokens x (heads * head). */
 typedef struct {
     How how;
     const float *query, *key, *value;
     const int64_t *starts; /* the first token of each text and the end of the last one */
     float *out;            /* like `query`, without gaps */
-    int64_t query_stride, key_stride, value_stride, texts, heads, group, head, causal;
+    int64_t query_stride, key_stride, value_stride, texts, heads, head;
 } Attention;
 
 /* Writes `tokens` x head as head x lanes, times a scale. Behind the tokens are zeros. */
@@ -130,20 +130,19 @@ TARGET INLINE void AT(soften)(float *restrict scores, int64_t count, int64_t lan
 
 /* One head of one text, a block of rows after the other. */
 TARGET static void AT(attend_text)(const Attention *a, int64_t start, int64_t length, int64_t head) {
-    int64_t lanes = (length + LANES - 1) / LANES * LANES, width = a->heads * a->head, at = head / a->group * a->head;
+    int64_t lanes = (length + LANES - 1) / LANES * LANES, width = a->heads * a->head, at = head * a->head;
     int64_t stride = lanes | LANES; /* odd in cache lines, so that rows do not compete for places in the cache */
     float keys[a->head * stride] ALIGNED, scores[MOST_ROWS * stride] ALIGNED;
-    const float *query = a->query + start * a->query_stride + head * a->head, *value = a->value + start * a->value_stride + at;
-    float *out = a->out + start * width + head * a->head;
+    const float *query = a->query + start * a->query_stride + at, *value = a->value + start * a->value_stride + at;
+    float *out = a->out + start * width + at;
     float scale = LOG2_E / sqrtf((float)a->head);
     transpose(a->key + start * a->key_stride + at, a->key_stride, length, a->head, scale, keys, lanes, stride);
     for (int64_t row = 0, rows; row < length; row += rows) {
         rows = length - row < MOST_ROWS ? length - row : MOST_ROWS;
-        int64_t seen = a->causal ? row + rows : length, own = (seen + LANES - 1) / LANES * LANES;
         AT(multiply)((Product){query + row * a->query_stride, a->query_stride, keys, stride, a->head, NULL, scores, stride, 0, 0},
-                     rows, own);
-        for (int64_t r = 0; r < rows; r++) AT(soften)(scores + r * stride, a->causal ? row + r + 1 : length, own);
-        AT(multiply)((Product){scores, stride, value, a->value_stride, seen, NULL, out + row * width, width, 0, 0},
+                     rows, lanes);
+        for (int64_t r = 0; r < rows; r++) AT(soften)(scores + r * stride, length, lanes);
+        AT(multiply)((Product){scores, stride, value, a->value_stride, length, NULL, out + row * width, width, 0, 0},
                      rows, a->head);
     }
 }

@@ -28,7 +28,7 @@ class _Rounding(ctypes.Structure):
 class _Attention(ctypes.Structure):
     _fields_ = (
         *HOW, *pointer_fields("query", "key", "value"), ("starts", ctypes.c_char_p), *pointer_fields("out"),
-        *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "group", "head", "causal"),
+        *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "head"),
     )  # fmt: skip
 
 
@@ -60,10 +60,9 @@ def attend(
     starts: bytes,
     texts: int,
     heads: int,
-    causal: bool,
     scores: int,
 ) -> Tensor:
-    """Computes attention inside packed texts: tokens x (heads * head). Keys and values may have fewer heads.
+    """Computes attention inside packed texts: tokens x (heads * head).
 
     It computes in 32 bits, and returns the type that it was given. `starts`: the first token of each text, and the end of the
     last one, as int64. `scores` are those of one head, of all texts.
@@ -74,7 +73,7 @@ def attend(
     threads = torch.get_num_threads() if scores * width >= WORTH_ATTENDING else 1
     attention = _Attention(
         *compiled.how(threads), query.data_ptr(), key.data_ptr(), value.data_ptr(), starts, out.data_ptr(),
-        query.stride(0), key.stride(0), value.stride(0), texts, heads, width // key.shape[1], width // heads, causal,
+        query.stride(0), key.stride(0), value.stride(0), texts, heads, width // heads,
     )  # fmt: skip
     compiled.library.hplm_attend(ctypes.byref(attention))
     return out.to(dtype)

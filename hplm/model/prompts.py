@@ -41,12 +41,14 @@ class Prompts:
 
     def encode(self, text: str) -> Array:
         """Returns the tokens of a prompt, the start id first, int64."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return started(np.array(ids, dtype=np.int64), self._start_id)
+        return self._started(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def of_messages(self, messages: str) -> list[int]:
-        """Returns the tokens of a chat, whose messages are JSON."""
-        return self._chat.tokens(read_messages(messages, self.most_characters))
+    def of_messages(self, messages: str) -> Array:
+        """Returns the tokens of a chat, whose messages are JSON, as those of a prompt."""
+        return self._started(self._chat.tokens(read_messages(messages, self.most_characters)))
+
+    def _started(self, ids: list[int]) -> Array:
+        return started(np.array(ids, dtype=np.int64), self._start_id)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Returns the text of tokens. `special`: with that of special tokens."""
@@ -83,8 +85,3 @@ def unlimited(tokenizer_json: str) -> HuggingFaceTokenizer:
 def started(tokens: Array, start_id: int) -> Array:
     """Returns the tokens with the start id first. Chat templates begin with it."""
     return tokens if len(tokens) and tokens[0] == start_id else np.concatenate([[start_id], tokens]).astype(tokens.dtype)
-
-
-def cut_prompt(tokens: Array, most: int) -> Array:
-    """Returns the start id and the end of a prompt that is too long: what is generated follows the end."""
-    return tokens if len(tokens) <= most else np.concatenate([tokens[:1], tokens[len(tokens) - most + 1 :]])

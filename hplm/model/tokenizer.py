@@ -32,6 +32,10 @@ class Given(NamedTuple):
     # of the positions.
     in_windows: bool = False
 
+    @property
+    def whole(self) -> tuple[str, ...]:
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
 
 class Encoded:
     """One text as the model sees it. Fields that only some tasks need are computed on first use."""
@@ -95,9 +99,11 @@ class Tokenizer:
         """Encodes texts. Returns for each what is wrong with it, if it cannot be encoded."""
         results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
         right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
-        inputs = [self._input(given[index]) for index in right]
-        for index, read, encoding in zip(right, inputs, self._tokenizer.encode_batch(inputs), strict=True):
-            results[index] = self._encoded(given[index], read, encoding)
+        read = [tuple(map(self._beginning, given[index].whole)) for index in right]
+        inputs = [own[0] if given[index].pair is None else own for index, own in zip(right, read, strict=True)]
+        encodings = self._tokenizer.encode_batch(inputs)
+        for index, own, encoding in zip(right, read, encodings, strict=True):
+            results[index] = self._encoded(given[index], own == given[index].whole, encoding)
         return results
 
     def by_words(self, texts: Sequence[str]) -> list[bytes]:
@@ -112,33 +118,28 @@ class Tokenizer:
         least, most = ITEM * self._special_tokens[False], ITEM * self.positions
         return [own if least < len(own) <= most else b"" for own in tokens]
 
-    def _input(self, given: Given) -> str | tuple[str, str]:
-        first = self._beginning(given.text)
-        return first if given.pair is None else (first, self._beginning(given.pair))
-
-    def _encoded(self, given: Given, read: str | tuple[str, str], encoding: Encoding) -> Encoded | InvalidInput:
-        """Returns a text with its tokens, or what is wrong with it. `read` is what was tokenised of the text and its pair."""
-        text, pair, truncate, in_windows = given
-        whole = (text,) if pair is None else (text, pair)
+    def _encoded(self, given: Given, is_whole: bool, encoding: Encoding) -> Encoded | InvalidInput:
+        """Returns a text with its tokens, or what is wrong with it. `is_whole`: all of the text and its pair was tokenised."""
+        whole, pair = given.whole, given.pair
         length = len(encoding)
         if length == self._special_tokens[pair is not None]:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
             return Encoded(encoding, whole)
-        if in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
-            return self._windows(encoding if read == whole else self._tokenizer.encode(text, pair), whole)
-        if not truncate:
-            if in_windows and pair is not None and len(pair) > MOST_IN_WINDOWS:
+        if given.in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
+            return self._windows(encoding if is_whole else self._tokenizer.encode(given.text, pair), whole)
+        if not given.truncate:
+            if given.in_windows and pair is not None and len(pair) > MOST_IN_WINDOWS:
                 return InvalidInput(
                     f"the passage has {len(pair):,} characters, but one that is read in windows may have {MOST_IN_WINDOWS:,}: "
                     "shorten it, or send the parameter truncate=true"
                 )
-            count = length if read == (text if pair is None else whole) else f"more than {self.positions}"
+            count = length if is_whole else f"more than {self.positions}"
             return InvalidInput(
                 f"the text has {count} tokens, but the model takes {self.positions}: "
                 "shorten it, or send the parameter truncate=true"
             )
-        return Encoded(encoding, whole, self._kept(encoding, len(text), None if pair is None else len(pair)))
+        return Encoded(encoding, whole, self._kept(encoding, whole))
 
     def _leaves_half(self, encoding: Encoding) -> bool:
         """Whether the text leaves its pair half of the positions. The beginning that was read of a long text does not."""
@@ -177,7 +178,7 @@ class Tokenizer:
             final -= 1
         return final
 
-    def _kept(self, encoding: Encoding, characters: int, pair_characters: int | None) -> Array:
+    def _kept(self, encoding: Encoding, whole: Sequence[str]) -> Array:
         """Returns the special tokens and as many tokens of text and pair as the model takes. The longer one is cut first.
 
         If each of them is too long by itself, the one with more characters keeps the odd token: not all tokens were counted.
@@ -185,10 +186,10 @@ class Tokenizer:
         """
         part = _parts(encoding)
         text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-        limit = self.positions - self._special_tokens[pair_characters is not None]
+        limit = self.positions - self._special_tokens[len(whole) > 1]
         shorter = min(len(text), len(pair), limit // 2)
-        lengths = (len(text), len(pair)) if min(len(text), len(pair)) <= limit else (characters, pair_characters or 0)
-        keep = min(len(text), limit - shorter) if lengths[0] >= lengths[1] else shorter
+        first, *second = map(len, (text, pair) if min(len(text), len(pair)) <= limit else whole)
+        keep = min(len(text), limit - shorter) if first >= sum(second) else shorter
         return np.sort(np.concatenate([np.flatnonzero(part < 0), text[:keep], pair[: limit - keep]]))
 
     def encode_documents(self, texts: list[str]) -> list[Array]:
@@ -238,13 +239,7 @@ def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> Array:
     A word has no token if it was cut off or if the model cannot read it. A token belongs to the word in which it starts.
     """
     real = np.flatnonzero(encoded.parts == 0)
-    if not len(real):
-        return np.full(len(words), -1, dtype=np.int32)
-    starts = encoded.offsets[real, 0]
-    begin = np.array([start for start, _ in words], dtype=np.int64)
-    stop = np.array([stop for _, stop in words], dtype=np.int64)
-    at = np.searchsorted(starts, begin)
-    found = at < len(starts)
-    clipped = np.minimum(at, len(starts) - 1)
-    found &= starts[clipped] < stop
-    return np.where(found, real[clipped], -1).astype(np.int32)
+    starts = np.append(encoded.offsets[real, 0], np.iinfo(np.int64).max)  # behind the last token is none
+    spans = np.array(words, dtype=np.int64).reshape(-1, 2)
+    at = np.searchsorted(starts, spans[:, 0])
+    return np.where(starts[at] < spans[:, 1], np.append(real, -1)[at], -1).astype(np.int32)

@@ -50,15 +50,6 @@ class Window:
     def vectors(self) -> int:
         return self.stored.stop - self.stored.start
 
-    def of(self, tokens: Array, lengths: Array) -> Array:
-        """Returns the window of each token of texts that are stored end to end: tokens x n, int64, as id + 1."""
-        ends = np.cumsum(lengths)
-        starts = np.repeat(ends - lengths, lengths)
-        stops = np.repeat(ends, lengths)
-        at = np.arange(len(tokens))[:, None] + np.arange(-self.centre, self.n - self.centre)
-        inside = (at >= starts[:, None]) & (at < stops[:, None])
-        return np.where(inside, tokens.astype(np.int64)[np.clip(at, 0, max(len(tokens) - 1, 0))] + 1, ABSENT)
-
     def levels(self) -> Array:
         """Returns which positions each level of the fallback keeps, the whole window first: abc -> 0bc -> 0b0, causal -> 00c.
 

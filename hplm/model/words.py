@@ -17,8 +17,8 @@ ITEM = 8  # bytes of a token
 
 
 class Words:
-    def __init__(self, tokenizer: HuggingFaceTokenizer, most: int = MOST) -> None:
-        self._tokenizer, self._most = tokenizer, most
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._known: dict[str, bytes] = {}
         whole, word = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
         start = next(at for at in range(len(whole)) if whole[at : at + len(word)] == word)
@@ -44,7 +44,7 @@ class Words:
         return {word: _bytes_of(encoding.ids) for word, encoding in zip(words, encodings, strict=True)}
 
     def _remember(self, new: Mapping[str, bytes]) -> None:
-        if len(self._known) + len(new) > self._most:
+        if len(self._known) + len(new) > MOST:
             self._known = {}  # another thread may still read the old ones
         self._known.update({word: tokens for word, tokens in new.items() if len(word) <= LONGEST})
 

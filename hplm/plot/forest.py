@@ -49,11 +49,10 @@ class Chain:
 
         The whole window is searched in every table of the chain, then the shorter one, down to the token alone.
         """
-        if self._search is None:
-            return self.lookup_by_arrays(tokens, lengths)
-        addresses, tries = self._search.find(tokens, lengths)
+        find = self.find_by_arrays if self._search is None else self._search.find
+        addresses, tries = find(tokens, lengths)
         if np.count_nonzero(addresses) < len(addresses):
-            raise _nowhere(int(tokens[np.flatnonzero(addresses == 0)[0]]))
+            raise InvalidInput(f"token {tokens[addresses == 0][0]} is in no table of this chain")
         return Hits(addresses, tries, len(self.links))
 
     @cached_property
@@ -61,8 +60,8 @@ class Chain:
         compiled = kernel()
         return compiled and Search(compiled, self.space, [(table.index, base) for table, base in self.links])
 
-    def lookup_by_arrays(self, tokens: Array, lengths: Array) -> Hits:
-        """Does the same without the compiled kernel."""
+    def find_by_arrays(self, tokens: Array, lengths: Array) -> tuple[Array, Array]:
+        """Does what `Search.find` does, without the compiled kernel."""
         whole, masks = self.space.of(tokens, lengths), self.space.masks
         # All levels are searched at once: a search costs more per call than per key.
         keys = (whole & masks[:, None]).reshape(-1, self.space.words)
@@ -73,11 +72,7 @@ class Chain:
             found[:, link] = rows.reshape(len(masks), -1)
         tries = found.reshape(-1, len(whole))  # in order of preference
         first = (tries > 0).argmax(0)
-        addresses = tries[first, np.arange(len(whole))]
-        if not addresses.all():
-            windows = self.space.unpack(whole[np.flatnonzero(addresses == 0)[:1]])
-            raise _nowhere(int(windows[0, self.space.window.centre]) - 1)
-        return Hits(addresses, first, len(self.links))
+        return tries[first, np.arange(len(whole))], first
 
 
 class Forest:
@@ -159,10 +154,6 @@ def assign_addresses(tables: Iterable[Table]) -> list[Branch]:
         branches.append(Branch(table.meta.domain, table.meta.version, first))
         first += table.size
     return branches
-
-
-def _nowhere(token: int) -> InvalidInput:
-    return InvalidInput(f"token {token} is in no table of this chain")
 
 
 def _open(folders: Sequence[Path], branch: Branch, prepare: Callable[[Table], object]) -> Table | HplmError:

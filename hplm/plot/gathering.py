@@ -17,6 +17,7 @@ from hplm.model.prepacked import with_rows
 from hplm.model.tensors import sent
 from hplm.model.windows import Window
 from hplm.plot.forest import NULL, Forest
+from hplm.plot.keys import apart
 from hplm.plot.rows import disk_faults
 from hplm.plot.summing import Sums, can_sum
 from hplm.plot.table import Table
@@ -35,13 +36,10 @@ class Gatherer:
     The first `resident` rows of each table, those of frequent n-grams, are on the device, and are gathered there.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, resident: int = 0, compiled: bool = True) -> None:
-        """`compiled`: use the compiled kernel where it can gather."""
+    def __init__(self, device: torch.device, dtype: torch.dtype, resident: int = 0) -> None:
         self._device = device
         self._dtype = dtype
         self._resident = resident
-        self._compiled = compiled and not resident
-        self._said = False
         self._tables: list[tuple[Table, int]] = []  # of the last batch
         self._sums: Sums | None = None  # of these; None: the kernel cannot sum them
         self._on_device: weakref.WeakKeyDictionary[Table, Tensor] = weakref.WeakKeyDictionary()
@@ -86,10 +84,7 @@ class Gatherer:
         tables = forest.tables_of(addresses)
         if tables != self._tables:
             self._tables = tables
-            self._sums = Sums(tables, self._dtype) if self._compiled and can_sum(tables, self._dtype) else None
-        if not self._said:
-            log.info("the first rows are gathered by %s", "torch" if self._sums is None else "the compiled kernel")
-            self._said = True
+            self._sums = Sums(tables, self._dtype) if not self._resident and can_sum(tables, self._dtype) else None
         if self._sums is not None:
             faults = disk_faults()
             total = self._sums.of(addresses, lengths, size, pinned=self._device.type == "cuda")
@@ -159,11 +154,6 @@ def bags(rows: Array, lengths: Array, window: Window) -> Array:
     """
     if window.vectors == 1:
         return rows[:, None]
-    gap, texts = window.n - 1, len(lengths)
-    at = np.arange(gap, gap + len(rows))
-    if texts > 1:
-        at += np.repeat(np.arange(0, gap * texts, gap), lengths)
-    padded = np.zeros(len(rows) + gap * (texts + 1), dtype=np.int64)
-    padded[at] = rows
+    spaced, at = apart(rows, lengths, window.n - 1)
     positions = np.arange(window.n)
-    return padded.take(at[:, None] + (window.centre - positions)) * window.n + positions
+    return spaced.take(at[:, None] + (window.centre - positions)) * window.n + positions

@@ -1,4 +1,4 @@
-"""Calls the compiled lookup. Without it `Chain.lookup_by_arrays` does the same. No torch here: lookup starts without it."""
+"""Calls the compiled lookup. Without it `Chain.find_by_arrays` does the same. No torch here: lookup starts without it."""
 
 from __future__ import annotations
 

@@ -35,14 +35,9 @@ class KeySpace:
     @cached_property
     def places(self) -> list[tuple[int, np.uint64]]:
         """The word and the shift of each position of the window."""
-        a_word = WORD // self.bits
-        first = self.window.n - a_word * (self.words - 1)  # the first word may hold fewer tokens than the others
-        places: list[tuple[int, np.uint64]] = []
-        for position in range(self.window.n):
-            word, place = (0, position) if position < first else divmod(position - first, a_word)
-            word, held = (0, first) if position < first else (word + 1, a_word)
-            places.append((word, np.uint64(self.bits * (held - 1 - place))))
-        return places
+        # Counted from the end: the first word may hold fewer tokens than the others.
+        from_end = [divmod(place, WORD // self.bits) for place in reversed(range(self.window.n))]
+        return [(self.words - 1 - word, np.uint64(self.bits * place)) for word, place in from_end]
 
     def pack(self, windows: Array) -> Array:
         keys = np.zeros((len(windows), self.words), dtype=np.uint64)
@@ -56,32 +51,18 @@ class KeySpace:
         return np.stack(columns, axis=1).astype(np.int64)
 
     def of(self, tokens: Array, lengths: Array) -> Array:
-        """Returns `pack(window.of(tokens, lengths))`, without making the windows."""
-        n, centre = self.window.n, self.window.centre
-        gap = n - 1  # absent tokens between two texts, so that no window sees both
-        texts = len(lengths)
-        at = np.arange(gap, gap + len(tokens))
-        if texts > 1:
-            at += np.repeat(np.arange(0, gap * texts, gap), lengths) if gap else 0
-        padded = np.zeros(len(tokens) + gap * (texts + 1), dtype=np.uint64)
-        padded[at] = tokens
-        padded[at] += np.uint64(1)
-        keys = np.zeros((len(padded) - gap, self.words), dtype=np.uint64)
+        """Returns the key of the window of each token of texts that are stored end to end."""
+        gap = self.window.n - 1
+        spaced, at = apart(tokens.astype(np.uint64) + np.uint64(1), lengths, gap)
+        keys = np.zeros((len(spaced) - gap, self.words), dtype=np.uint64)
         for position, (word, shift) in enumerate(self.places):
-            keys[:, word] |= padded[position : position + len(keys)] << shift
-        return keys.take(at - centre, axis=0)
+            keys[:, word] |= spaced[position : position + len(keys)] << shift
+        return keys.take(at - self.window.centre, axis=0)
 
     @cached_property
     def masks(self) -> Array:
         """A mask for each level of the fallback, levels x words: `key & mask` is the key of the shorter window."""
-        token = (1 << self.bits) - 1
-        levels = self.window.levels()
-        masks = np.zeros((len(levels), self.words), dtype=np.uint64)
-        for level, keep in enumerate(levels):
-            for position, (word, shift) in enumerate(self.places):
-                if keep[position]:
-                    masks[level, word] |= np.uint64(token << int(shift))
-        return masks
+        return self.pack(self.window.levels() * np.uint64((1 << self.bits) - 1))
 
     def unigrams(self) -> Array:
         """Returns the keys of all single tokens, in order of id."""
@@ -89,6 +70,16 @@ class KeySpace:
         keys = np.zeros((self.vocabulary, self.words), dtype=np.uint64)
         keys[:, word] = np.arange(1, self.vocabulary + 1, dtype=np.uint64) << shift
         return keys
+
+
+def apart(numbers: Array, lengths: Array, gap: int) -> tuple[Array, Array]:
+    """Returns texts with `gap` zeros around each, so that no window sees two of them, and where their numbers are."""
+    at = np.arange(gap, gap + len(numbers))
+    if len(lengths) > 1:
+        at += np.repeat(gap * np.arange(len(lengths)), lengths)
+    spaced = np.zeros(len(numbers) + gap * (len(lengths) + 1), dtype=numbers.dtype)
+    spaced[at] = numbers
+    return spaced, at
 
 
 def order(keys: Array) -> Array:

@@ -11,20 +11,15 @@ from hplm.arrays import Array
 from hplm.plot.forest import Chain, Hits
 
 
-def level_names(chain: Chain) -> list[str]:
-    """Returns the names of all places of a lookup, by level and then by link of the chain.
+def count_levels(chain: Chain, found: Array) -> Counter[str]:
+    """Adds up the counts by the names of places, of which every one is present, in the order in which a lookup tries them.
 
     Whole windows are named `domain`, `parent` and `root`, shorter ones `2-gram` and `1-gram`. At the end of a text a window
     has fewer tokens than its level's name says.
     """
     whole = ["domain", *["parent"] * (len(chain.links) - 2), "root"] if len(chain.links) > 1 else ["root"]
     tokens = chain.space.window.levels().sum(1).tolist()
-    return whole + [f"{count}-gram" for count in tokens[1:] for _ in chain.links]
-
-
-def count_levels(chain: Chain, found: Array) -> Counter[str]:
-    """Adds up the counts by name. Every name is present, in the order in which a lookup tries them."""
-    names = level_names(chain)
+    names = whole + [f"{count}-gram" for count in tokens[1:] for _ in chain.links]
     counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     for name, count in zip(names, found.tolist(), strict=True):
         counts[name] += count
@@ -32,7 +27,7 @@ def count_levels(chain: Chain, found: Array) -> Counter[str]:
 
 
 def ends(chain: Chain, hits: Hits) -> Array:
-    """Returns how many lookups ended at each place, in the order of `level_names`."""
+    """Returns how many lookups ended at each place, in the order in which a lookup tries them."""
     return np.bincount(hits.tries, minlength=len(chain.space.masks) * len(chain.links))
 
 

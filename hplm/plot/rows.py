@@ -58,7 +58,9 @@ class StoredRows:
         if not len(cold):
             return cold
         cold = np.unique(cold)
-        self._read_ahead(cold)
+        descriptor = self._file.fileno()
+        for start in (cold * self._stride).tolist():
+            os.posix_fadvise(descriptor, start, self._stride, os.POSIX_FADV_WILLNEED)
         unseen = cold[~self._sound.take(cold)]
         good = np.fromiter((self._checksum(row) for row in unseen.tolist()), "<u4", len(unseen)) == self._checksums.take(unseen)
         self._sound[unseen[good]] = True
@@ -124,11 +126,6 @@ class StoredRows:
             rows = np.arange(start, min(start + ROWS_CHECKED, len(self)))
             yield from self.touch(rows).tolist()
             progress(len(rows) * self._stride)
-
-    def _read_ahead(self, rows: Array) -> None:
-        descriptor, stride = self._file.fileno(), self._stride
-        for start in (rows * stride).tolist():
-            os.posix_fadvise(descriptor, start, stride, os.POSIX_FADV_WILLNEED)
 
     def _checksum(self, row: int) -> int:
         return zlib.crc32(self._bytes[row * self._stride : (row + 1) * self._stride])

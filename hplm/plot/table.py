@@ -11,9 +11,11 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hplm.errors import MISFITS, Broken, InvalidInput
+import msgspec
+
+from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.options import TABLE_DTYPES
 from hplm.plot.index import Index, IndexMeta
@@ -107,18 +109,16 @@ class TableMeta(TableSpec):
     @classmethod
     def read(cls, text: bytes, path: object) -> TableMeta:
         try:
-            stored = json.loads(text)
+            stored: dict[str, Any] | list[Any] | None = json.loads(text)
         except ValueError as error:
             raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
-        try:
-            found = stored["format"]
-            meta = cls(**(stored | {"index": IndexMeta(**stored["index"])})) if found == FORMAT else None
-            if meta is not None:  # raises if a field has another type
-                _ = meta.sizes(), meta.space.masks, {meta.parent_branch, (meta.domain, meta.version)}
-        except (*MISFITS, ZeroDivisionError, InvalidInput) as error:  # a token fits into no word, takes none, or no window
-            raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
-        if meta is None:
+        if isinstance(stored, dict) and (found := stored.get("format", FORMAT)) != FORMAT:
             raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")
+        try:
+            meta = msgspec.convert(stored, cls)
+            _ = meta.sizes(), meta.space.masks
+        except (msgspec.ValidationError, ZeroDivisionError, InvalidInput) as error:  # no window, or no word for a token
+            raise Broken(f"{path} does not describe a table ({error}): build or copy the table again") from None
         return meta
 
 
@@ -130,7 +130,9 @@ class Table:
         self.meta = TableMeta.load(folder / "meta.json")
         self.space = self.meta.space
         for name, size in self.meta.sizes().items():
-            _expect_size(folder / name, size)
+            file = folder / name
+            if (found := file.stat().st_size if file.exists() else 0) != size:
+                raise Broken(f"{file} has {found} bytes, but its meta.json says {size}: build or copy the table again")
 
     @property
     def size(self) -> int:
@@ -153,9 +155,3 @@ class Table:
         first = next(self.rows.broken(), None)
         if first is not None:
             raise Broken(f"row {first} of {self.folder / 'values'} does not match its checksum: build or copy the table again")
-
-
-def _expect_size(file: Path, size: int) -> None:
-    found = file.stat().st_size if file.exists() else 0
-    if found != size:
-        raise Broken(f"{file} has {found} bytes, but its meta.json says {size}: build or copy the table again")

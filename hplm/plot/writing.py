@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,19 +35,16 @@ def write_table(
     batch: int = BATCH,
     progress: Callable[[int], object] = lambda rows: None,
     known: Table | None = None,
-    resume: bool = False,
 ) -> Table:
     """Writes `keys` and their values. The keys are distinct and in order of their rows.
 
-    `keys` may be mapped and larger than memory. Rows of keys that `known` has are copied from it, byte for byte. With
-    `resume`, it continues an interrupted call with the same arguments.
+    `keys` may be mapped and larger than memory. Rows of keys that `known` has are copied from it, byte for byte. An interrupted
+    call with the same arguments is continued.
     """
     alike = "window", "vocabulary", "hidden", "dtype"
     if known is not None and any(getattr(known.meta, name) != getattr(spec, name) for name in alike):
         raise ValueError(f"cannot copy rows of {known.folder} into {folder}: window, vocabulary, size or dtype differ")
     work = folder.with_name(folder.name + ".writing")
-    if not resume:
-        shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     try:
         if not (work / "meta.json").exists():

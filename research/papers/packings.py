@@ -18,11 +18,13 @@ from itertools import groupby, product
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
 from hplm.engine.packing import Arrangement, end_to_end
 from hplm.errors import InvalidInput
-from hplm.model.attention import PackedAttention, rows_attend
+from hplm.model.attention import end_to_end as flattened
+from hplm.model.attention import heads_of
 from hplm.model.layer import Attend
 from hplm.model.tensors import sent
 from hplm.scheduling.filling import first_fit
@@ -51,7 +53,8 @@ def causal_attention(laid: Arrangement, heads: int, device: torch.device, dtype:
     """Returns attention with which a token sees itself and those before it."""
     if isinstance(laid, Rows):
         return laid.attention(heads, device, dtype, causal=True)
-    return PackedAttention(laid.lengths.tolist(), heads, device, causal=True)
+    lengths = laid.lengths.tolist()
+    return CrossAttention(lengths, lengths, heads, causal=True)
 
 
 def cross_attention(laid: Arrangement, sources: Arrangement, heads: int, device: torch.device, dtype: torch.dtype) -> Attend:
@@ -240,7 +243,7 @@ class RowAttention:
             self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return rows_attend(query, key, value, self.rows, self.heads, self.mask, self.causal)
+        return _attended(query, key, value, self.rows, self.heads, self.mask, self.causal)
 
 
 class CrossAttention:
@@ -249,12 +252,21 @@ class CrossAttention:
     `lengths` are the tokens of targets, `sources` those of their sources. There is no padding and no score between texts.
     """
 
-    def __init__(self, lengths: Sequence[int], sources: Sequence[int], heads: int) -> None:
-        self.heads = heads
+    def __init__(self, lengths: Sequence[int], sources: Sequence[int], heads: int, causal: bool = False) -> None:
+        """`causal`: a token attends to itself and to those before it."""
+        self.heads, self.causal = heads, causal
         self.runs = [(*both, sum(1 for _ in run)) for both, run in groupby(zip(lengths, sources, strict=True))]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         queries = query.split_with_sizes([length * count for length, _, count in self.runs])
         keys, values = (x.split_with_sizes([source * count for _, source, count in self.runs]) for x in (key, value))
         parts = zip(queries, keys, values, self.runs, strict=True)
-        return torch.cat([rows_attend(q, k, v, count, self.heads) for q, k, v, (_, _, count) in parts])
+        return torch.cat([_attended(q, k, v, count, self.heads, None, self.causal) for q, k, v, (_, _, count) in parts])
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, rows: int, heads: int, mask: Tensor | None, causal: bool) -> Tensor:
+    """Computes attention inside each of so many rows of equal length."""
+    head = query.shape[1] // heads
+    grouped = key.shape[1] < query.shape[1]
+    query, key, value = (heads_of(x, rows, head) for x in (query, key, value))
+    return flattened(scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=grouped))

@@ -22,14 +22,14 @@ from builder.store.store import Store, written_folder
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import INT8
 from hplm.errors import InvalidInput
-from hplm.model.checkpoint import load_checkpoint, random_backbone
+from hplm.model.checkpoint import load_checkpoint
 from hplm.model.stacks import LowerStack
 from hplm.model.weights import save_weights
 from hplm.model.windows import Window
 from hplm.plot.writing import write_table
 from research.baselines.body import Body
 from research.baselines.models import WholeConfig, WholeTenant, files_of
-from testing.random_store import RANDOM
+from testing.random_store import RANDOM, random_backbone
 
 NOTES = {
     "adapter": "All layers are the pretrained ones; adapters are the trained ones in the upper half, zero below it.",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hplm.adapters import kernel as kernels
 from hplm.adapters import runs
+from hplm.adapters.groups import Map
 from hplm.adapters.kernel import MOST_RANK, InPlace
 from hplm.adapters.layout import Layout
 from hplm.adapters.runs import Runs
@@ -96,12 +97,13 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
     x = torch.randn(len(of_row), 2 * inputs)[:, inputs:]
     down, up = _lying(slots, rank, inputs), _lying(slots, outputs, rank)
     biases = [torch.randn(slots, width) if biased else None for width in (rank, outputs)]
+    both = [Map(own, bias) for own, bias in zip((down, up), biases, strict=True)]
     base, tiles, found = torch.randn(len(x), 3 * outputs), Tiles(of_row, CPU), {}
     for instructions in range(1, kernels.kernel().instructions + 1):
         with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
             for groups in (tiles, InPlace(of_text, CPU, None if rows else np.array(lengths))):
                 spread, changed = groups.spread(x), base.clone()
-                groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, down, up, *biases, function=function)
+                groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, *both, function)
                 groups.add(changed[:, :outputs], groups.linear(spread, down, biases[0]), up)
                 found[type(groups)] = [changed, groups.collect(groups.linear(spread, down, biases[0]))]
         for mine, expected in zip(found[InPlace], found[Tiles], strict=True):
@@ -110,7 +112,7 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
 
 @needs_kernel()
 def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
-    down, up = _lying(3, 32, 64), _lying(3, 64, 32)
+    down, up = Map(_lying(3, 32, 64)), Map(_lying(3, 64, 32))
     x = torch.randn(130, 64)
     together, alone = x.clone(), x.clone()
     InPlace(np.repeat([2, 0, 1], [7, 100, 23])).add_low_rank(together, x, down, up)
@@ -121,7 +123,7 @@ def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
 
 @needs_kernel()
 def test_what_is_no_number_does_not_become_one():
-    down, up = torch.full((1, 4, 16), torch.nan).mT, torch.ones(1, 16, 16).mT
+    down, up = Map(torch.full((1, 4, 16), torch.nan).mT), Map(torch.ones(1, 16, 16).mT)
     out = torch.zeros(1, 16)
     InPlace(np.array([0])).add_low_rank(out, torch.ones(1, 4), down, up, function="relu")
     assert out.isnan().all()

@@ -105,9 +105,10 @@ class Watched:
         return SimpleNamespace(**told)
 
 
-def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(kept):
+def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(kept, monkeypatch):
     events = []
-    slots = Slots(LAYOUT, 4, CPU, torch.float32, copies=lambda device: Watched(events))
+    monkeypatch.setattr("hplm.adapters.slots.Copies", lambda device: Watched(events))
+    slots = Slots(LAYOUT, 4, CPU, torch.float32)
     slots.hold(kept.made[0], kept.files)
     marks = slots.fill()
     assert len(marks) == LAYOUT.layers and events == ["begin", "mark 0", "mark 1", "end"]

@@ -26,12 +26,11 @@ from builder.tables.counts import Counts, count_ngrams
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tables.table import build_table
-from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import TRIGRAMS, Window
 from hplm.plot.table import Table
 from hplm.plot.writing import write_table
-from testing.random_store import random_tenant, random_values, tokenizer_json, words
+from testing.random_store import random_backbone, random_tenant, random_values, tokenizer_json, words
 from testing.toy import CONFIG
 from tests.support.device import DEVICE
 

@@ -16,7 +16,7 @@ from hplm.engine.engine import Engine, computed
 from hplm.engine.stages import Stage
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import InvalidInput, OutOfCapacity
-from hplm.model.checkpoint import random_backbone
+from testing.random_store import random_backbone
 from testing.toy import CONFIG, WORDS, make_toy
 from tests.adapters.test_slots import Watched
 from tests.engine.asker import stages_of, texts_of

@@ -11,9 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.errors import InvalidInput
 from hplm.generation import kernel as kernels
-from hplm.generation.attention import CUDA_DTYPES, BlockAttention, CachedAttention, Chunks, reads_blocks
+from hplm.generation.attention import CUDA_DTYPES, BlockAttention, CachedAttention, Chunks, cuda_options, reads_blocks
 from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, least_tokens, places_of, table_of
-from hplm.model.attention import cuda_options
 from testing.toy import CHAT
 from tests.generation.world import places
 from tests.support.device import needs_cuda

@@ -72,7 +72,7 @@ def test_a_chat_with_smollm2_is_answered_as_by_transformers(tmp_path):
     (file,) = Path(package.origin).parent.rglob("*.gguf")
     served = built(file, tmp_path)
     reader = Prompts.load(served.backbone.folder / Backbone.TOKENIZER, served.config)
-    prompts = [reader.of_messages(json.dumps(talk)) for talk in TALKS]
+    prompts = [reader.of_messages(json.dumps(talk)).tolist() for talk in TALKS]
     found = answers(served, prompts, Sampling(temperature=0, max_tokens=count))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
     words = theirs.get_input_embeddings()

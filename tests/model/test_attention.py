@@ -61,18 +61,15 @@ def _attended(attention, three, instructions):
 @given(
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=8),
     head=st.sampled_from([16, 32, 48, 64, 128]),
-    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 1)]),
-    causal=st.booleans(),
+    heads=st.sampled_from([1, 3, 4]),
     size=st.sampled_from([0, 1e-20, 1, 30, 1e6]),
     seed=st.integers(0, 99),
 )
-def test_the_kernel_attends_as_torch_does(lengths, head, heads, causal, size, seed):
-    heads, kv_heads = heads
+def test_the_kernel_attends_as_torch_does(lengths, head, heads, size, seed):
     torch.manual_seed(seed)
-    whole = torch.randn(sum(lengths), (heads + 2 * kv_heads) * head)
+    whole = torch.randn(sum(lengths), 3 * heads * head)
     whole[:, : heads * head] *= size
-    three = whole.split_with_sizes([heads * head, kv_heads * head, kv_heads * head], dim=1)
-    attention = PackedAttention(lengths, heads, causal=causal)
+    three, attention = whole.chunk(3, dim=1), PackedAttention(lengths, heads)
     expected = _attended(attention, [x.double() for x in three], 0).float()
     # A score has an error in proportion to it. So large ones may change which of two keys is seen.
     off = 1e-6 * (1 + size * head) * three[2].abs().max()
@@ -86,13 +83,12 @@ def test_the_kernel_attends_as_torch_does(lengths, head, heads, causal, size, se
 
 @needs_kernel()
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, causal):
+def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions):
     lengths = [300, 64, 33, 33, 16, 9, 1]
     three = torch.randn(3, sum(lengths), 128)
-    together = _attended(PackedAttention(lengths, 4, causal=causal), three, instructions)
+    together = _attended(PackedAttention(lengths, 4), three, instructions)
     parts = three.split(lengths, dim=1)
-    alone = [_attended(PackedAttention([part.shape[1]], 4, causal=causal), part, instructions) for part in parts]
+    alone = [_attended(PackedAttention([part.shape[1]], 4), part, instructions) for part in parts]
     assert torch.equal(together, torch.cat(alone))
 
 

@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from hplm.errors import InvalidInput
-from hplm.model.attention import PackedAttention
+from hplm.model.attention import SinkAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.gguf_files import SAMPLE
 from hplm.model.windows import Window
@@ -134,7 +134,7 @@ def test_it_is_the_model_that_was_converted(tmp_path, make):
     assert (config.name, config.start_id, config.end_ids, config.positions) == ("tiny", START, (END,), POSITIONS)
     assert config.chat_template == "{{ messages }}"
     lower, upper = split(checkpoint)
-    sums, attend = lower(torch.tensor(text)[:, None] + 1)[:, 0], PackedAttention([len(text)], config.heads, causal=True)
+    sums, attend = lower(torch.tensor(text)[:, None] + 1)[:, 0], SinkAttention([len(text) - 1], config.heads)
     found = upper.logits(upper(sums, torch.arange(len(text)), None, attend))
     assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=1e-4)
 

@@ -9,11 +9,12 @@ import torch
 
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
-from hplm.model.checkpoint import full_stack, load_checkpoint, random_backbone, split
+from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.stacks import through
 from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
 from hplm.model.windows import Window
 from hplm.tasks import find_task
+from testing.random_store import random_backbone
 from testing.toy import CONFIG
 from tests.support.families import FAMILIES, LENGTH, bytes_of_words, save_family, unigram
 from tests.support.message import mentioning

@@ -78,7 +78,7 @@ def prompts_of(template, **changes):
 
 
 def tokens_of(prompts, *contents, role="user"):
-    return prompts.of_messages(json.dumps([{"role": role, "content": content} for content in contents]))
+    return prompts.of_messages(json.dumps([{"role": role, "content": content} for content in contents])).tolist()
 
 
 def special_in(tokens):
@@ -95,7 +95,8 @@ def test_tokens_equal_those_of_transformers(tmp_path, template):
     prompts = Prompts(checkpoint.tokenizer_json, checkpoint.config)
     for last in range(2, len(TALK) + 1):
         expected = tokenizer.apply_chat_template(TALK[:last], add_generation_prompt=True, return_dict=False)
-        assert prompts.of_messages(json.dumps(TALK[:last])) == expected and END in expected
+        expected = [START] * (expected[0] != START) + expected
+        assert prompts.of_messages(json.dumps(TALK[:last])).tolist() == expected and END in expected
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_no_message_holds_a_special_token(template):
 
 def test_a_role_is_a_word():
     prompts = prompts_of("{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}")
-    assert tokens_of(prompts, "a", role="258") == [258, *tokens_of(prompts_of("a"), "")]
+    assert tokens_of(prompts, "a", role="258") == [START, 258, *tokens_of(prompts_of("a"), "")[1:]]
     for role in ("", "258|><|257", "a b", "a" * 65, "a\n"):
         with pytest.raises(InvalidInput, match=mentioning("role", repr(role))):
             tokens_of(prompts, "a", role=role)

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,6 +15,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import SPECIAL, words
+from testing.reference import windows_of
 from tests.support.message import mentioning, mentions
 
 HIDDEN, HEADS, INNER, SHALLOW, FULL = 24, 3, 40, 2, 3
@@ -87,7 +87,7 @@ def test_our_halves_equal_skipbert(tmp_path):
     ids = torch.randint(1, 90, (sum(lengths),), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(length) for length in lengths])
     segments = (positions > 3).long()
-    windows = checkpoint.config.window.of(ids.numpy(), np.array(lengths))
+    windows = windows_of(checkpoint.config.window, [text.tolist() for text in ids.split(lengths)])
     sums = checkpoint.config.window.aggregate(lower(torch.from_numpy(windows)))
     texts = [reference(bert, tensors, *text) for text in zip(ids.split(lengths), segments.split(lengths), strict=True)]
     entered, left = (torch.cat(side) for side in zip(*texts, strict=True))

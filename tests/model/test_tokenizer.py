@@ -228,11 +228,12 @@ def test_texts_are_read_by_words_as_the_library_reads_them(kind, texts):
             assert numbers(tokens) == (own if read else [])
 
 
-def test_few_words_are_remembered_and_forgotten_ones_come_back_beside_new_ones():
+def test_few_words_are_remembered_and_forgotten_ones_come_back_beside_new_ones(monkeypatch):
     """A word that is remembered is not read by the library again. Long ones never are."""
     library = HuggingFaceTokenizer.from_str(KINDS["no added tokens"])
+    monkeypatch.setattr(words, "MOST", 4)
     counted, many = Counting(library), [f"there{number}" for number in range(9)]
-    read, several = words.Words(counted, most=4), (["the \x00 b", "\x00 the"], ["the c d e", "a \x00"], ["x" * 50])
+    read, several = words.Words(counted), (["the \x00 b", "\x00 the"], ["the c d e", "a \x00"], ["x" * 50])
     for texts in (["the a"], *several, *([f"the a {one} the"] for one in many), *several):
         assert [numbers(tokens) for tokens in read.tokens(texts)] == [library.encode(text).ids for text in texts]
     for asked, characters in ((many, 9 * 6), (["x" * 50], 50), (many[-1:], 0)):

@@ -1,6 +1,8 @@
 """Lookup and gathering against plain dictionaries, with the compiled kernel and without; chains, broken tables, addresses."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from unittest.mock import patch
 
@@ -19,13 +21,14 @@ from hplm.plot.keys import KeySpace
 from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import StoredRows
 from hplm.plot.summing import PIECE
-from testing.reference import Dictionaries
+from testing.reference import Dictionaries, windows_of
 from tests.plot.tables import make_table
 from tests.support.device import DEVICE
 from tests.support.message import mentioning
 from tests.support.needed import needs_kernel
 
 SPACE = KeySpace(5, Window(3))
+BY_TORCH = partial(patch, "hplm.plot.gathering.can_sum", return_value=False)  # not by the kernel
 UNIGRAMS = [(0, i, 0) for i in range(1, 6)]
 
 
@@ -44,7 +47,7 @@ def test_lookup_and_gathering_equal_dictionaries(tmp_path_factory, window, vocab
     space = KeySpace(vocabulary, window)
     texts = [rng.integers(0, vocabulary, length) for length in lengths]
     tokens, lengths = np.concatenate(texts), np.array(lengths)
-    whole = window.of(tokens, lengths)
+    whole = windows_of(window, texts)
     uni = {tuple(gram) for gram in (whole * window.levels()[-1]).tolist()}
     seen = {tuple(gram) for keep in window.levels() for gram in (whole * keep).tolist()}
     some = [gram for gram in sorted(seen) if rng.random() < 0.5]
@@ -58,17 +61,18 @@ def test_lookup_and_gathering_equal_dictionaries(tmp_path_factory, window, vocab
     places = [reference.find(gram, tables)[:2] for gram in whole.tolist()]
     assert list(zip(hits.levels, hits.tries % 3, strict=True)) == places
     expected = torch.cat([reference.sums(text.tolist(), tables) for text in texts])
-    by_arrays = chain.lookup_by_arrays(tokens, lengths)
-    assert (by_arrays.addresses == hits.addresses).all() and (by_arrays.tries == hits.tries).all()
+    assert np.array_equal(chain.find_by_arrays(tokens, lengths), (hits.addresses, hits.tries))
     for compiled, (numbers, close) in product(
         (True, False), ((torch.float32, {"atol": 1e-5}), (torch.bfloat16, {"atol": 0.05, "rtol": 0.02}))
     ):
-        gatherer = Gatherer(DEVICE, numbers, resident, compiled)
+        gatherer = Gatherer(DEVICE, numbers, resident)
         assert not len(gatherer.broken(forest, hits.addresses))
-        got = gatherer.sums(forest, hits.addresses, lengths)
+        with nullcontext() if compiled else BY_TORCH():
+            got = gatherer.sums(forest, hits.addresses, lengths)
         assert got.dtype == numbers and torch.allclose(got.float().cpu(), expected, **close)
     of_root = forest.chain("root", 1).lookup(tokens, lengths).addresses  # of one table: kernel and torch add in one order
-    plain = Gatherer(DEVICE, torch.float32, compiled=False).sums(forest, of_root, lengths)
+    with BY_TORCH():
+        plain = Gatherer(DEVICE, torch.float32).sums(forest, of_root, lengths)
     for instructions in range(1, kernels.kernel().instructions + 1 if kernels.kernel() else 1):
         with patch.object(kernels.kernel(), "instructions", instructions):
             assert torch.equal(Gatherer(DEVICE, torch.float32).sums(forest, of_root, lengths), plain)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hplm.model.windows import Window
 from hplm.plot.index import Index, write_index
 from hplm.plot.keys import KeySpace, first_of_each, order
+from testing.reference import windows_of
 
 
 @given(
@@ -20,7 +21,7 @@ from hplm.plot.keys import KeySpace, first_of_each, order
 def test_keys_pack_windows_without_loss(window, vocabulary, lengths, seed):
     space = KeySpace(vocabulary, window)
     tokens = np.random.default_rng(seed).integers(0, vocabulary, sum(lengths))
-    windows = window.of(tokens, np.array(lengths))
+    windows = windows_of(window, np.split(tokens, np.cumsum(lengths)[:-1]))
     keys = space.pack(windows)
     assert (space.unpack(keys) == windows).all()
     assert (space.of(tokens, np.array(lengths)) == keys).all()

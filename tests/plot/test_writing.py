@@ -26,7 +26,7 @@ SPACE = KeySpace(300, Window(3))
 KEYS = SPACE.unigrams()
 
 
-def write(folder: Path, resume: bool, most: int = 300) -> list[int]:
+def write(folder: Path, most: int = 300) -> list[int]:
     """Returns how many values each batch computed. It is cut before it computes more than `most`."""
     values, computed = values_by(1, SPACE.window), []
 
@@ -36,23 +36,23 @@ def write(folder: Path, resume: bool, most: int = 300) -> list[int]:
             raise InterruptedError
         return values(windows)
 
-    write_table(folder / "d" / "1", spec_of("d", None, SPACE), KEYS, values_of, batch=32, resume=resume)
+    write_table(folder / "d" / "1", spec_of("d", None, SPACE), KEYS, values_of, batch=32)
     return computed
 
 
 def test_after_a_cut_it_ends_with_the_same_bytes_and_finished_values_are_computed_again_only_if_damaged(tmp_path):
-    write(tmp_path / "whole", resume=False)
+    write(tmp_path / "whole")
     for damaged, expected in ((None, 300 - 4 * 32), (70, 300 - 2 * 32)):
         folder = tmp_path / str(damaged)
         with pytest.raises(InterruptedError):
-            write(folder, resume=True, most=6 * 32)
+            write(folder, most=6 * 32)
         work = folder / "d/1.writing"
         with open(work / "values", "r+b") as values:
             values.truncate((1 + 4 * 32 + 5) * 3 * HIDDEN * 2)
             if damaged is not None:
                 values.seek((1 + damaged) * 3 * HIDDEN * 2)
                 values.write(b"\xff")
-        assert sum(write(folder, resume=True)) == expected
+        assert sum(write(folder)) == expected
         assert content(folder) == content(tmp_path / "whole")
 
 
@@ -63,14 +63,14 @@ def test_a_full_disk_keeps_finished_values_and_says_how_much_is_needed(tmp_path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # files cannot grow, as on a full disk
     try:
         with pytest.raises(NoSpace, match=mentioning(tmp_path / "d/1.writing")):
-            write(tmp_path, resume=True)
+            write(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, previous)
     Table(old.folder).verify()
     assert not (tmp_path / "d/1").exists()
-    write(tmp_path, resume=True)
-    write(tmp_path / "whole", resume=False)
+    write(tmp_path)
+    write(tmp_path / "whole")
     assert content(tmp_path / "d") == content(tmp_path / "whole/d")
 
 

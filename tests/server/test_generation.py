@@ -78,7 +78,7 @@ WRITTEN = "<|258|>user\nsome words<|257|>\n<|258|>assistant\n"  # as the chat te
     ],
 )
 def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, given, prompt, echoed):
-    assert prompts.of_messages(CHAT) == prompts.encode(WRITTEN).tolist()[1:]
+    assert prompts.of_messages(CHAT).tolist() == prompts.encode(WRITTEN).tolist()
     text, messages = given.get("text_input"), {name: own for name, own in given.items() if name == "messages"}
     expected = text_of(Asked(server, prompt, "lora", stream=True).pieces())
     assert text_of(Asked(server, text, "lora", stream=True, **messages).pieces()) == expected

@@ -13,13 +13,12 @@ from builder.store.store import TenantFile, check_name
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, InvalidInput
-from hplm.model.checkpoint import random_backbone
 from hplm.model.weights import save_weights
 from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_store, random_tenants
+from testing.random_store import random_backbone, random_store, random_tenants
 from testing.toy import CHAT, CONFIG, SERVED
 from tests.builder.stores import full_disk, give_other_values
 from tests.cli.commands import flip, printed

@@ -32,6 +32,7 @@ from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import bytes_in
 from testing.random_store import tokenizer_json
+from testing.reference import windows_of
 from testing.toy import CONFIG
 from tests.builder.stores import some_lines
 from tests.support.message import mentioning, mentions
@@ -121,7 +122,7 @@ def expected_counts(space, documents):
     """Counts each window once, and each of its shorter forms once."""
     counts = Counter()
     for document in documents:
-        windows = space.window.of(np.array(document, dtype=np.int32), np.array([len(document)]))
+        windows = windows_of(space.window, [document])
         for window in windows:
             forms = {tuple(np.where(keep, window, 0).tolist()) for keep in space.window.levels()}
             counts.update(tuple(space.pack(np.array([form]))[0].tolist()) for form in forms)

@@ -21,6 +21,7 @@ from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.levels import count_levels, ends
 from hplm.plot.room import NoSpace
+from testing.reference import windows_of
 from testing.toy import CONFIG
 from tests.builder.stores import (
     SMALL,
@@ -230,6 +231,6 @@ def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype
     gatherer = Gatherer(DEVICE, torch.float32)
     assert not len(gatherer.broken(forest, hits.addresses))
     with torch.no_grad():
-        expected = window.aggregate(store.lower("root", 1)(torch.from_numpy(window.of(tokens, lengths))))
+        expected = window.aggregate(store.lower("root", 1)(torch.from_numpy(windows_of(window, documents))))
     close = {"fp16": 2e-3, "bf16": 2e-2, "int8": 3e-2}[dtype]
     assert torch.allclose(gatherer.sums(forest, hits.addresses, lengths).cpu(), expected, atol=close)

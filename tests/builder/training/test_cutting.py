@@ -9,7 +9,7 @@ from builder.learning.bodies import PlotBody
 from builder.learning.loop import Diverged
 from builder.training.cutting import cut, hold
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
-from hplm.model.checkpoint import random_backbone
+from testing.random_store import random_backbone
 from testing.toy import CONFIG
 
 ALL = tuple(PROJECTIONS)
