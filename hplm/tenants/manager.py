@@ -20,7 +20,7 @@ from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Registry
-from hplm.tenants.snapshot import PROMISES, SETTINGS, Snapshot, Tenant
+from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
@@ -101,7 +101,7 @@ class Manager:
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
         tenant = knowledge.tenant(tenant_id, uid, version, change.kept.of((tenant_id, knowledge.version), knowledge.packed))
         if before is not None:
-            tenant = replace(tenant, **{name: getattr(before, name) for name in SETTINGS})
+            tenant = tenant.set_as(before)
         change.put(tenant)
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 

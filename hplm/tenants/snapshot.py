@@ -110,6 +110,10 @@ class Tenant:
     def has_quotas(self) -> bool:
         return any(getattr(self, quota) for quota in QUOTAS)
 
+    def set_as(self, other: Tenant) -> Tenant:
+        """Returns this version with the keys and limits of another one."""
+        return replace(self, **{name: getattr(other, name) for name in SETTINGS})
+
     def records(self) -> list[Record]:
         exits = self.exits.record if self.exits is not None else None
         members = [record for own in self.student_weights for record in (own.head, own.adapter)]
