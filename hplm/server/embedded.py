@@ -22,7 +22,12 @@ def embedded() -> Installation | None:
     package = importlib.util.find_spec("pytriton")  # does not import it
     if package is None or package.origin is None:
         return None
-    _check_numpy()
+    numpy = importlib.metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        raise HplmError(
+            f"numpy {numpy} is installed, with which the embedded Triton returns empty tensors without an error: "
+            f"install numpy 1.26 with `{INSTALL}`"
+        )
     root = Path(package.origin).parent / "tritonserver"
     stub = root / "python_backend_stubs" / PYTHON / STUB
     if not stub.is_file():
@@ -30,14 +35,16 @@ def embedded() -> Installation | None:
             f"the embedded Triton has no stub for Python {PYTHON}: "
             f"use one of {', '.join(sorted(path.name for path in stub.parent.parent.iterdir()))}"
         )
-    wheel_libraries = root.parent.parent / "nvidia_pytriton.libs"
+    libraries, library = root.parent.parent / "nvidia_pytriton.libs", libpython()
+    # The wheel may have a copy (as for 3.13). With a link for it, the stub loads this Python's library and not the wheel's.
+    copies = libraries.glob(f"libpython*.{sys.version_info.minor}.so.1.0")
     return Installation(
         binary=root / "bin" / "tritonserver",
         description=f"embedded, from nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}",
         stock_backends=root / "backends",
         stub=stub,
-        library_folders=(wheel_libraries,),
-        library_links=_links_to_libpython(wheel_libraries),
+        library_folders=(libraries,),
+        library_links=dict.fromkeys([library.name, *(copy.name for copy in copies)], library),
     )
 
 
@@ -64,22 +71,3 @@ def libpython(folders: Sequence[str] = FOLDERS) -> Path:
         f"PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {PYTHON}. "
         "Or make the environment with another Python that has this library"
     )
-
-
-def _check_numpy() -> None:
-    version = importlib.metadata.version("numpy")
-    if int(version.split(".")[0]) >= 2:
-        raise HplmError(
-            f"numpy {version} is installed, with which the embedded Triton returns empty tensors without an error: "
-            f"install numpy 1.26 with `{INSTALL}`"
-        )
-
-
-def _links_to_libpython(wheel_libraries: Path) -> dict[str, Path]:
-    """Returns links to libpython by its own name, and by the name of a copy in the wheel (as for 3.13).
-
-    With a link for the copy, the stub loads this Python's library and not the wheel's.
-    """
-    library = libpython()
-    carried = wheel_libraries.glob(f"libpython*.{sys.version_info.minor}.so.1.0")
-    return {name: library for name in (library.name, *(copy.name for copy in carried))}

@@ -75,7 +75,8 @@ def complaints(text: str) -> list[str]:
         if match and not any(noise in line for noise in _NOISE):
             said.append(match["said"].replace("\\n", "\n").strip())
     # The backend, the lifecycle and the server each report a failing model. Only the fullest report is kept.
-    fullest = [one for one in dict.fromkeys(said) if not any(_within(one, other) for other in said)]
+    bare = {one: one.removeprefix("ERROR: Failed to create instance: ") for one in said}
+    fullest = [one for one in bare if not any(one != other and bare[one] in other for other in said)]
     lines = [line for one in fullest for line in one.splitlines() if line.strip()]
     return lines[-_MOST_LINES:] or tail(text)
 
@@ -83,7 +84,3 @@ def complaints(text: str) -> list[str]:
 def tail(text: str, count: int = 15) -> list[str]:
     """Returns the last lines, without Triton's tables of settings."""
     return [line for line in text.splitlines() if line.strip() and line[0] not in "|+"][-count:]
-
-
-def _within(one: str, other: str) -> bool:
-    return one != other and one.removeprefix("ERROR: Failed to create instance: ") in other

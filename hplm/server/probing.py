@@ -86,10 +86,6 @@ def health(status: int, answer: bytes) -> Health:
     return Health(State.BUSY if passes else State.WORKS, said)
 
 
-def silent(error: Exception) -> Health:
-    return Health(State.SILENT, f"no answer ({type(error).__name__})")
-
-
 def _error(answer: bytes) -> str:
     try:
         return str(json.loads(answer)["error"])

@@ -107,10 +107,13 @@ class Supervisor:
 
     def _revive(self, model: str, why: str) -> str | None:
         """Loads a model again whose process has ended. Returns why the server must be started again instead."""
-        self._end(model)
+        for stub in stubs(self._server.group):
+            if stub.model == model:  # so that it holds no requests which Triton has given up: it may only have been stopped
+                process_group.kill_one(stub.pid)
         gone = [holder for holder in self._gone() if holder.model == model]
         lost = [holder for holder in gone if holder.may_have_lost]
-        self._sweep()
+        for region in set(regions(self._server.id)) - {stub.region for stub in stubs(self._server.group)}:
+            region.unlink(missing_ok=True)  # of dead processes
         if lost:
             return _lost(lost[0])
         for holder in gone:
@@ -126,22 +129,10 @@ class Supervisor:
         self._heard[model] = self._time.monotonic()
         return loaded
 
-    def _end(self, model: str) -> None:
-        """Ends the model's processes, so that none holds requests which Triton has given up: it may only have been stopped."""
-        for stub in stubs(self._server.group):
-            if stub.model == model:
-                process_group.kill_one(stub.pid)
-
     def _gone(self) -> list[Holder]:
         """Returns what is known of model processes that have ended without being told to."""
         alive = process_group.members(self._server.group)
         return [holder for holder in holders(self._server.id) if holder.pid not in alive]
-
-    def _sweep(self) -> None:
-        """Removes the regions of dead processes."""
-        used = {stub.region for stub in stubs(self._server.group)}
-        for region in set(regions(self._server.id)) - used:
-            region.unlink(missing_ok=True)
 
     def _recycle(self) -> None:
         """Replaces the process with the largest region when regions take too much of /dev/shm."""
