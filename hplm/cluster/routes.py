@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,11 +24,10 @@ class Routes:
 def routes_of(cluster: ClusterDescription, served: Mapping[str, Sequence[Tenant]]) -> Routes:
     """`served`: the tenants of each pool. A tenant that several pools claim goes to the first of them."""
     routes = Routes()
-    by_pool: dict[str, dict[str, list[Tenant]]] = {}
+    by_pool = {name: defaultdict[str, list[Tenant]](list) for name in served}
     for name, tenants in served.items():
-        of_pool = by_pool.setdefault(name, {})
         for tenant in tenants:  # several backbones of a repository may have a tenant of this name
-            of_pool.setdefault(tenant.id, []).append(tenant)
+            by_pool[name][tenant.id].append(tenant)
     first = cluster.pools[0].name
     for name in sorted({tenant for of_pool in by_pool.values() for tenant in of_pool}):
         claims = _claims(cluster, by_pool, name)
