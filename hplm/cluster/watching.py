@@ -7,6 +7,7 @@ wait while no HAProxy runs: it starts with the files.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hplm.cluster.admin_socket import AdminSocket, NotRunning
@@ -65,8 +66,8 @@ class Watcher:
         self._folder = folder.resolve()
         self._say = say
         self._socket = AdminSocket(self._folder / SOCKET)
-        self._routes: Routes | None = None
-        self._generations: Generations = {}
+        self._routes = Routes()
+        self._generations: Generations | None = None  # None: it has not looked yet
         self._taken: Generations | None = {}  # those whose routes HAProxy has; None while none runs
         self._readers = served.readers()
         self._unwritten = False
@@ -75,15 +76,14 @@ class Watcher:
 
     def look(self) -> None:
         generations = self._served.generations()
-        if self._routes is None or generations != self._generations:
+        if generations != self._generations:
             self._take(self._served.routes())
             self._generations = generations
-        assert self._routes is not None
         if self._unwritten:
-            self._try("write", lambda routes=self._routes: self._write(routes))
-        self._try("tell", lambda routes=self._routes: self._tell(routes))
+            self._try("write", self._write)
+        self._try("tell", self._tell)
         for place in list(self._readers):
-            self._try(f"report {place}", lambda place=place: self._report(place))
+            self._try(f"report {place}", partial(self._report, place))
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -92,17 +92,17 @@ class Watcher:
     def _take(self, routes: Routes) -> None:
         before, self._routes = self._routes, routes
         for line in (*routes.conflicts, *routes.notes):
-            if before is None or line not in (*before.conflicts, *before.notes):
+            if line not in (*before.conflicts, *before.notes):
                 self._say(line)
-        if before is None or (before.pools, before.homes) != (routes.pools, routes.homes):
+        if self._generations is None or (before.pools, before.homes) != (routes.pools, routes.homes):
             self._unwritten, self._told = True, None
             self._say(f"routes: {len(routes.pools)} tenants in other pools, {len(routes.homes)} with quotas have homes")
 
-    def _write(self, routes: Routes) -> None:
-        write_files(map_files(routes), self._folder)
+    def _write(self) -> None:
+        write_files(map_files(self._routes), self._folder)
         self._unwritten = False
 
-    def _tell(self, routes: Routes) -> None:
+    def _tell(self) -> None:
         try:
             answering = self._socket.pid()
         except NotRunning:
@@ -110,7 +110,7 @@ class Watcher:
             raise
         self._taken = self._taken or {}
         if answering != self._told:
-            for file, wanted in ((POOLS, routes.pools), (HOMES, routes.homes)):
+            for file, wanted in ((POOLS, self._routes.pools), (HOMES, self._routes.homes)):
                 self._socket.set_map(self._folder / file, wanted)
             self._told = answering
         self._taken = self._generations
