@@ -116,8 +116,8 @@ class TritonServer:
                 process = self._launch()
                 if self._becomes_ready(process, deadline):
                     return self
-                failure = self._failure(process)
-                if self._lost_a_chosen_port(process):
+                failure, chosen = self._failure(process), dict(self._wanted.items())
+                if any(chosen[flag] == 0 for flag, _ in self._lost_ports(process)):
                     ports_lost += 1
                     goes_on = ports_lost < _ATTEMPTS
                 else:
@@ -257,10 +257,6 @@ class TritonServer:
             what, said = f"tritonserver could not serve {self.repository}", self.last_words()
         where = f"\n(whole log: {self.log_file})" if self._keeps_log else ""
         return HplmError(f"{what}; its log says:\n{said}{where}")
-
-    def _lost_a_chosen_port(self, process: Process) -> bool:
-        wanted = dict(self._wanted.items())
-        return any(wanted[flag] == 0 for flag, _ in self._lost_ports(process))
 
     def _lost_ports(self, process: Process) -> list[tuple[str, int]]:
         said = process.said()
