@@ -306,7 +306,8 @@ class _Tables:
         found = list(self._store.names(f"{TABLES}/{branch.folder}"))
         if not found:
             raise Absent(f"{self._store} has no table {branch.folder}: restore the registry")
-        missing = [one for one in found if not _is_complete(arriving / Path(one.name).name, one.size)]
+        here = {path.name: path.stat().st_size for path in arriving.glob("*")}
+        missing = [one for one in found if here.get(Path(one.name).name) != one.size]
         needed = sum(one.size for one in missing) + FREE_BYTES
         check_room(self._state.folder, needed, f"table {branch.folder}", "free some space, or set HPLM_MIRROR to a larger disk")
         arriving.mkdir(parents=True, exist_ok=True)
@@ -320,7 +321,3 @@ class _Tables:
         whole.parent.mkdir(parents=True, exist_ok=True)
         arriving.rename(whole)
         sync(whole.parent)
-
-
-def _is_complete(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size == size
