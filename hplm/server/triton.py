@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hplm.errors import HplmError
 from hplm.registry.store import Place
-from hplm.server import inherited, log, process_group, reply_sockets, stacks
+from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
 from hplm.server.flags import SECRET_HEADER, contract_flags
@@ -250,7 +250,7 @@ class TritonServer:
     def _failure(self, process: Process) -> HplmError:
         if process.pid:
             what, said = f"tritonserver was not ready within {self._start_timeout:.0f} s", self.last_words()
-            said += "\n" + stacks.of_group(process.pid, self.log_file) if self.log_file is not None else ""
+            said += "\n" + log.stacks_of(process.pid, self.log_file) if self.log_file is not None else ""
         else:
             for flag, port in self._lost_ports(process):
                 return HplmError(in_use(self.address, port, flag))
