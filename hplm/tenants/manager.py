@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hplm.adapters.layout import Layout
 from hplm.clock import Clock
-from hplm.errors import HplmError, InvalidInput, OutOfCapacity
+from hplm.errors import HplmError, InvalidInput, OutOfCapacity, some
 from hplm.plot.table import Table
 from hplm.registry.store import Away, Busy, Denied, Place, opened
 from hplm.tenants.change import Change, Kept
@@ -220,8 +220,7 @@ class Manager:
                 if branch.domain != name and self.tables.meta(branch).parent == name:
                     users.append(f"domain {branch.domain} version {branch.version}")
             if users:
-                more = f" and {len(users) - 5} more" if len(users) > 5 else ""
-                raise InvalidInput(f"domain {name!r} is in use by {', '.join(sorted(users)[:5])}{more}: delete those first")
+                raise InvalidInput(f"domain {name!r} is in use by {some(sorted(users))}: delete those first")
             change.branches = [branch for branch in change.branches if branch.domain != name]
             change.before = {tenant_id: before for tenant_id, before in change.before.items() if before.domain != name}
             return self.close(change, DomainChange(change.generation, name, version))
