@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import socket
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from hplm.errors import HplmError
+from hplm.server.process_group import sockets
 
 WILDCARD = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -69,11 +69,8 @@ def listens(port: int) -> bool:
 
 def listens_at(pid: int, ports: Iterable[int]) -> bool:
     """Whether a process listens at these ports itself. Where the system does not show its sockets: whether anybody does."""
-    own: set[str] | None = set()
     try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
-                own.add(os.readlink(link))
+        own = set(sockets(pid).values())
     except FileNotFoundError:  # it has ended
         return False
     except PermissionError:

@@ -46,6 +46,16 @@ def arguments(pid: int) -> list[str]:
         return []
 
 
+def sockets(pid: int) -> dict[int, str]:
+    """Returns the names of a process's sockets, by descriptor."""
+    found: dict[int, str] = {}
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if (name := os.readlink(link)).startswith("socket:"):
+                found[int(link.name)] = name
+    return found
+
+
 def kill_one(pid: int) -> None:
     """Kills a process of a group, and returns when it has ended, or a driver or a disk keeps it."""
     _signal(os.kill, pid, signal.SIGKILL)
