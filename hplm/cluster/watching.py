@@ -6,12 +6,12 @@ wait while no HAProxy runs: it starts with the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from hplm.cluster.admin_socket import AdminSocket, NotRunning
-from hplm.cluster.description import ClusterDescription
+from hplm.cluster.description import Pool
 from hplm.cluster.router import HOMES, POOLS, SOCKET, map_files, write_files
 from hplm.cluster.routes import Routes, routes_of
 from hplm.errors import HplmError, InvalidInput
@@ -25,13 +25,13 @@ Say = Callable[[str], None]
 class Served:
     """The newest tenants of each pool."""
 
-    def __init__(self, cluster: ClusterDescription) -> None:
-        for pool in cluster.pools:
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        for pool in pools:
             for what, place in (("repository", pool.repository), ("state", pool.state)):
                 if isinstance(place, Path) and not place.is_dir():
                     raise InvalidInput(f"pool {pool.name!r}: {what} {place} is not a folder: correct its path")
-        self._cluster = cluster
-        self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in cluster.pools}
+        self._pools = pools
+        self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in pools}
 
     def generations(self) -> Generations:
         """Reads the newest snapshots and returns their generations. What cannot be read is logged, and stays as it was."""
@@ -45,7 +45,7 @@ class Served:
         """Returns a new reader of each state, by pool and backbone."""
         return {
             (pool.name, backbone): Reader(State(pool.state / backbone))
-            for pool in self._cluster.pools
+            for pool in self._pools
             if isinstance(pool.state, Path)  # nobody reports to a bucket
             for backbone in self._directories[pool.name].generations()
         }
@@ -55,7 +55,7 @@ class Served:
             name: [tenant for snapshot in directory.snapshots() for tenant in snapshot.tenants]
             for name, directory in self._directories.items()
         }
-        return routes_of(self._cluster, served)
+        return routes_of(self._pools, served)
 
 
 class Watcher:
