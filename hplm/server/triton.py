@@ -160,15 +160,12 @@ class TritonServer:
         try:
             if self._process and self._process.pid:
                 is_idle = drain and self._drain(time.monotonic() + drain)
-                self._process.stop(0 if is_idle and not self._traces else _EMPTY_SERVER_GRACE_S)
+                # A trace is complete only if tritonserver ends by itself.
+                traces = any(flag.startswith("--trace") for flag in self._extra_args)
+                self._process.stop(0 if is_idle and not traces else _EMPTY_SERVER_GRACE_S)
         finally:  # also when a second Ctrl-C comes while the models drain
             self._leftovers.close()
             self._process = None
-
-    @property
-    def _traces(self) -> bool:
-        """Whether tritonserver writes a trace, which is complete only if it ends by itself."""
-        return any(flag.startswith("--trace") for flag in self._extra_args)
 
     def _drain(self, deadline: float) -> bool:
         """Lets models that count what they hold refuse new requests and answer the rest, and unloads the others.

@@ -161,15 +161,12 @@ class Snapshot:
         """The tenants that answer everybody."""
         return tuple(tenant for tenant in self.tenants if not tenant.keys)
 
-    def with_digest(self, digest: str) -> list[Tenant]:
-        """Returns the tenants that have a key with this digest, which may have expired.
-
-        How long this takes tells nothing: nobody can choose the digest of a secret.
-        """
-        return self._by_digest.get(digest, [])
-
     @cached_property
-    def _by_digest(self) -> dict[str, list[Tenant]]:
+    def by_digest(self) -> dict[str, list[Tenant]]:
+        """The tenants by the digests of their keys, which may have expired.
+
+        How long it takes to find one tells nothing: nobody can choose the digest of a secret.
+        """
         found: dict[str, list[Tenant]] = {}
         for tenant in self.tenants:
             for digest in {key.digest for key in tenant.keys}:
