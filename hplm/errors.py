@@ -9,6 +9,7 @@ import errno
 import logging
 import re
 import traceback
+from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
 # Code that reads a file of ours raises these if the file's JSON has another form.
@@ -131,6 +132,12 @@ def shortened(message: str) -> str:
         return message
     half = LONGEST_QUOTING // 2
     return f"{encoded[:half].decode('utf-8', 'ignore')} ... {encoded[-half:].decode('utf-8', 'ignore')}"
+
+
+def some(names: Sequence[object], most: int = 5) -> str:
+    """Names the first ones, and says how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(map(str, names[:most]))}{more}"
 
 
 def error_in(message: str) -> type[HplmError] | None:

@@ -18,7 +18,7 @@ from builder.publish.export import check_copies, copy_file
 from builder.publish.model_configs import ALIAS
 from builder.store.store import written_folder
 from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
 from hplm.placement.measuring import cores_of, device_parameters
@@ -35,7 +35,6 @@ STALE = "the placement is stale: run `hplm place profile` and `hplm place search
 CONFIG = "config.pbtxt"
 FIRST_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 OWN = {"backbone", BACKBONES, STAGES, "device", "dtype", "threads", AUTO_ON_CPU}  # of each backbone, or set for the group
-NAMED = 5  # tenants that a sentence names
 PORTS = 10  # from one group of a machine to the next
 
 
@@ -89,8 +88,7 @@ def gaps(placement: Placement, repository: Path, state: Place | None = None) -> 
         chosen = _filter(placement, placed, repository, backbone, state)
         tenants = served_tenants(repository, state, backbone)
         unserved += [f"{backbone}/{tenant.id}" for _, tenant in tenants if not chosen.takes(tenant)]
-    more = ", ..." if len(unserved) > NAMED else ""
-    return [f"no group serves {len(unserved)} tenants: {', '.join(unserved[:NAMED])}{more}"] if unserved else []
+    return [f"no group serves {len(unserved)} tenants: {some(unserved)}"] if unserved else []
 
 
 def _filter(placement: Placement, names: Sequence[str], repository: Path, backbone: str, state: Place | None) -> Filter:

@@ -18,7 +18,7 @@ from hplm.plot.table import Table
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
-from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.tables import newest_version
 
 
@@ -65,7 +65,8 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         _check_not_older(store, name, version, here)
         _bring(manager, store, change, name, version)
         mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
-        ready = sorted((tenant for tenant in mine if tenant.id in tuned), key=_canary_order)
+        # In a random order, which is the same every time.
+        ready = sorted((own for own in mine if own.id in tuned), key=lambda own: hashlib.sha256(own.id.encode()).digest())
         on_it = sum(tenant.place == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
@@ -155,8 +156,3 @@ def _check_not_older(store: Store, name: str, version: int, here: int) -> None:
         raise InvalidInput(
             f"version {here} of domain {name!r} is served and {store.folder} has {version}: name the store it came from"
         )
-
-
-def _canary_order(tenant: Tenant) -> bytes:
-    """Orders tenants at random, the same way every time."""
-    return hashlib.sha256(tenant.id.encode()).digest()

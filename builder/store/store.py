@@ -29,7 +29,7 @@ from builder.said import say
 from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
 from builder.store.resumable import begun_plan, read_json, replaced, write_json
 from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Broken, InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
@@ -216,9 +216,8 @@ class Store(Branches):
     def unknown(self, tenant_id: str) -> InvalidInput:
         known = self.tenant_ids()
         near = get_close_matches(tenant_id, known, SHOWN)
-        shown = [*near, *(name for name in known if name not in near)][:SHOWN]
-        more = f" and {len(known) - SHOWN:,} more" if len(known) > SHOWN else ""
-        return InvalidInput(f"tenant {tenant_id!r} is not in {self.folder}: known are {', '.join(shown) or 'none yet'}{more}")
+        shown = [*near, *(name for name in known if name not in near)]
+        return InvalidInput(f"tenant {tenant_id!r} is not in {self.folder}: known are {some(shown, SHOWN) or 'none yet'}")
 
     def tenant_versions(self, tenant_id: str) -> list[int]:
         """Returns the versions of a tenant, oldest first."""

@@ -24,7 +24,7 @@ from builder.tables.counts import Counts, add_counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
 from hplm.plot.table import Table, TableSpec
@@ -172,10 +172,9 @@ def _refuse_used(store: Store, name: str, versions: list[int], version: int | No
     users = store.users()
     standing = sorted(user for found in versions for user in users[name, found])
     if standing:
-        more = f" and {len(standing) - NAMED} more" if len(standing) > NAMED else ""
         which = f"domain {name!r}" if version is None else f"version {version} of domain {name!r}"
         raise InvalidInput(
-            f"{which} is in use by {', '.join(standing[:NAMED])}{more}: delete those first, or build them on another domain. "
+            f"{which} is in use by {some(standing, NAMED)}: delete those first, or build them on another domain. "
             "Finish an interrupted build with its command, or remove its folder"
         )
 

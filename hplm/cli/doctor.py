@@ -67,8 +67,7 @@ def _version(server: str | None) -> str | None:
     """Returns the version of the running server, or of the one that `hplm serve` would start; None if neither tells it."""
     from hplm.doctor.checks import version_at
     from hplm.errors import HplmError
-    from hplm.server.discovery import find_installation
-    from hplm.server.embedded import TRITON_VERSION
+    from hplm.server.discovery import TRITON_VERSION, find_installation
 
     if server:
         return version_at(server)

@@ -23,7 +23,7 @@ from hplm.cli.options import (
 )  # fmt: skip
 from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, print_late
 from hplm.cli.tables import print_tree, table_built
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 
 if TYPE_CHECKING:
     from builder.store.store import Store
@@ -142,8 +142,7 @@ def _said(manager: Manager, change: DomainChange) -> dict:
     print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
     for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
         if names:
-            more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-            print(f"  {what:<10} {', '.join(names[:10])}{more}")
+            print(f"  {what:<10} {some(names, 10)}")
     if change.removed:
         print(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
     print_late(late)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import AtLeastOne, Json, Numbers, Texts, Words, about
 from hplm.cli.place_problem import check_target
 from hplm.cli.served import StatePlace, check_state
+from hplm.errors import some
 
 if TYPE_CHECKING:
     from hplm.placement.profile import Profile
 
-NAMED = 5  # units that are listed
 TYPICAL_TOKENS = (16, 128)  # of the single texts whose times are printed
 Repository = Annotated[Path, about("folder that `hplm export` wrote")]
 
@@ -73,7 +72,7 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
     for one in emitted:
         group = one.group
         print(
-            f"{group.name} on {', '.join(group.devices)} of {group.machine}: {one.tenants} tenants of {_some(group.units)}\n"
+            f"{group.name} on {', '.join(group.devices)} of {group.machine}: {one.tenants} tenants of {some(group.units)}\n"
             f"  {one.command}"
         )
         own = {"name": group.name, "machine": group.machine, "devices": group.devices}
@@ -112,7 +111,3 @@ def _told(profile: Profile) -> dict[str, Any]:
     error = profile.error
     print(f"predictions of other batches are off by {error.mean:.1%} on average, {error.max:.1%} at most")
     return {"backbones": backbones, "error": {"mean": round(error.mean, 4), "max": round(error.max, 4)}}
-
-
-def _some(units: Sequence[str]) -> str:
-    return ", ".join(units[:NAMED]) + (f" and {len(units) - NAMED} more" if len(units) > NAMED else "")

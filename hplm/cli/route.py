@@ -28,7 +28,7 @@ def route(
     :param routers: how many routers the clients use; each gives a replica its part of the requests at a time
     :param unchecked: write files for a HAProxy of another machine: none is needed here
     """
-    from hplm.cluster.description import ClusterDescription
+    from hplm.cluster.description import read_pools
     from hplm.cluster.router import (
         CONFIG,
         Listening,
@@ -43,25 +43,25 @@ def route(
 
     if to.exists() and not to.is_dir():
         raise InvalidInput(f"--to {to} is not a folder: name one for HAProxy's files")
-    described = ClusterDescription.read(cluster)
-    changes = any(pool.state is not None for pool in described.pools)
+    pools = read_pools(cluster)
+    changes = any(pool.state is not None for pool in pools)
     if watch:
         if not changes:
             raise InvalidInput(f"{cluster} names no 'state', so its tenants never change: name it, or leave out --watch")
-        follow(Served(described), to)
+        follow(Served(pools), to)
         return
-    served = Served(described)
+    served = Served(pools)
     if not unchecked:
         haproxy()  # a missing one is an error before anything is written
     routes = served.routes()
     if routes.conflicts:
         raise InvalidInput(routes.conflicts[0])
-    probes = {pool.name: probes_of(pool.repository) for pool in described.pools}
+    probes = {pool.name: probes_of(pool.repository) for pool in pools}
     listening = Listening(address, port, stats_port, stats_address)
-    write_files(router_files(described, probes, routes, to, listening, routers), to)
+    write_files(router_files(pools, probes, routes, to, listening, routers), to)
     for note in routes.notes:
         print(f"note: {note}")
-    for pool in described.pools:
+    for pool in pools:
         print(f"pool {pool.name}: {len(pool.replicas)} replicas, asked for {', '.join(sorted(probes[pool.name]))} each second")
     print(f"tenants with quotas, which have homes: {len(routes.homes)}")
     if unchecked:

@@ -6,7 +6,7 @@ import csv
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +99,10 @@ class AdminSocket:
 
     def set_map(self, file: Path, wanted: Mapping[str, str]) -> None:
         """Makes a map equal to the wanted one."""
-        commands = list(_changes(file, self.read_map(file), wanted))
+        known = self.read_map(file)
+        commands = [f"del map {file} {key}" for key in known.keys() - wanted.keys()]
+        changed = {key: value for key, value in wanted.items() if known.get(key) != value}
+        commands += [f"{'set' if key in known else 'add'} map {file} {key} {value}" for key, value in changed.items()]
         for first in range(0, len(commands), COMMANDS):
             answer = self.ask("; ".join(commands[first : first + COMMANDS])).strip()
             if answer:
@@ -110,13 +113,3 @@ def check_socket_path(path: Path, option: str, longest: int = LONGEST_PATH) -> N
     """Refuses a path that is too long. `option`: it names the folder of the socket."""
     if len(os.fsencode(path)) > longest:
         raise InvalidInput(f"{path} is too long for a socket ({longest} bytes at most): give {option} a shorter path")
-
-
-def _changes(file: Path, known: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    for key in known.keys() - wanted.keys():
-        yield f"del map {file} {key}"
-    for key, value in wanted.items():
-        if key not in known:
-            yield f"add map {file} {key} {value}"
-        elif known[key] != value:
-            yield f"set map {file} {key} {value}"

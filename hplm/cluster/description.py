@@ -59,32 +59,25 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     state: Word | None = None
 
 
-@dataclass(frozen=True)
-class ClusterDescription:
-    pools: tuple[Pool, ...]  # the first also gets the requests that name no known tenant
+def read_pools(path: Path) -> tuple[Pool, ...]:
+    """Returns the pools of a cluster; the first also gets the requests that name no known tenant.
 
-    @classmethod
-    def read(cls, path: Path) -> ClusterDescription:
-        """Paths in the file begin at its own folder."""
-        stored = read(path, KIND, FORMAT, _Stored, WAY_OUT)
-        below = path.resolve().parent
-
-        def pool(own: _Pool) -> Pool:
-            refuse_twice(path, f"pool {own.name!r}: replica of id", (replica.id for replica in own.replicas))
-            return Pool(own.name, below / own.repository, own.replicas, _place(own.state or stored.state, below), own.tenants)
-
-        pools = tuple(map(pool, stored.pools))
-        refuse_twice(path, "pools: the name", (pool.name for pool in pools))
-        replicas = [replica for pool in pools for replica in pool.replicas]
-        for name in ("http", "grpc", "name"):
-            refuse_twice(path, f"replica of {name}", (getattr(replica, name) for replica in replicas))
-        return cls(pools)
-
-
-def _place(state: str | None, below: Path) -> Place | None:
-    """Returns the folder or the bucket that a cluster or a pool names."""
-    place = place_of(state) if state is not None else None
-    return below / place if isinstance(place, Path) else place
+    Paths in the file begin at its own folder.
+    """
+    stored = read(path, KIND, FORMAT, _Stored, WAY_OUT)
+    below = path.resolve().parent
+    pools: list[Pool] = []
+    for own in stored.pools:
+        refuse_twice(path, f"pool {own.name!r}: replica of id", (replica.id for replica in own.replicas))
+        named = own.state or stored.state
+        place = place_of(named) if named is not None else None
+        state = below / place if isinstance(place, Path) else place
+        pools.append(Pool(own.name, below / own.repository, own.replicas, state, own.tenants))
+    refuse_twice(path, "pools: the name", (pool.name for pool in pools))
+    replicas = [replica for pool in pools for replica in pool.replicas]
+    for name in ("http", "grpc", "name"):
+        refuse_twice(path, f"replica of {name}", (getattr(replica, name) for replica in replicas))
+    return tuple(pools)
 
 
 def is_address(address: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from hplm.cluster.admin_socket import check_socket_path
-from hplm.cluster.description import LARGEST_PORT, ClusterDescription, Pool, is_address
+from hplm.cluster.description import LARGEST_PORT, Pool, is_address
 from hplm.cluster.routes import Routes
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe, probe_of
@@ -56,7 +56,7 @@ class Listening:
 
 
 def router_files(
-    cluster: ClusterDescription,
+    pools: Sequence[Pool],
     probes: Mapping[str, Mapping[str, Probe]],
     routes: Routes,
     folder: Path,
@@ -80,9 +80,9 @@ def router_files(
         unseen=UNSEEN,
         name=NAME.pattern,
         read_bytes=READ_BYTES,
-        pools=cluster.pools,
-        others=_choice_by_model(cluster, probes),
-        by_name=[pool.name for pool in cluster.pools if _is_name(pool)],
+        pools=pools,
+        others=_choice_by_model(pools, probes),
+        by_name=[pool.name for pool in pools if _is_name(pool)],
         probes=probes,
         quoted=_quoted,
         most=AT_ONCE // routers,
@@ -140,11 +140,11 @@ def haproxy() -> str:
     return program("haproxy", "haproxy")
 
 
-def _choice_by_model(cluster: ClusterDescription, probes: Mapping[str, Mapping[str, Probe]]) -> list[tuple[str, str]]:
+def _choice_by_model(pools: Sequence[Pool], probes: Mapping[str, Mapping[str, Probe]]) -> list[tuple[str, str]]:
     """Returns the pools that have models which none before them has, and a pattern of these: for requests without a tenant."""
     found: list[tuple[str, str]] = []
-    known = set(probes[cluster.pools[0].name])
-    for pool in cluster.pools[1:]:
+    known = set(probes[pools[0].name])
+    for pool in pools[1:]:
         if own := sorted(set(probes[pool.name]) - known):
             found.append((pool.name, "|".join(map(re.escape, own))))
         known.update(own)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hplm.cluster.description import ClusterDescription, Pool
+from hplm.cluster.description import Pool
 from hplm.tenants.snapshot import Tenant
 
 
@@ -20,17 +21,16 @@ class Routes:
     notes: list[str] = field(default_factory=list[str])
 
 
-def routes_of(cluster: ClusterDescription, served: Mapping[str, Sequence[Tenant]]) -> Routes:
+def routes_of(pools: Sequence[Pool], served: Mapping[str, Sequence[Tenant]]) -> Routes:
     """`served`: the tenants of each pool. A tenant that several pools claim goes to the first of them."""
     routes = Routes()
-    by_pool: dict[str, dict[str, list[Tenant]]] = {}
+    by_pool = {name: defaultdict[str, list[Tenant]](list) for name in served}
     for name, tenants in served.items():
-        of_pool = by_pool.setdefault(name, {})
         for tenant in tenants:  # several backbones of a repository may have a tenant of this name
-            of_pool.setdefault(tenant.id, []).append(tenant)
-    first = cluster.pools[0].name
+            by_pool[name][tenant.id].append(tenant)
+    first = pools[0].name
     for name in sorted({tenant for of_pool in by_pool.values() for tenant in of_pool}):
-        claims = _claims(cluster, by_pool, name)
+        claims = _claims(pools, by_pool, name)
         if not claims:
             routes.conflicts.append(f"tenant {name!r} is in no pool's 'tenants': name it there")
             continue
@@ -66,8 +66,8 @@ def homes_of(tenant: str, pool: Pool) -> list[int]:
     return sorted((replica.id for replica in pool.replicas), key=rank)
 
 
-def _claims(cluster: ClusterDescription, by_pool: Mapping[str, Mapping[str, object]], tenant: str) -> list[Pool]:
+def _claims(pools: Sequence[Pool], by_pool: Mapping[str, Mapping[str, object]], tenant: str) -> list[Pool]:
     """Returns the pools that are to answer a tenant: those that name it, else those that take all."""
-    serving = [pool for pool in cluster.pools if tenant in by_pool.get(pool.name, {})]
+    serving = [pool for pool in pools if tenant in by_pool.get(pool.name, {})]
     naming = [pool for pool in serving if pool.tenants is not None and tenant in pool.tenants]
     return naming or [pool for pool in serving if pool.tenants is None]

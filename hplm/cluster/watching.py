@@ -6,11 +6,12 @@ wait while no HAProxy runs: it starts with the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from hplm.cluster.admin_socket import AdminSocket, NotRunning
-from hplm.cluster.description import ClusterDescription
+from hplm.cluster.description import Pool
 from hplm.cluster.router import HOMES, POOLS, SOCKET, map_files, write_files
 from hplm.cluster.routes import Routes, routes_of
 from hplm.errors import HplmError, InvalidInput
@@ -24,13 +25,13 @@ Say = Callable[[str], None]
 class Served:
     """The newest tenants of each pool."""
 
-    def __init__(self, cluster: ClusterDescription) -> None:
-        for pool in cluster.pools:
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        for pool in pools:
             for what, place in (("repository", pool.repository), ("state", pool.state)):
                 if isinstance(place, Path) and not place.is_dir():
                     raise InvalidInput(f"pool {pool.name!r}: {what} {place} is not a folder: correct its path")
-        self._cluster = cluster
-        self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in cluster.pools}
+        self._pools = pools
+        self._directories = {pool.name: Directory(pool.repository, pool.state) for pool in pools}
 
     def generations(self) -> Generations:
         """Reads the newest snapshots and returns their generations. What cannot be read is logged, and stays as it was."""
@@ -44,7 +45,7 @@ class Served:
         """Returns a new reader of each state, by pool and backbone."""
         return {
             (pool.name, backbone): Reader(State(pool.state / backbone))
-            for pool in self._cluster.pools
+            for pool in self._pools
             if isinstance(pool.state, Path)  # nobody reports to a bucket
             for backbone in self._directories[pool.name].generations()
         }
@@ -54,7 +55,7 @@ class Served:
             name: [tenant for snapshot in directory.snapshots() for tenant in snapshot.tenants]
             for name, directory in self._directories.items()
         }
-        return routes_of(self._cluster, served)
+        return routes_of(self._pools, served)
 
 
 class Watcher:
@@ -65,8 +66,8 @@ class Watcher:
         self._folder = folder.resolve()
         self._say = say
         self._socket = AdminSocket(self._folder / SOCKET)
-        self._routes: Routes | None = None
-        self._generations: Generations = {}
+        self._routes = Routes()
+        self._generations: Generations | None = None  # None: it has not looked yet
         self._taken: Generations | None = {}  # those whose routes HAProxy has; None while none runs
         self._readers = served.readers()
         self._unwritten = False
@@ -75,15 +76,14 @@ class Watcher:
 
     def look(self) -> None:
         generations = self._served.generations()
-        if self._routes is None or generations != self._generations:
+        if generations != self._generations:
             self._take(self._served.routes())
             self._generations = generations
-        assert self._routes is not None
         if self._unwritten:
-            self._try("write", lambda routes=self._routes: self._write(routes))
-        self._try("tell", lambda routes=self._routes: self._tell(routes))
+            self._try("write", self._write)
+        self._try("tell", self._tell)
         for place in list(self._readers):
-            self._try(f"report {place}", lambda place=place: self._report(place))
+            self._try(f"report {place}", partial(self._report, place))
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -92,17 +92,17 @@ class Watcher:
     def _take(self, routes: Routes) -> None:
         before, self._routes = self._routes, routes
         for line in (*routes.conflicts, *routes.notes):
-            if before is None or line not in (*before.conflicts, *before.notes):
+            if line not in (*before.conflicts, *before.notes):
                 self._say(line)
-        if before is None or (before.pools, before.homes) != (routes.pools, routes.homes):
+        if self._generations is None or (before.pools, before.homes) != (routes.pools, routes.homes):
             self._unwritten, self._told = True, None
             self._say(f"routes: {len(routes.pools)} tenants in other pools, {len(routes.homes)} with quotas have homes")
 
-    def _write(self, routes: Routes) -> None:
-        write_files(map_files(routes), self._folder)
+    def _write(self) -> None:
+        write_files(map_files(self._routes), self._folder)
         self._unwritten = False
 
-    def _tell(self, routes: Routes) -> None:
+    def _tell(self) -> None:
         try:
             answering = self._socket.pid()
         except NotRunning:
@@ -110,7 +110,7 @@ class Watcher:
             raise
         self._taken = self._taken or {}
         if answering != self._told:
-            for file, wanted in ((POOLS, routes.pools), (HOMES, routes.homes)):
+            for file, wanted in ((POOLS, self._routes.pools), (HOMES, self._routes.homes)):
                 self._socket.set_map(self._folder / file, wanted)
             self._told = answering
         self._taken = self._generations

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.errors import MISFITS, HplmError
+from hplm.errors import MISFITS, HplmError, some
 from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.registry.store import Place, local
@@ -33,7 +33,6 @@ SHARED_MEMORY = 1 << 30
 FREE_SHARED_MEMORY = 1 << 28
 SHORTEST_KEY = 20  # characters
 ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
-NAMED = 5  # how many files or tenants are listed
 _IPC_LOCK = 1 << 14  # the capability that lifts the limit of locked memory
 _REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
 # `hplm serve` leaves asterisks.
@@ -137,11 +136,11 @@ def secret_files(files: Sequence[Path]) -> Finding:
     unread = [str(file) for file in files if not _may_read(file)]
     if unread:
         way_out = "name files that exist, and run this as a user who may read them"
-        return Finding("secret files", PROBLEM, f"cannot read {_some(unread)}", way_out)
+        return Finding("secret files", PROBLEM, f"cannot read {some(unread)}", way_out)
     seen = [f"{file} ({_mode(file):04o})" for file in files if _mode(file) & 0o077]
     if seen:
         return Finding(
-            "secret files", PROBLEM, f"other users may read {_some(seen)}", "`chmod 600` them, and change the secrets"
+            "secret files", PROBLEM, f"other users may read {some(seen)}", "`chmod 600` them, and change the secrets"
         )
     return Finding("secret files", OK, f"{len(files)} files of secrets are their owner's alone" if files else "none was named")
 
@@ -151,7 +150,7 @@ def regions(folder: Path) -> Finding:
     seen = [str(path) for path in found if _mode(path) & 0o066]
     if seen:
         way_out = "let no other users onto the machine, or give the server a /dev/shm of its own, as a container has"
-        return Finding("regions", PROBLEM, f"other users may read texts of requests in {_some(seen)}", way_out)
+        return Finding("regions", PROBLEM, f"other users may read texts of requests in {some(seen)}", way_out)
     return Finding("regions", OK, f"{len(found)} regions of servers in {folder}, none readable by others")
 
 
@@ -168,7 +167,7 @@ def command_lines(processes: Path) -> Finding:
         return Finding(
             "command lines",
             WARNING,
-            f"every user of this machine may read the administrator's secret of process {_some(seen)}",
+            f"every user of this machine may read the administrator's secret of process {some(seen)}",
             "start the server with `hplm serve`, which overwrites it, or mount /proc with hidepid=2",
         )
     return Finding("command lines", OK, "no secret of a server is on a command line")
@@ -183,7 +182,7 @@ def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
     return Finding(
         "tenants",
         PROBLEM if is_open else WARNING,
-        f"{len(everybody):,} of {total:,} tenants have no key and answer everybody: {_some(sorted(everybody))}",
+        f"{len(everybody):,} of {total:,} tenants have no key and answer everybody: {some(sorted(everybody))}",
         "`hplm tenant key add TENANT` for each; it prints the key once",
     )
 
@@ -197,11 +196,11 @@ def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding
         )
     weak = sorted({name for name, key in given if len(key) < SHORTEST_KEY or len(set(key)) < SHORTEST_KEY // 3})
     if weak:
-        says = f"{_some(weak)} can be guessed: it has less than {SHORTEST_KEY} characters, or nearly the same ones"
+        says = f"{some(weak)} can be guessed: it has less than {SHORTEST_KEY} characters, or nearly the same ones"
         return Finding("admin keys", PROBLEM, says, "take one of `openssl rand -hex 24`")
     if not given:
         return Finding("admin keys", UNKNOWN, f"neither the environment nor a named file has {' or '.join(ADMIN_KEYS)}")
-    return Finding("admin keys", OK, f"{_some(sorted({name for name, _ in given}))} cannot be guessed")
+    return Finding("admin keys", OK, f"{some(sorted({name for name, _ in given}))} cannot be guessed")
 
 
 def restricted(server: str) -> Finding:
@@ -209,7 +208,7 @@ def restricted(server: str) -> Finding:
     open_paths = [path for method, path in _RESTRICTED if _ask(server, method, path)[0] == 200]
     if open_paths:
         way_out = "start it with the restricted APIs of deploy/README.md: whoever reaches them may run code"
-        return Finding("restricted", PROBLEM, f"{server} answers {_some(open_paths)} without a secret", way_out)
+        return Finding("restricted", PROBLEM, f"{server} answers {some(open_paths)} without a secret", way_out)
     return Finding("restricted", OK, f"{server} refuses model control, shared memory, logging and trace without its secret")
 
 
@@ -279,7 +278,3 @@ def _mode(path: Path) -> int:
 
 def _mb(size: float) -> str:
     return f"{size / (1 << 20):,.0f} MB"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -26,7 +26,10 @@ class Installation:
         target = self.backend_directory(folder)
         target.mkdir()
         stock = _folders(self.stock_backends)
-        self._copy_python_backend(stock.pop("python"), target / "python")
+        # Triton refuses a link to a Python backend: its libraries must be inside the directory.
+        python = shutil.copytree(stock.pop("python"), target / "python")
+        if self.stub is not None:
+            shutil.copyfile(self.stub, python / STUB).chmod(0o755)  # some installers lose the mode
         for found in map(_folders, backends):
             stock |= found
         for backend in stock.values():
@@ -50,13 +53,6 @@ class Installation:
             # Single links instead of libpython's whole folder, which may contain another libstdc++ or CUDA.
             environment["LD_LIBRARY_PATH"] = _joined(folder / "lib", *self.library_folders, inherited.get("LD_LIBRARY_PATH"))
         return environment
-
-    def _copy_python_backend(self, stock: Path, target: Path) -> None:
-        """Copies the Python backend. Triton refuses a link: for Python backends, libraries must be inside the directory."""
-        shutil.copytree(stock, target)
-        if self.stub is not None:
-            shutil.copyfile(self.stub, target / STUB)
-            (target / STUB).chmod(0o755)  # some installers lose the mode
 
 
 def _folders(parent: Path) -> dict[str, Path]:

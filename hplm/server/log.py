@@ -1,7 +1,8 @@
-"""A tritonserver's log: the form of our lines in it, its errors, and how large it may grow."""
+"""A tritonserver's log: the form of our lines in it, its errors, how large it may grow, and where threads stand."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -9,6 +10,8 @@ import re
 import signal
 import time
 from pathlib import Path
+
+from hplm.server import process_group
 
 _LINE = "%(levelname).1s%(asctime)s.%(msecs)03d000 %(process)d %(name)s:%(lineno)d] %(message)s"  # as Triton's
 _GLOG = re.compile(r'^E\d{4} \S+\s+\d+ \S+:\d+\] +"?(?P<said>.*?)"?\s*$')
@@ -24,6 +27,8 @@ _NOISE = (
 _MOST_LINES = 30
 LARGEST = 64_000_000  # bytes of a log; it may grow within seconds when somebody floods the server
 _KEPT = 1_000_000  # bytes of its end that are kept in a second file
+_ASKED = signal.SIGUSR1  # asks a model process or an engine to write the stacks of its threads into the log
+_LONGEST_WAIT = 5.0  # seconds, for processes that are kept from computing
 
 
 def formatter() -> logging.Formatter:
@@ -33,11 +38,11 @@ def formatter() -> logging.Formatter:
 
 
 def begin_log() -> None:
-    """Lets this process write its log to standard error, and where its threads stand when `hplm.server.stacks` asks."""
+    """Lets this process write its log to standard error, and where its threads stand when somebody asks."""
     handler = logging.StreamHandler()
     handler.setFormatter(formatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(_ASKED)
 
 
 def read(path: Path, offset: int = 0) -> str:
@@ -75,7 +80,8 @@ def complaints(text: str) -> list[str]:
         if match and not any(noise in line for noise in _NOISE):
             said.append(match["said"].replace("\\n", "\n").strip())
     # The backend, the lifecycle and the server each report a failing model. Only the fullest report is kept.
-    fullest = [one for one in dict.fromkeys(said) if not any(_within(one, other) for other in said)]
+    bare = {one: one.removeprefix("ERROR: Failed to create instance: ") for one in said}
+    fullest = [one for one in bare if not any(one != other and bare[one] in other for other in said)]
     lines = [line for one in fullest for line in one.splitlines() if line.strip()]
     return lines[-_MOST_LINES:] or tail(text)
 
@@ -85,5 +91,33 @@ def tail(text: str, count: int = 15) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and line[0] not in "|+"][-count:]
 
 
-def _within(one: str, other: str) -> bool:
-    return one != other and one.removeprefix("ERROR: Failed to create instance: ") in other
+def stacks_of(group: int, log_file: Path) -> str:
+    """Returns the stacks of the processes of a group that write them into this log when they are asked."""
+    begin = log_file.stat().st_size
+    for pid in process_group.members(group):  # one after the other, or their lines would mix
+        if _is_heard(pid):
+            _ask(pid, log_file)
+    return read(log_file, begin)
+
+
+def _ask(pid: int, log_file: Path) -> None:
+    before = seen = log_file.stat().st_size
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, _ASKED)
+    deadline = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        size = log_file.stat().st_size
+        if before < seen == size:  # it has written, and writes no more
+            return
+        seen = size
+
+
+def _is_heard(pid: int) -> bool:
+    """Returns whether a process handles the signal, which would end another one."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1]
+    return bool(int(caught, 16) >> (_ASKED - 1) & 1)

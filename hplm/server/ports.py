@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import socket
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from hplm.errors import HplmError
+from hplm.server.process_group import sockets
 
 WILDCARD = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -69,11 +69,8 @@ def listens(port: int) -> bool:
 
 def listens_at(pid: int, ports: Iterable[int]) -> bool:
     """Whether a process listens at these ports itself. Where the system does not show its sockets: whether anybody does."""
-    own: set[str] | None = set()
     try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
-                own.add(os.readlink(link))
+        own = set(sockets(pid).values())
     except FileNotFoundError:  # it has ended
         return False
     except PermissionError:
@@ -116,18 +113,14 @@ def listen(address: str, port: int, flag: str) -> socket.socket:
         listener.listen()  # without it, a second claim of the same port would succeed
     except OSError as error:
         listener.close()
-        raise HplmError(_reason(error, address, port, flag)) from error
+        reasons = {
+            errno.EADDRINUSE: in_use(address, port, flag),
+            errno.EADDRNOTAVAIL: f"--address {address} is not an address of this machine: choose one that `ip addr` lists",
+            errno.EACCES: f"this user may not listen on port {port} of {address}: choose a port above 1023 with {flag}",
+        }
+        other = f"cannot listen on port {port} of {address} ({error.strerror}): choose another port with {flag}"
+        raise HplmError(reasons.get(error.errno or 0, other)) from error
     return listener
-
-
-def _reason(error: OSError, address: str, port: int, flag: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return in_use(address, port, flag)
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"--address {address} is not an address of this machine: choose one that `ip addr` lists"
-    if error.errno == errno.EACCES:
-        return f"this user may not listen on port {port} of {address}: choose a port above 1023 with {flag}"
-    return f"cannot listen on port {port} of {address} ({error.strerror}): choose another port with {flag}"
 
 
 def in_use(address: str, port: int, flag: str) -> str:

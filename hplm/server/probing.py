@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,13 +62,10 @@ def _inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     all: list[dict[str, Any]] = config.get("input", [])
     for tensor in [tensor for tensor in all if not tensor.get("optional")] or all[:1]:
         shape = [1] * batched + [max(1, int(size)) for size in tensor["dims"]]
-        count = 1
-        for size in shape:
-            count *= size
         wanted: str = tensor["data_type"]
         datatype = _TYPES.get(wanted, wanted.removeprefix("TYPE_"))
-        zero = _ZEROS.get(datatype, 0)
-        inputs.append({"name": tensor["name"], "shape": shape, "datatype": datatype, "data": [zero] * count})
+        values = [_ZEROS.get(datatype, 0)] * math.prod(shape)
+        inputs.append({"name": tensor["name"], "shape": shape, "datatype": datatype, "data": values})
     return inputs
 
 
@@ -84,10 +82,6 @@ def health(status: int, answer: bytes) -> Health:
         return Health(State.BROKEN, said)
     passes = status == 503 or error_in(said) is Draining  # Triton's `generate` has one status for all errors
     return Health(State.BUSY if passes else State.WORKS, said)
-
-
-def silent(error: Exception) -> Health:
-    return Health(State.SILENT, f"no answer ({type(error).__name__})")
 
 
 def _error(answer: bytes) -> str:

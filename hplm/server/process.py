@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,37 +49,22 @@ class Tie(enum.Enum):
     NONE = enum.auto()  # somebody else ends it
 
 
+@dataclass(eq=False)
 class Process:
     """Runs in a session of its own, so that Ctrl-C in the terminal does not reach it, unless it is tied to our group."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log_file: Path | None,
-        cores: Sequence[int] = (),
-        descriptors: Sequence[int] = (),
-        folder: str | Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        tie: Tie = Tie.SIGNAL,
-        clock: Clock = time,
-        popen: Popen | None = None,
-    ) -> None:
-        """`log_file`: gets what it prints; None: that is printed where ours is. `descriptors`: open files that it gets.
+    name: str
+    command: Sequence[str]
+    log_file: Path | None  # gets what it prints; None: that is printed where ours is
+    cores: Sequence[int] = ()
+    descriptors: Sequence[int] = ()  # open files that it gets
+    folder: str | Path | None = None  # where it runs; None: where we do
+    environment: Mapping[str, str] | None = None  # all of it; None: ours
+    tie: Tie = Tie.SIGNAL
+    clock: Clock = time
+    popen: Popen | None = None  # what starts it, if not `subprocess`
 
-        `folder`: where it runs; None: where we do. `environment`: all of it; None: ours. `popen`: what starts it, if not
-        `subprocess`.
-        """
-        self.name = name
-        self.log_file = log_file
-        self._cores = tuple(cores)
-        self._descriptors = tuple(descriptors)
-        self._folder = folder
-        self._environment = environment
-        self._tie = tie
-        self._time = clock
-        self._popen = popen
-        self._command = list(command)
+    def __post_init__(self) -> None:
         self._process: subprocess.Popen[Any] | None = None
         self._begins = 0  # of this start's part of the log
         self._since = self._pause = 0.0
@@ -93,26 +79,26 @@ class Process:
     @property
     def group(self) -> int | None:
         """The group of the process and what it has started, also after its end; None if it has none, or was not started."""
-        return self._process.pid if self._process is not None and self._tie is not Tie.GROUP else None
+        return self._process.pid if self._process is not None and self.tie is not Tie.GROUP else None
 
     def start(self) -> None:
-        self._since, self._again_at, self._is_to_end = self._time.monotonic(), None, False
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"} if self._environment is None else dict(self._environment)
-        command = [*(_TIED if self._tie is Tie.SIGNAL else ()), *self._command]
-        if self._cores:
-            command = ["taskset", "--cpu-list", ",".join(map(str, self._cores)), *command]
-            environment["OMP_NUM_THREADS"] = str(len(self._cores))
+        self._since, self._again_at, self._is_to_end = self.clock.monotonic(), None, False
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"} if self.environment is None else dict(self.environment)
+        command = [*(_TIED if self.tie is Tie.SIGNAL else ()), *self.command]
+        if self.cores:
+            command = ["taskset", "--cpu-list", ",".join(map(str, self.cores)), *command]
+            environment["OMP_NUM_THREADS"] = str(len(self.cores))
         try:
             with self._output() as output:
-                self._process = (self._popen or subprocess.Popen)(
+                self._process = (self.popen or subprocess.Popen)(
                     command,
-                    cwd=self._folder,
+                    cwd=self.folder,
                     env=environment,
-                    stdin=subprocess.PIPE if self._tie is Tie.STDIN else subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if self.tie is Tie.STDIN else subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=self._descriptors,
-                    start_new_session=self._tie is not Tie.GROUP,
+                    pass_fds=self.descriptors,
+                    start_new_session=self.tie is not Tie.GROUP,
                 )
         except OSError:
             self._again_at = self._since  # `look` tries again
@@ -140,12 +126,12 @@ class Process:
 
     def comes_to(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Waits until a condition holds. Returns False if the process ends before or takes longer."""
-        deadline = self._time.monotonic() + seconds
+        deadline = self.clock.monotonic() + seconds
         while not condition():
-            if self.pid is None or self._time.monotonic() > deadline:
+            if self.pid is None or self.clock.monotonic() > deadline:
                 return False
             meanwhile()
-            self._time.sleep(LOOK_SECONDS)
+            self.clock.sleep(LOOK_SECONDS)
         return True
 
     def wait_until(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -174,7 +160,7 @@ class Process:
         """Starts the process again if it has ended by itself."""
         if self._is_to_end:
             return
-        code, now = self._process.poll() if self._process is not None else None, self._time.monotonic()
+        code, now = self._process.poll() if self._process is not None else None, self.clock.monotonic()
         if code is not None and self._again_at is None:
             self.kill()  # what it may have left
             self._pause = longer(self._pause) if now - self._since < SOON_SECONDS else 0.0
@@ -208,17 +194,17 @@ class Process:
             return
         if patience:
             self.ask_to_end(number)
-            deadline = self._time.monotonic() + patience
-            while (self.pid is not None or process_group.members(self.group)) and self._time.monotonic() < deadline:
+            deadline = self.clock.monotonic() + patience
+            while (self.pid is not None or process_group.members(self.group)) and self.clock.monotonic() < deadline:
                 meanwhile()
-                self._time.sleep(LOOK_SECONDS)
+                self.clock.sleep(LOOK_SECONDS)
         self.kill()
         self.wait(KILL_SECONDS)
         self._process = None
 
     def kill(self) -> None:
         """Kills the process, and unless it is of our group what it has started. Returns soon, although a driver may keep it."""
-        if self._process is not None and self._tie is Tie.GROUP:
+        if self._process is not None and self.tie is Tie.GROUP:
             self._process.kill()
         elif self._process is not None:
             process_group.kill(self._process.pid)

@@ -17,31 +17,24 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 KILL_SECONDS = 10.0  # that a killed process may take to end; a driver or a disk may keep it for longer
+ENDED = ("Z", "X")  # states of a process
 _ORPHANED_GRACE_S = 5.0
 
 
 def members(group: int | None) -> list[int]:
     """Returns the living processes of the group, without zombies. Without a group there are none."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        state, process_group = _status(int(folder.name))
-        if process_group == str(group) and state not in "ZX":
-            found.append(int(folder.name))
-    return found
+    found = {int(folder.name): facts(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")}
+    return [pid for pid, (state, _, own, *_) in found.items() if own == str(group) and state not in ENDED]
 
 
 def lives(pid: int) -> bool:
     """Whether a process has not ended. A zombie has."""
-    return _status(pid)[0] not in "ZX"
+    return facts(pid)[0] not in ENDED
 
 
 def computed_ns(pids: Iterable[int]) -> int:
     """Returns the time that the living ones of these processes have computed so far, in nanoseconds. It is counted in ticks."""
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
+    ticks = sum(int(ticks) for pid in pids for ticks in facts(pid)[11:13])  # in user mode and in the kernel
     return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -51,6 +44,16 @@ def arguments(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:
         return []
+
+
+def sockets(pid: int) -> dict[int, str]:
+    """Returns the names of a process's sockets, by descriptor."""
+    found: dict[int, str] = {}
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if (name := os.readlink(link)).startswith("socket:"):
+                found[int(link.name)] = name
+    return found
 
 
 def kill_one(pid: int) -> None:
@@ -82,13 +85,13 @@ def sweep(prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def _status(pid: int) -> tuple[str, str]:
-    """Returns the process's state and group."""
+def facts(pid: int) -> list[str]:
+    """Returns what /proc/PID/stat says behind the command: the process's state, its parent, its group, ..."""
     try:
-        state, _, group = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-    except (OSError, ValueError):  # it has ended meanwhile
-        return "X", ""
-    return state, group
+        found = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        found = []
+    return found or ["X", "", ""]
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:

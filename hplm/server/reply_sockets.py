@@ -13,8 +13,9 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+
+from hplm.server.process_group import sockets
 
 log = logging.getLogger(__name__)
 ROOM = 8 << 20  # bytes of each buffer: for some 10,000 answers
@@ -61,7 +62,7 @@ def _unix_sockets(pid: int) -> Iterator[socket.socket]:
     """Yields copies of a process's Unix sockets: what is set on a copy holds for the socket itself."""
     process = os.pidfd_open(pid)
     try:
-        for descriptor in _sockets(pid):
+        for descriptor in sockets(pid):
             copied = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
             if copied >= 0:
                 with socket.socket(fileno=copied) as ours:
@@ -71,11 +72,3 @@ def _unix_sockets(pid: int) -> Iterator[socket.socket]:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     finally:
         os.close(process)
-
-
-def _sockets(pid: int) -> Iterator[int]:
-    """Yields the descriptors of a process's sockets."""
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            if os.readlink(link).startswith("socket:"):
-                yield int(link.name)

@@ -9,24 +9,22 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from hplm.server.process_group import facts
+
 log = logging.getLogger(__name__)
-_ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46  # fields 48 and 49 of /proc/PID/stat, counted behind the command
+_ARGUMENTS = slice(45, 47)  # where they begin and end: fields 48 and 49 of /proc/PID/stat, counted behind the command
 
 
 def hide(pid: int, secret: str) -> None:
     """Overwrites the secret. If the system does not allow that, logs so."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
+        begin, end = map(int, facts(pid)[_ARGUMENTS])
         with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)
             arguments = memory.read(end - begin)
-            at = arguments.find(secret.encode())
-            while at >= 0:
-                memory.seek(begin + at)
-                memory.write(b"*" * len(secret))
-                at = arguments.find(secret.encode(), at + 1)
-    except OSError as error:
+            memory.seek(begin)
+            memory.write(arguments.replace(secret.encode(), b"*" * len(secret)))
+    except (OSError, ValueError) as error:  # ValueError: it has ended
         log.warning(
             "other users can read the admin secret in the server's command line (%s): mount /proc with hidepid=2", error
         )

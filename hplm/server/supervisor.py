@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from hplm.clock import Clock
 from hplm.errors import HplmError
@@ -28,29 +29,25 @@ SILENT_SECONDS = 15.0  # a model that says nothing, or that it is broken, for so
 RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Supervises a server that has started."""
 
-    def __init__(
-        self,
-        server: TritonServer,
-        say: Callable[[str], None],
-        look_s: float = LOOK_SECONDS,
-        probe_s: float = PROBE_SECONDS,
-        regions_share: float = REGIONS_SHARE,
-        clock: Clock = time,
-    ) -> None:
-        self._server = server
-        self._say = say
-        self._look_s, self._probe_s, self._regions_share = look_s, probe_s, regions_share
-        self._time = clock
+    server: TritonServer
+    say: Callable[[str], None]
+    look_s: float = LOOK_SECONDS
+    probe_s: float = PROBE_SECONDS
+    regions_share: float = REGIONS_SHARE
+    clock: Clock = time
+
+    def __post_init__(self) -> None:
         self._pause = 0.0
         self._recycled = 0.0  # when
         self._begin()
 
     def look(self) -> None:
         """Looks at the server once, and mends what it finds. Takes a second if the server is well."""
-        code = self._server.wait(self._look_s)
+        code = self.server.wait(self.look_s)
         if code is not None:
             self._restart(f"tritonserver ended with {process_group.reason(code)}")
             return
@@ -58,10 +55,10 @@ class Supervisor:
             if holder.may_have_lost:
                 self._restart(_lost(holder))
                 return
-        self._server.limit_log()
-        make_private(self._server.id)  # also those of models that were loaded meanwhile
+        self.server.limit_log()
+        make_private(self.server.id)  # also those of models that were loaded meanwhile
         self._take_models()
-        if not self._models and self._time.monotonic() - self._since > SILENT_SECONDS:
+        if not self._models and self.clock.monotonic() - self._since > SILENT_SECONDS:
             self._restart(f"the server has not said for {SILENT_SECONDS:g} s which models it has")
             return
         for model, probe in list(self._probes.items()):
@@ -69,28 +66,28 @@ class Supervisor:
             if why is not None:
                 self._restart(why)
                 return
-            if self._server.wait(0) is not None:
+            if self.server.wait(0) is not None:
                 return
         self._recycle()
 
     def _ask(self, model: str, probe: Probe) -> str | None:
         """Asks a model, and loads it again if its process has ended. Returns why the server must be started again instead."""
-        health = self._control.probe(model, probe, self._probe_s)
+        health = self._control.probe(model, probe, self.probe_s)
         if health.state not in (State.SILENT, State.BROKEN):
-            self._heard[model] = self._time.monotonic()
+            self._heard[model] = self.clock.monotonic()
         if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
             self._models.discard(model)
         is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
         if health.state is State.DEAD or is_gone:
             return self._revive(model, health.said)
-        if self._time.monotonic() - self._heard[model] > SILENT_SECONDS:
+        if self.clock.monotonic() - self._heard[model] > SILENT_SECONDS:
             return f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})"
         return None
 
     def _begin(self) -> None:
         """Takes the models of a server that has just started."""
-        self._since = self._time.monotonic()
-        self._control = self._server.control()
+        self._since = self.clock.monotonic()
+        self._control = self.server.control()
         self._models: set[str] = set()
         self._probes: dict[str, Probe] = {}
         self._heard: dict[str, float] = {}
@@ -103,73 +100,64 @@ class Supervisor:
                 probes = self._control.probes([model])
                 self._models.add(model)
                 self._probes.update(probes)
-                self._heard.update(dict.fromkeys(probes, self._time.monotonic()))
+                self._heard.update(dict.fromkeys(probes, self.clock.monotonic()))
 
     def _revive(self, model: str, why: str) -> str | None:
         """Loads a model again whose process has ended. Returns why the server must be started again instead."""
-        self._end(model)
+        for stub in stubs(self.server.group):
+            if stub.model == model:  # so that it holds no requests which Triton has given up: it may only have been stopped
+                process_group.kill_one(stub.pid)
         gone = [holder for holder in self._gone() if holder.model == model]
         lost = [holder for holder in gone if holder.may_have_lost]
-        self._sweep()
+        for region in set(regions(self.server.id)) - {stub.region for stub in stubs(self.server.group)}:
+            region.unlink(missing_ok=True)  # of dead processes
         if lost:
             return _lost(lost[0])
         for holder in gone:
             holder.path.unlink(missing_ok=True)
         if not self._load(model):
             return f"model {model!r} ended and cannot be loaded again ({why})"
-        self._say(f"loaded        {model} again, because its process had ended ({why})")
+        self.say(f"loaded        {model} again, because its process had ended ({why})")
         return None
 
     def _load(self, model: str) -> bool:
         """Replaces the process of a model. Returns whether it works."""
         loaded = self._control.revive(model)
-        self._heard[model] = self._time.monotonic()
+        self._heard[model] = self.clock.monotonic()
         return loaded
-
-    def _end(self, model: str) -> None:
-        """Ends the model's processes, so that none holds requests which Triton has given up: it may only have been stopped."""
-        for stub in stubs(self._server.group):
-            if stub.model == model:
-                process_group.kill_one(stub.pid)
 
     def _gone(self) -> list[Holder]:
         """Returns what is known of model processes that have ended without being told to."""
-        alive = process_group.members(self._server.group)
-        return [holder for holder in holders(self._server.id) if holder.pid not in alive]
-
-    def _sweep(self) -> None:
-        """Removes the regions of dead processes."""
-        used = {stub.region for stub in stubs(self._server.group)}
-        for region in set(regions(self._server.id)) - used:
-            region.unlink(missing_ok=True)
+        alive = process_group.members(self.server.group)
+        return [holder for holder in holders(self.server.id) if holder.pid not in alive]
 
     def _recycle(self) -> None:
         """Replaces the process with the largest region when regions take too much of /dev/shm."""
-        taken = sum(map(size_of, regions(self._server.id)))
-        bound = self._regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
-        if taken < bound or self._time.monotonic() - self._recycled < RECYCLE_SECONDS:
+        taken = sum(map(size_of, regions(self.server.id)))
+        bound = self.regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
+        if taken < bound or self.clock.monotonic() - self._recycled < RECYCLE_SECONDS:
             return
-        largest = max(stubs(self._server.group), key=lambda stub: size_of(stub.region), default=None)
-        self._recycled = self._time.monotonic()
+        largest = max(stubs(self.server.group), key=lambda stub: size_of(stub.region), default=None)
+        self._recycled = self.clock.monotonic()
         if largest is not None:
             size = size_of(largest.region)
             if self._load(largest.model):
-                self._say(f"loaded        {largest.model} again, because its shared memory had grown to {size / 1e6:,.0f} MB")
+                self.say(f"loaded        {largest.model} again, because its shared memory had grown to {size / 1e6:,.0f} MB")
 
     def _restart(self, why: str) -> None:
         """Starts the server again, as often as it takes."""
-        began = self._time.monotonic()
+        began = self.clock.monotonic()
         self._pause = longer(self._pause) if began - self._since < SOON_SECONDS else 0.0
         while True:
-            self._say(restarting(why, self._pause))
-            self._time.sleep(self._pause)
+            self.say(restarting(why, self._pause))
+            self.clock.sleep(self._pause)
             try:
-                self._server.start_again()
+                self.server.start_again()
                 self._begin()
                 break
             except (HplmError, OSError, http.client.HTTPException) as error:
                 why, self._pause = str(error), longer(self._pause)
-        self._say(f"Ready again after {self._time.monotonic() - began:.1f} s (restart {self._server.restarts}).")
+        self.say(f"Ready again after {self.clock.monotonic() - began:.1f} s (restart {self.server.restarts}).")
 
 
 def _lost(holder: Holder) -> str:

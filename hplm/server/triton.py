@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hplm.errors import HplmError
 from hplm.registry.store import Place
-from hplm.server import inherited, log, process_group, reply_sockets, stacks
+from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
 from hplm.server.flags import SECRET_HEADER, contract_flags
@@ -116,8 +116,8 @@ class TritonServer:
                 process = self._launch()
                 if self._becomes_ready(process, deadline):
                     return self
-                failure = self._failure(process)
-                if self._lost_a_chosen_port(process):
+                failure, chosen = self._failure(process), dict(self._wanted.items())
+                if any(chosen[flag] == 0 for flag, _ in self._lost_ports(process)):
                     ports_lost += 1
                     goes_on = ports_lost < _ATTEMPTS
                 else:
@@ -160,15 +160,12 @@ class TritonServer:
         try:
             if self._process and self._process.pid:
                 is_idle = drain and self._drain(time.monotonic() + drain)
-                self._process.stop(0 if is_idle and not self._traces else _EMPTY_SERVER_GRACE_S)
+                # A trace is complete only if tritonserver ends by itself.
+                traces = any(flag.startswith("--trace") for flag in self._extra_args)
+                self._process.stop(0 if is_idle and not traces else _EMPTY_SERVER_GRACE_S)
         finally:  # also when a second Ctrl-C comes while the models drain
             self._leftovers.close()
             self._process = None
-
-    @property
-    def _traces(self) -> bool:
-        """Whether tritonserver writes a trace, which is complete only if it ends by itself."""
-        return any(flag.startswith("--trace") for flag in self._extra_args)
 
     def _drain(self, deadline: float) -> bool:
         """Lets models that count what they hold refuse new requests and answer the rest, and unloads the others.
@@ -250,17 +247,13 @@ class TritonServer:
     def _failure(self, process: Process) -> HplmError:
         if process.pid:
             what, said = f"tritonserver was not ready within {self._start_timeout:.0f} s", self.last_words()
-            said += "\n" + stacks.of_group(process.pid, self.log_file) if self.log_file is not None else ""
+            said += "\n" + log.stacks_of(process.pid, self.log_file) if self.log_file is not None else ""
         else:
             for flag, port in self._lost_ports(process):
                 return HplmError(in_use(self.address, port, flag))
             what, said = f"tritonserver could not serve {self.repository}", self.last_words()
         where = f"\n(whole log: {self.log_file})" if self._keeps_log else ""
         return HplmError(f"{what}; its log says:\n{said}{where}")
-
-    def _lost_a_chosen_port(self, process: Process) -> bool:
-        wanted = dict(self._wanted.items())
-        return any(wanted[flag] == 0 for flag, _ in self._lost_ports(process))
 
     def _lost_ports(self, process: Process) -> list[tuple[str, int]]:
         said = process.said()

@@ -66,15 +66,12 @@ class Arrivals:
         since_ns = self._monotonic_ns() - received_ns  # it may have come with others, which were taken before it
         waited_ns = self._unix_ns() - since_ns - 1000 * int(value)
         if not -AHEAD_NS <= waited_ns <= LONGEST_NS:
-            self._warn(waited_ns)
+            if not self._warned:
+                log.warning(
+                    "the header %s is %.0f s away from this machine's clock: what requests have waited in the front door does "
+                    "not count; set the clocks of both machines, by NTP",
+                    HEADER, abs(waited_ns) / 1e9,
+                )  # fmt: skip
+            self._warned = True
             return 0
         return max(waited_ns, 0)
-
-    def _warn(self, waited_ns: int) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "the header %s is %.0f s away from this machine's clock: what requests have waited in the front door does not "
-                "count; set the clocks of both machines, by NTP",
-                HEADER, abs(waited_ns) / 1e9,
-            )  # fmt: skip

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 from hplm.plot.branch import Branch
-from hplm.tenants.snapshot import SETTINGS, Snapshot, Tenant
+from hplm.tenants.snapshot import Snapshot, Tenant
 
 Place = tuple[str, int]  # a domain and its version
 
@@ -36,7 +35,7 @@ def assemble(
         if then is not None and then.uid == tenant.uid:
             chain = _chain(then, old, parent)
             if chain is not None and all(branch in local.branches for branch in chain):
-                tenants.append(replace(then, **{name: getattr(tenant, name) for name in SETTINGS}))
+                tenants.append(then.set_as(tenant))
                 kept |= dict.fromkeys(branch for branch in chain if branch not in branches)
     return (*branches, *kept), tuple(tenants)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
@@ -25,42 +26,42 @@ TRIES = 5
 LOST = 1000  # changes that a lost registry may have had since its backup, and whose generations servers have taken
 
 
+class _Manifest(msgspec.Struct, frozen=True):
+    format: int
+    export: str
+    generation: int
+
+
 def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     """Copies all that the newest generation needs. Returns what it has copied."""
     if target.exists():
         raise InvalidInput(f"{target} exists already: name a new folder")
-    writing = target.with_name(f"{target.name}.writing")
-    registry = manager.registry
+    registry, writing, left = manager.registry, target.with_name(f"{target.name}.writing"), TRIES
     registry.pointer()  # it must be begun
+    named = {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
     try:
-        return _backed_up(registry, target, writing)
+        while True:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+            try:
+                manifest = _copy(registry, Folder(writing))
+                break
+            except Absent:  # after a change and a minute, the newest generation needs other objects
+                left -= 1
+                if not left:
+                    raise
+        (writing / MANIFEST).write_bytes(msgspec.json.encode(manifest) + b"\n")
+        for path in (*writing.rglob("*"), writing):
+            sync(path)
+        writing.rename(target)
     finally:
         shutil.rmtree(writing, ignore_errors=True)  # it failed
-
-
-def _backed_up(registry: Registry, target: Path, writing: Path) -> dict[str, Any]:
-    manifest, copy = None, Folder(writing)
-    named = {target.parent, *(folder.parent for folder in missing_folders(target.parent))}
-    for left in reversed(range(TRIES)):
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-        try:
-            manifest = _copy(registry, copy)
-            break
-        except Absent:  # after a change and a minute, the newest generation needs other objects
-            if not left:
-                raise
-    assert manifest is not None
-    (writing / MANIFEST).write_text(json.dumps(manifest) + "\n", "utf-8")
-    for path in (*writing.rglob("*"), writing):
-        sync(path)
-    writing.rename(target)
     for folder in named:
         sync(folder)
-    return manifest
+    return msgspec.structs.asdict(manifest)
 
 
-def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
+def _copy(registry: Registry, copy: Folder) -> _Manifest:
     pointer = registry.pointer()
     snapshot, store = registry.at(pointer), registry.store
     objects = objects_of(store, needed_by(snapshot) - needed_by(registry.exported))
@@ -74,7 +75,7 @@ def _copy(registry: Registry, copy: Folder) -> dict[str, Any]:
         store.fetch(name, to)
     kept = {pointer.generation: pointer.snapshot} if pointer.generation else {}
     copy.swap(Pointer(pointer.generation, pointer.lineage, kept, pointer.lease_s).written(), None)
-    return {"format": FORMAT, "export": snapshot.export, "generation": snapshot.generation}
+    return _Manifest(FORMAT, snapshot.export, snapshot.generation)
 
 
 def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> dict[str, Any]:
@@ -83,19 +84,17 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     Returns also what that undoes. `accept_old_keys`: also if it opens a tenant with keys, or if a revoked key works again.
     """
     try:
-        manifest: dict[str, Any] | list[Any] | None = json.loads((source / MANIFEST).read_text("utf-8"))
+        manifest = msgspec.json.decode((source / MANIFEST).read_bytes(), type=_Manifest)
     except FileNotFoundError:
         raise InvalidInput(f"{source} is not a backup, because {MANIFEST} is missing: name a folder of `hplm backup`") from None
-    except ValueError as error:
-        raise Broken(f"{source / MANIFEST} is not JSON ({error}): use another backup") from None
-    if not isinstance(manifest, dict) or "export" not in manifest:
-        raise Broken(f"{source / MANIFEST} does not describe a backup: use another one")
-    if manifest.get("format") != FORMAT:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Broken(f"{source / MANIFEST} does not describe a backup ({error}): use another one") from None
+    if manifest.format != FORMAT:
         raise InvalidInput(
-            f"{source} has format {manifest.get('format')!r}, but this version of hplm reads {FORMAT}: "
+            f"{source} has format {manifest.format!r}, but this version of hplm reads {FORMAT}: "
             "bring a backup of an earlier version over into a new state with `hplm begin --from`"
         )
-    if manifest["export"] != registry.exported.export:
+    if manifest.export != registry.exported.export:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")
     kept = Registry(Folder(source), registry.exported)
     try:
@@ -117,7 +116,8 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
 
     def edit(change: Change) -> dict[str, Any]:
         undone = undone_in(change.tenants)
-        return {**manifest, "generation": _restored(change, snapshot), "backed_up": snapshot.generation, **undone}
+        done = {"generation": _restored(change, snapshot), "backed_up": snapshot.generation, **undone}
+        return {**msgspec.structs.asdict(manifest), **done}
 
     if not is_lost:
         undone_in({tenant.id: tenant for tenant in registry.current().tenants})  # before anything is copied

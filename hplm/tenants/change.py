@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Hashable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hplm.adapters.record import Record
@@ -17,7 +17,7 @@ from hplm.plot.room import bytes_in
 from hplm.plot.table import Table
 from hplm.registry.store import RECORDS, TABLES, Store, objects_of
 from hplm.tenants.assembly import Place
-from hplm.tenants.snapshot import SETTINGS, Snapshot, Tenant
+from hplm.tenants.snapshot import Snapshot, Tenant
 
 AT_ONCE = 16  # objects that are written side by side
 HELD_BYTES = 128 << 20  # of records that are not written yet
@@ -68,10 +68,6 @@ class Kept:
 
     def write(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
-        if len(waiting) < 2:
-            for one in waiting:
-                self._put(one)
-            return
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._put, waiting))
 
@@ -85,19 +81,19 @@ class Kept:
         self._store.put(name, packed.content)
 
 
-@dataclass
 class Change:
-    """The next generation, while a manager edits it."""
+    """The next generation, while a manager edits it. At first it is as the one before."""
 
-    kept: Kept
-    generation: int
-    tenants: dict[str, Tenant]
-    branches: list[Branch]
-    next_address: int
-    next_uid: int
-    before: dict[str, Tenant]  # the version that each tenant can be rolled back to
-    last_versions: dict[str, int]
-    details: dict[str, Any] = field(default_factory=dict[str, Any])  # for the audit log
+    def __init__(self, kept: Kept, before: Snapshot) -> None:
+        ledger = before.ledger
+        self.kept = kept
+        self.generation = before.generation + 1
+        self.tenants = {tenant.id: tenant for tenant in before.tenants}
+        self.branches = list(before.branches)
+        self.next_address, self.next_uid = ledger.next_address, ledger.next_uid
+        self.before = {tenant.id: tenant for tenant in ledger.before}  # the version that each tenant can be rolled back to
+        self.last_versions = dict(ledger.last_versions)
+        self.details: dict[str, Any] = {}  # for the audit log
 
     def put(self, tenant: Tenant) -> None:
         """Adds a tenant or its next version, and keeps the version before for a rollback."""
@@ -110,8 +106,7 @@ class Change:
         """Returns a tenant to its version before, with the current keys and limits."""
         self.last_versions[tenant_id] = self.next_version(tenant_id) - 1
         now, then = self.tenants[tenant_id], self.before.pop(tenant_id)
-        settings = {name: getattr(now, name) for name in SETTINGS}
-        self.tenants[tenant_id] = replace(then, **settings)
+        self.tenants[tenant_id] = then.set_as(now)
         return self.tenants[tenant_id]
 
     def remove(self, tenant_id: str) -> None:
@@ -135,18 +130,3 @@ class Change:
         self.branches.append(branch)
         self.next_address += size
         return branch
-
-
-def begun(kept: Kept, snapshot: Snapshot) -> Change:
-    """Returns a change that edits nothing yet."""
-    ledger = snapshot.ledger
-    return Change(
-        kept=kept,
-        generation=snapshot.generation + 1,
-        tenants={tenant.id: tenant for tenant in snapshot.tenants},
-        branches=list(snapshot.branches),
-        next_address=ledger.next_address,
-        next_uid=ledger.next_uid,
-        before={tenant.id: tenant for tenant in ledger.before},
-        last_versions=dict(ledger.last_versions),
-    )

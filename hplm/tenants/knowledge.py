@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -18,7 +18,7 @@ from hplm.adapters.records import Packed, Part, pack
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import KINDS, Calibration
 from hplm.plot.branch import Branch
-from hplm.tasks import TASKS, find_task
+from hplm.tasks import TASKS, Task, find_task
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Student, Students
@@ -135,83 +135,70 @@ class Knowledge:
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
         """Raises if a backbone with these tables cannot serve the tenant. `width`: of its vectors; None: unknown."""
+        for wrong in chain(self._wrong({branch.place for branch in branches}), self._wrong_widths(width)):
+            raise InvalidInput(f"tenant {tenant_id!r} {wrong}")
+
+    def _wrong(self, tables: Set[tuple[str, int]]) -> Iterator[str]:
+        """Yields what is wrong. What follows is looked at only if that is right."""
         if self.task not in TASKS:
-            raise InvalidInput(f"tenant {tenant_id!r} has the unknown task {self.task!r}: choose {' or '.join(TASKS)}")
-        size = TASKS[self.task].head_size(len(self.labels))
-        if len(self.labels) != size:
-            found = len(self.labels)
-            raise InvalidInput(f"tenant {tenant_id!r} has {found} labels, but the task {self.task} needs {size}")
-        twice = [label for label, times in Counter(self.labels).items() if times > 1]
-        if twice:
-            raise InvalidInput(f"tenant {tenant_id!r} has the label {twice[0]!r} more than once: give each label once")
+            yield f"has the unknown task {self.task!r}: choose {' or '.join(TASKS)}"
+        task, found = TASKS[self.task], len(self.labels)
+        size = task.head_size(found)
+        if found != size:
+            yield f"has {found} labels, but the task {self.task} needs {size}"
+        for label in [label for label, times in Counter(self.labels).items() if times > 1]:
+            yield f"has the label {label!r} more than once: give each label once"
         try:
             "".join(self.labels).encode()
         except UnicodeEncodeError as error:  # JSON may have halves of characters
-            half = error.object[error.start]
-            raise InvalidInput(f"tenant {tenant_id!r} has a label with {half!r}, which is not UTF-8: send UTF-8") from None
-        if (self.head is None) != TASKS[self.task].generates:
-            has = "no head" if self.head is None else "a head"
-            raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task} and {has}: export it again")
+            yield f"has a label with {error.object[error.start]!r}, which is not UTF-8: send UTF-8"
+        if (self.head is None) != task.generates:
+            yield f"has the task {self.task} and {'no' if self.head is None else 'a'} head: export it again"
         if self.calibration is not None and not self.calibration.suits(size):
-            raise InvalidInput(
-                f"tenant {tenant_id!r} has {size} labels and a calibration of another number: calibrate it again"
-            )
-        branch = (self.domain, self.domain_version)
-        if branch not in {branch.place for branch in branches}:
-            raise InvalidInput(
-                f"tenant {tenant_id!r} needs version {branch[1]} of domain {branch[0]!r}, which is not served: "
+            yield f"has {size} labels and a calibration of another number: calibrate it again"
+        if (self.domain, self.domain_version) not in tables:
+            yield (
+                f"needs version {self.domain_version} of domain {self.domain!r}, which is not served: "
                 "add it with `hplm domain add` or `hplm domain update`"
             )
-        self._check_exits(tenant_id, size)
-        self._check_students(tenant_id, size)
+        if self.exits is not None:
+            yield from self._wrong_exits(self.exits, task)
+        if self.students is not None:
+            yield from self._wrong_students(self.students, task)
+
+    def _wrong_exits(self, given: ExitKnowledge, task: Task) -> Iterator[str]:
+        if task.same is None:
+            yield f"has the task {self.task}, which has no exits: leave them out"
+        labels, exits = len(self.labels), len(given.heads)
+        if (
+            given.layout.size != task.exit_outputs(self.labels)
+            or len(given.exits.calibrations) != exits
+            or not given.exits.suits(labels, task.is_number)
+        ):
+            yield f"has {labels} labels, but its exits have others: make them anew with `hplm tenant exits`"
+        if given.layout.layers != exits or (self.adapter is not None and self.adapter[0].layers != exits):
+            yield f"has {exits} exits, but not as many layers: make them anew with `hplm tenant exits`"
+
+    def _wrong_students(self, given: StudentKnowledge, task: Task) -> Iterator[str]:
+        if task.same is None or self.exits is not None:
+            yield f"cannot have students beside exits, or with the task {self.task}"
+        students, members = given.students, given.members
+        if (
+            {adapter.layers for (adapter, _), _ in members} != {students.depth}
+            or (self.adapter is not None and self.adapter[0].layers < students.depth)
+            or any(head.size != len(self.labels) for _, (head, _) in members)
+            or len(members) != students.teams[0].members
+            or not students.suits(len(self.labels))
+        ):
+            yield "has students of other labels, layers or numbers: make them anew with `hplm tenant students`"
+
+    def _wrong_widths(self, width: int | None) -> Iterator[str]:
         members = self.students.members if self.students is not None else ()
         layouts = [part[0] for part in (self.head, self.adapter, *chain.from_iterable(members)) if part is not None]
         for layout in layouts:
             known = layouts[0].hidden if width is None else width
             if layout.hidden != known:
-                raise InvalidInput(
-                    f"tenant {tenant_id!r} has width {layout.hidden}, but this backbone has {known}: train it for this backbone"
-                )
-
-    def _check_students(self, tenant_id: str, labels: int) -> None:
-        if self.students is None:
-            return
-        if TASKS[self.task].same is None or self.exits is not None:
-            raise InvalidInput(f"tenant {tenant_id!r} cannot have students beside exits, or with the task {self.task}")
-        students, members = self.students.students, self.students.members
-        depths = {adapter.layers for (adapter, _), _ in members}
-        if (
-            depths != {students.depth}
-            or (self.adapter is not None and self.adapter[0].layers < students.depth)
-            or any(head.size != labels for _, (head, _) in members)
-            or len(members) != students.teams[0].members
-            or not students.suits(labels)
-        ):
-            raise InvalidInput(
-                f"tenant {tenant_id!r} has students of other labels, layers or numbers: make them anew with `hplm tenant "
-                "students`"
-            )
-
-    def _check_exits(self, tenant_id: str, labels: int) -> None:
-        if self.exits is None:
-            return
-        task, found = TASKS[self.task], self.exits
-        if task.same is None:
-            raise InvalidInput(f"tenant {tenant_id!r} has the task {self.task}, which has no exits: leave them out")
-        exits, outputs = len(found.heads), task.exit_outputs(self.labels)
-        if (
-            found.layout.size != outputs
-            or len(found.exits.calibrations) != exits
-            or not found.exits.suits(labels, task.is_number)
-        ):
-            raise InvalidInput(
-                f"tenant {tenant_id!r} has {labels} labels, but its exits have others: make them anew with `hplm tenant exits`"
-            )
-        adapter = self.adapter[0] if self.adapter is not None else None
-        if found.layout.layers != exits or (adapter is not None and adapter.layers != exits):
-            raise InvalidInput(
-                f"tenant {tenant_id!r} has {exits} exits, but not as many layers: make them anew with `hplm tenant exits`"
-            )
+                yield f"has width {layout.hidden}, but this backbone has {known}: train it for this backbone"
 
 
 def _of_student(number: int, part: str) -> str:

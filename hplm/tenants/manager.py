@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hplm.adapters.layout import Layout
 from hplm.clock import Clock
-from hplm.errors import HplmError, InvalidInput, OutOfCapacity
+from hplm.errors import HplmError, InvalidInput, OutOfCapacity, some
 from hplm.plot.table import Table
 from hplm.registry.store import Away, Busy, Denied, Place, opened
 from hplm.tenants.change import Change, Kept
@@ -20,7 +20,7 @@ from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Registry
-from hplm.tenants.snapshot import PROMISES, SETTINGS, Snapshot, Tenant
+from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
@@ -101,7 +101,7 @@ class Manager:
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
         tenant = knowledge.tenant(tenant_id, uid, version, change.kept.of((tenant_id, knowledge.version), knowledge.packed))
         if before is not None:
-            tenant = replace(tenant, **{name: getattr(before, name) for name in SETTINGS})
+            tenant = tenant.set_as(before)
         change.put(tenant)
         return _recorded(change, TenantChange(change.generation, tenant_id, before.version if before else None, version))
 
@@ -220,8 +220,7 @@ class Manager:
                 if branch.domain != name and self.tables.meta(branch).parent == name:
                     users.append(f"domain {branch.domain} version {branch.version}")
             if users:
-                more = f" and {len(users) - 5} more" if len(users) > 5 else ""
-                raise InvalidInput(f"domain {name!r} is in use by {', '.join(sorted(users)[:5])}{more}: delete those first")
+                raise InvalidInput(f"domain {name!r} is in use by {some(sorted(users))}: delete those first")
             change.branches = [branch for branch in change.branches if branch.domain != name]
             change.before = {tenant_id: before for tenant_id, before in change.before.items() if before.domain != name}
             return self.close(change, DomainChange(change.generation, name, version))

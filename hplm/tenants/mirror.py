@@ -113,8 +113,8 @@ class Mirror:
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""
-        if self._tables.failure is not None:
-            raise self._tables.failure
+        for _, failure in self._tables.failed.values():
+            raise failure
 
     def close(self) -> None:
         self._tables.close()
@@ -257,58 +257,57 @@ class _Tables:
     def __init__(self, state: State, store: Store) -> None:
         self._state = state
         self._store = store
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
         self._wanted: Sequence[Branch] = ()
-        self.failure: HplmError | None = None
-        self._ended = False
-        self._thread: threading.Thread | None = None
+        self.failed: dict[Branch, tuple[float, HplmError]] = {}  # when, and why, of wanted ones
+        self._thread: threading.Thread | None = None  # while there is one to bring
 
     def want(self, branches: Sequence[Branch]) -> None:
-        """Brings these tables, one after the other, and forgets all others."""
-        with self._change:
-            self._wanted = tuple(branches)
-            if not branches:
-                self.failure = None
-            if branches and self._thread is None:
+        """Brings these tables, one after the other, and forgets all others. Call it again while one is missing."""
+        with self._lock:
+            self._wanted = branches
+            self.failed = {branch: failed for branch, failed in self.failed.items() if branch in branches}
+            if self._thread is None and self._due():
                 self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
                 self._thread.start()
-            self._change.notify_all()
 
     def close(self) -> None:
-        with self._change:
-            self._ended, self._wanted = True, ()
-            self._change.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self.want(())
+        if (thread := self._thread) is not None:
+            thread.join()
+
+    def _due(self) -> list[Branch]:
+        now = time.monotonic()
+        return [one for one in self._wanted if one not in self.failed or now >= self.failed[one][0] + LATER]
 
     def _run(self) -> None:
-        while not self._ended:
-            with self._change:
-                self._change.wait_for(lambda: self._wanted or self._ended)
-                branch = self._wanted[0] if self._wanted else None
-            if branch is None:
-                continue
+        while True:
+            with self._lock:
+                if not (due := self._due()):
+                    self._thread = None
+                    return
+            branch, failure = due[0], None
             try:
-                if not (self._state.tables / branch.folder).is_dir():
-                    self._bring(branch)
-                self.failure = None
-                with self._change:
-                    self._wanted = [one for one in self._wanted if one != branch]
+                self._bring(branch)
             except (HplmError, OSError) as error:
-                with self._change:
-                    if branch not in self._wanted:
-                        continue
-                    self.failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
-                    log.error("table %s cannot be brought: %s", branch.folder, error)
-                    later = self._wanted = [*self._wanted[1:], *self._wanted[:1]]
-                    self._change.wait_for(lambda later=later: self._ended or self._wanted is not later, LATER)
+                failure = error if isinstance(error, HplmError) else Broken(f"table {branch.folder}: {error}")
+            with self._lock:
+                if failure is None:
+                    self._wanted = [one for one in self._wanted if one != branch]
+                    self.failed.pop(branch, None)
+                elif branch in self._wanted:
+                    self.failed[branch] = time.monotonic(), failure
+                    log.error("table %s cannot be brought: %s", branch.folder, failure)
 
     def _bring(self, branch: Branch) -> None:
         whole, arriving = self._state.tables / branch.folder, self._state.folder / ARRIVING / branch.folder
+        if whole.is_dir():
+            return
         found = list(self._store.names(f"{TABLES}/{branch.folder}"))
         if not found:
             raise Absent(f"{self._store} has no table {branch.folder}: restore the registry")
-        missing = [one for one in found if not _is_complete(arriving / Path(one.name).name, one.size)]
+        here = {path.name: path.stat().st_size for path in arriving.glob("*")}
+        missing = [one for one in found if here.get(Path(one.name).name) != one.size]
         needed = sum(one.size for one in missing) + FREE_BYTES
         check_room(self._state.folder, needed, f"table {branch.folder}", "free some space, or set HPLM_MIRROR to a larger disk")
         arriving.mkdir(parents=True, exist_ok=True)
@@ -322,7 +321,3 @@ class _Tables:
         whole.parent.mkdir(parents=True, exist_ok=True)
         arriving.rename(whole)
         sync(whole.parent)
-
-
-def _is_complete(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size == size

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hplm.errors import InvalidInput, Quota
 from hplm.tenants.snapshot import LIMITS, PROMISES, Tenant
@@ -43,47 +43,7 @@ class _Bucket:
         return (1 - self.level) / self.rate
 
 
-@dataclass
-class _Account:
-    """The state of a tenant's rates: a bucket for each unit that has one."""
-
-    buckets: dict[str, _Bucket] = field(default_factory=dict[str, _Bucket])
-
-    def follow(self, tenant: Tenant, now: float) -> None:
-        """Fills the buckets, and changes them to the tenant's current rates."""
-        limits = {
-            "requests": (tenant.rate, tenant.burst or tenant.rate),
-            "texts": (tenant.texts_rate, tenant.texts_rate),
-            "tokens": (tenant.tokens_rate, tenant.tokens_rate),
-        }
-        for unit, (whole, at_once) in limits.items():
-            if not whole:
-                self.buckets.pop(unit, None)
-                continue
-            rate, size = whole / tenant.homes, max(1.0, at_once / tenant.homes)
-            bucket = self.buckets.setdefault(unit, _Bucket(rate, size, size, now))
-            bucket.fill(now)
-            bucket.rate, bucket.size, bucket.level = rate, size, min(bucket.level, size)
-
-    def check(self, tenant: Tenant, least: float) -> None:
-        """Raises Quota if a bucket holds less."""
-        waits = {unit: bucket.wait for unit, bucket in self.buckets.items() if bucket.level < least}
-        if waits:
-            unit = max(waits, key=waits.__getitem__)
-            raise Quota(
-                f"tenant {tenant.id!r} has reached its limit of {self.buckets[unit].rate:,.12g} {unit} a second"
-                f"{_part(tenant)}: retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
-            )
-
-    def charge(self, **cost: int) -> None:
-        for unit, count in cost.items():
-            if unit in self.buckets:
-                self.buckets[unit].level -= count
-
-    def is_as_new(self, now: float) -> bool:
-        for bucket in self.buckets.values():
-            bucket.fill(now)
-        return all(bucket.level >= bucket.size for bucket in self.buckets.values())
+_Account = dict[str, _Bucket]  # a tenant's buckets, by the unit of each of its rates
 
 
 class Quotas:
@@ -91,7 +51,7 @@ class Quotas:
         self._clock = clock
         self._accounts: OrderedDict[int, _Account] = OrderedDict()  # by uid; the first is checked next
         self._in_flight: dict[int, int] = {}  # requests by uid, of tenants that have any
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Returns the number of tenants of whom something is known."""
@@ -107,31 +67,20 @@ class Quotas:
                     f"tenant {tenant.id!r} has reached its limit of {most} requests in flight{_part(tenant)}: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
                 )
-            if _has_rates(tenant):
-                account = self._account(tenant)
-                account.check(tenant, least=1)
-                account.charge(requests=1, texts=texts, tokens=tokens)
+            self._charge(tenant, least=1, requests=1, texts=texts, tokens=tokens)
             self._in_flight[tenant.uid] = in_flight + 1
 
     def spend(self, tenant: Tenant) -> None:
         """Counts a request whose cost is not known yet, or raises Quota. For callers that do not see its end."""
-        if _has_rates(tenant):
-            with self._lock:
-                account = self._account(tenant)
-                account.check(tenant, least=1)
-                account.charge(requests=1)
+        self._charge(tenant, least=1, requests=1)
 
     def check(self, tenant: Tenant) -> None:
         """Raises Quota if the tenant is in debt. For requests that were counted and waited while others were charged."""
-        if _has_rates(tenant):
-            with self._lock:
-                self._account(tenant).check(tenant, least=0)
+        self._charge(tenant, least=0)
 
     def charge(self, tenant: Tenant, texts: int, tokens: int) -> None:
         """Adds the rest of the cost of a request that was counted with `spend`."""
-        if _has_rates(tenant):
-            with self._lock:
-                self._account(tenant).charge(texts=texts, tokens=tokens)
+        self._charge(tenant, least=-math.inf, texts=texts, tokens=tokens)
 
     def give_back(self, tenant: Tenant) -> None:
         with self._lock:
@@ -139,25 +88,51 @@ class Quotas:
             if left:
                 self._in_flight[tenant.uid] = left
 
-    def _account(self, tenant: Tenant) -> _Account:
-        """Returns the tenant's account, updated to its current settings, which may have changed since the last request."""
-        now = self._clock()
-        self._forget(now)
-        account = self._accounts.setdefault(tenant.uid, _Account())
-        account.follow(tenant, now)
-        return account
+    def _charge(self, tenant: Tenant, least: float, **cost: int) -> None:
+        """Raises Quota if a bucket holds less, else takes the cost. The tenant's settings may be other ones than before."""
+        if not (tenant.rate or tenant.texts_rate or tenant.tokens_rate):
+            return
+        with self._lock:
+            now = self._clock()
+            self._forget(now)
+            account = self._accounts.setdefault(tenant.uid, {})
+            _follow(account, tenant, now)
+            waits = {unit: bucket.wait for unit, bucket in account.items() if bucket.level < least}
+            if waits:
+                unit = max(waits, key=waits.__getitem__)
+                raise Quota(
+                    f"tenant {tenant.id!r} has reached its limit of {account[unit].rate:,.12g} {unit} a second"
+                    f"{_part(tenant)}: retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
+                )
+            for unit, bucket in account.items():
+                bucket.level -= cost.get(unit, 0)
 
     def _forget(self, now: float) -> None:
         for _ in range(min(_CHECKED, len(self._accounts))):
             uid, account = next(iter(self._accounts.items()))
-            if account.is_as_new(now):
+            for bucket in account.values():
+                bucket.fill(now)
+            if all(bucket.level >= bucket.size for bucket in account.values()):  # as a new one
                 del self._accounts[uid]
             else:
                 self._accounts.move_to_end(uid)
 
 
-def _has_rates(tenant: Tenant) -> bool:
-    return bool(tenant.rate or tenant.texts_rate or tenant.tokens_rate)
+def _follow(account: _Account, tenant: Tenant, now: float) -> None:
+    """Fills the buckets, and changes them to the tenant's current rates."""
+    limits = {
+        "requests": (tenant.rate, tenant.burst or tenant.rate),
+        "texts": (tenant.texts_rate, tenant.texts_rate),
+        "tokens": (tenant.tokens_rate, tenant.tokens_rate),
+    }
+    for unit, (whole, at_once) in limits.items():
+        if not whole:
+            account.pop(unit, None)
+            continue
+        rate, size = whole / tenant.homes, max(1.0, at_once / tenant.homes)
+        bucket = account.setdefault(unit, _Bucket(rate, size, size, now))
+        bucket.fill(now)
+        bucket.rate, bucket.size, bucket.level = rate, size, min(bucket.level, size)
 
 
 def _part(tenant: Tenant) -> str:

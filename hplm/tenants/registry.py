@@ -13,7 +13,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -41,7 +41,7 @@ from hplm.registry.store import (
     objects_of,
     opened,
 )
-from hplm.tenants.change import Change, Kept, begun
+from hplm.tenants.change import Change, Kept
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS, exported_folders
 
@@ -82,7 +82,7 @@ class Registry:
         if is_begun(self.store, anew=lost is not None):
             return False
         before = lost or self.exported
-        change = begun(Kept(self.store), before)
+        change = Change(Kept(self.store), before)
         edit(change)
         change.kept.write()
         after = self._after(before, action, change, self._time.time())
@@ -131,7 +131,7 @@ class Registry:
                 raise InvalidInput(f"{self.store} is a copy of {pointer.copied.address}: change tenants there")
             before = self.at(pointer)
             self._tell(before)
-            change = begun(kept, before)
+            change = Change(kept, before)
             result = edit(change)
             kept.write()
             now = self._time.time()
@@ -145,8 +145,10 @@ class Registry:
         try:
             self._tell(after)
             kept.remove(needed_by(after))
-            self._remove(name for name, until in before.ledger.resting if until <= now)
-            self._remove(f"{SNAPSHOTS}/{name}" for name in _forgotten(pointer, after.generation))
+            gone = [name for name, until in before.ledger.resting if until <= now]
+            named = pointer.then(after.generation, "").snapshots
+            gone += [f"{SNAPSHOTS}/{name}" for number, name in pointer.snapshots.items() if number not in named]
+            self.store.delete(objects_of(self.store, gone))
             if after.ledger.swept == now:
                 self.collect()
             self._keep_reserve()
@@ -252,9 +254,6 @@ class Registry:
     def _keep_reserve(self) -> None:
         self.store.keep_reserve(RESERVE_BYTES + 2 * self._size)
 
-    def _remove(self, names: Iterable[str]) -> None:
-        self.store.delete(objects_of(self.store, names))
-
 
 def registries_of(repository: Path, state: Place, backbone: str | None = None) -> dict[str, Registry]:
     """Returns the registry of each exported backbone, or of the named one."""
@@ -268,12 +267,6 @@ def needed_by(snapshot: Snapshot) -> set[str]:
     """Returns the records of a snapshot and the tables that were added since its export, by their names in the registry."""
     records = {f"{RECORDS}/{file}" for file in files_of((*snapshot.tenants, *snapshot.ledger.before))}
     return records | {f"{TABLES}/{branch.folder}/" for branch in snapshot.branches if branch.unique}
-
-
-def _forgotten(pointer: Pointer, generation: int) -> list[str]:
-    """Returns the snapshots that CURRENT no longer names after the next change."""
-    after = pointer.then(generation, "").snapshots
-    return [name for number, name in pointer.snapshots.items() if number not in after]
 
 
 def _whole(name: str) -> str:

@@ -110,6 +110,10 @@ class Tenant:
     def has_quotas(self) -> bool:
         return any(getattr(self, quota) for quota in QUOTAS)
 
+    def set_as(self, other: Tenant) -> Tenant:
+        """Returns this version with the keys and limits of another one."""
+        return replace(self, **{name: getattr(other, name) for name in SETTINGS})
+
     def records(self) -> list[Record]:
         exits = self.exits.record if self.exits is not None else None
         members = [record for own in self.student_weights for record in (own.head, own.adapter)]
@@ -157,15 +161,12 @@ class Snapshot:
         """The tenants that answer everybody."""
         return tuple(tenant for tenant in self.tenants if not tenant.keys)
 
-    def with_digest(self, digest: str) -> list[Tenant]:
-        """Returns the tenants that have a key with this digest, which may have expired.
-
-        How long this takes tells nothing: nobody can choose the digest of a secret.
-        """
-        return self._by_digest.get(digest, [])
-
     @cached_property
-    def _by_digest(self) -> dict[str, list[Tenant]]:
+    def by_digest(self) -> dict[str, list[Tenant]]:
+        """The tenants by the digests of their keys, which may have expired.
+
+        How long it takes to find one tells nothing: nobody can choose the digest of a secret.
+        """
         found: dict[str, list[Tenant]] = {}
         for tenant in self.tenants:
             for digest in {key.digest for key in tenant.keys}:

@@ -51,13 +51,6 @@ class Taken:
     def is_silent(self) -> bool:
         return self.age >= ALIVE_SECONDS
 
-    @classmethod
-    def read(cls, file: Path, now: float) -> Taken | None:
-        """Returns None if the file was removed, or is being written just now."""
-        with suppress(FileNotFoundError, ValueError):
-            return cls(file.name, int(file.read_text("utf-8")), now - file.stat().st_mtime)
-        return None
-
 
 class Reader:
     """A file with the generation that one process has taken. It is removed when the process ends."""
@@ -137,7 +130,11 @@ class State:
 
     def taken(self, now: float) -> list[Taken]:
         """Returns what readers have taken. `now`: of the clock that dates their files."""
-        return [taken for file in self.readers.glob("[!.]*") if (taken := Taken.read(file, now)) is not None]
+        found: list[Taken] = []
+        for file in self.readers.glob("[!.]*"):
+            with suppress(FileNotFoundError, ValueError):  # it was removed, or is being written just now
+                found.append(Taken(file.name, int(file.read_text("utf-8")), now - file.stat().st_mtime))
+        return found
 
     def forget_readers(self) -> None:
         """Removes the files of readers that have ended long ago."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,10 +58,7 @@ class Tables:
         """
         known = {branch.place: branch for branch in change.branches}
         needed = {tenant.place for tenant in (*change.tenants.values(), *change.before.values())}
-        newest: dict[str, int] = defaultdict(int)
-        for branch in change.branches:
-            newest[branch.domain] = max(newest[branch.domain], branch.version)
-        needed |= set(newest.items())
+        needed.update(dict(sorted(branch.place for branch in change.branches)).items())  # the newest version of each domain
         for start in list(needed):
             step: Place | None = start
             while step is not None:

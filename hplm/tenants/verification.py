@@ -12,7 +12,7 @@ from pathlib import Path
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import ENDING, has_content
 from hplm.adapters.records import WAY_OUT, Records
-from hplm.errors import Broken, HplmError, InvalidInput
+from hplm.errors import Broken, HplmError, InvalidInput, some
 from hplm.model.original import check_finite
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
@@ -29,7 +29,6 @@ from hplm.tenants.state import (
 
 WHOLE_MODELS = "whole.json"  # a file that only exports of `research.schemes` have
 VERSION = re.compile(r"\d+(-[0-9a-f]+)?")  # a table that was added live has a unique name
-NAMED = 5  # how many broken rows of a table are listed
 
 Progress = Callable[[int], object]
 
@@ -61,7 +60,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     parts: list[Part] = []
     states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
     if state is not None and not any(live.current_file.exists() for live in states.values()):
-        places = ", ".join(str(live.folder) for live in states.values()) or state
+        places = ", ".join(str(live.folder) for live in states.values())
         raise InvalidInput(
             f"{state} contains no live state: CURRENT is in none of {places}. Name the folder of "
             "`hplm serve --state`, or leave --state out if nothing was changed yet"
@@ -97,7 +96,8 @@ def check_table(folder: Path, progress: Progress) -> Iterator[str]:
     except HplmError as error:
         yield f"table {folder}: {error}"
     if wrong := list(table.rows.broken(progress)):
-        yield f"table {folder}: checksum mismatch in {_named('row', wrong)} of values: build or copy the table again"
+        rows = f"row{'s' if len(wrong) > 1 else ''} {some(wrong)}"
+        yield f"table {folder}: checksum mismatch in {rows} of values: build or copy the table again"
 
 
 def _check_record(path: Path, progress: Progress) -> Iterator[str]:
@@ -158,8 +158,3 @@ def _check_snapshot(folder: Path, live: State | None, way_out: str, path: Path, 
                 records.read(record, Layout.of(record.layout).empty())
             except HplmError as error:
                 yield f"tenant {tenant.id}: {error}"
-
-
-def _named(kind: str, numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:NAMED])) + (f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else "")
-    return f"{kind}{'s' if len(numbers) > 1 else ''} {shown}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hplm.cluster.description import ClusterDescription, Pool, Replica, is_address
+from hplm.cluster.description import Pool, Replica, is_address, read_pools
 from hplm.cluster.pools import divided, one_pool, placed_pools
 from hplm.cluster.routes import homes_of, routes_of
 from hplm.errors import InvalidInput
@@ -27,13 +27,13 @@ def read(tmp_path):
     def read(**fields):
         file = tmp_path / "cluster.json"
         file.write_text(json.dumps({"kind": "hplm replicas", "format": 1, **fields}))
-        return ClusterDescription.read(file)
+        return read_pools(file)
 
     return read
 
 
 def test_paths_begin_at_the_file_and_a_pool_may_have_its_own_state(read, tmp_path):
-    pools = read(pools=[{**POOL, "tenants": ["acme"]}, {**OTHER, "state": "own"}], state="state").pools
+    pools = read(pools=[{**POOL, "tenants": ["acme"]}, {**OTHER, "state": "own"}], state="state")
     assert pools[0].repository == tmp_path / "model_repository" and str(pools[1].repository) == "/other"
     assert [pool.state for pool in pools] == [tmp_path / "state", tmp_path / "own"]
     assert [pool.tenants for pool in pools] == [{"acme"}, None]
@@ -86,7 +86,7 @@ def pool(name, replicas=3, tenants=None):
 
 
 def routed(pools, **served):
-    return routes_of(ClusterDescription(tuple(pools)), served)
+    return routes_of(pools, served)
 
 
 def test_tenants_of_the_first_pool_without_quotas_need_no_entry():

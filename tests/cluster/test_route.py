@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from hplm.cli.main import main
-from hplm.cluster.description import ClusterDescription
+from hplm.cluster.description import read_pools
 from hplm.cluster.router import LONGEST_SOCKET, SOCKET, start_command
 from hplm.cluster.watching import Served as Followed
 from hplm.cluster.watching import Watcher
@@ -114,7 +114,7 @@ class Watched:
 
     def __init__(self, router, served):
         self.router, self.served, self.said = router, served, []
-        self.watcher = Watcher(Followed(ClusterDescription.read(self.router.cluster)), self.router.to, self.said.append)
+        self.watcher = Watcher(Followed(read_pools(self.router.cluster)), self.router.to, self.said.append)
 
     def maps(self):
         """Returns what HAProxy has, which the files must have too."""

@@ -14,7 +14,7 @@ from builder.publish.model_configs import ServingOptions
 from hplm.doctor import checks
 from hplm.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING
 from hplm.errors import HplmError
-from hplm.server.embedded import TRITON_VERSION
+from hplm.server.discovery import TRITON_VERSION
 from hplm.tenants.keys import new_key
 from hplm.tenants.snapshot import Snapshot
 from testing.toy import SERVED

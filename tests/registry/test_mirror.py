@@ -205,6 +205,20 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped_and_leaves_
     assert len(fetched) == len(set(fetched)) + 1  # one was asked for twice
 
 
+def test_a_table_that_cannot_be_brought_holds_up_no_other_one(far):
+    def fault(name):
+        if name.startswith("plot/law"):
+            raise Broken(f"{name} is not there")
+
+    far.mirror.begin()
+    far.store.fault = fault
+    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    Change("update domain").make(far.manager, far.export)
+    eventually(lambda: far.mirror.look() or list(far.here.rglob("plot/bio/2-*")))
+    with pytest.raises(Broken):
+        far.mirror.raise_failure()
+
+
 def test_a_first_copy_is_whole_although_a_table_comes_while_it_is_made(far):
     asked, goes_on = threading.Event(), threading.Event()
 

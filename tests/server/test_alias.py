@@ -35,9 +35,13 @@ def tensors(stock, given):
     return [stock.tensor(name, value) for name, value in given.items()]
 
 
+def infer(stock, given, tenant="plain", model=ALIAS, parameters=None, **more):
+    return stock.client.infer(model, tensors(stock, given), parameters={"tenant": tenant, **(parameters or {})}, **more)
+
+
 def ask(stock, given, tenant="plain", headers=None, timeout=None, **parameters):
-    given = tensors(stock, {"sampling_parameters": SETTINGS, **given})
-    return stock.client.infer(ALIAS, given, parameters={"tenant": tenant, **parameters}, timeout=timeout, headers=headers)
+    given = {"sampling_parameters": SETTINGS, **given}
+    return infer(stock, given, tenant, parameters=parameters, timeout=timeout, headers=headers)
 
 
 def test_times_count_from_the_arrival_at_the_front_door(stock):
@@ -85,7 +89,7 @@ def test_generate_gives_what_the_decoder_gives(server, status, body):
 )
 def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, named):
     with refused("invalid_input", *named):
-        stock.client.infer(ALIAS, tensors(stock, given), parameters={"tenant": tenant})
+        infer(stock, given, tenant)
     two = stock.tensor("text_input", "a", "b")
     with refused("invalid_input", "text_input", "2"):
         stock.client.infer(ALIAS, [two], parameters={"tenant": "plain"})
@@ -96,32 +100,24 @@ def test_inputs_of_another_kind_of_backbone_are_refused(stock, given, tenant, na
     [("TEXT", "acme", "LABEL", "text_output", "toy"), ("text_input", "plain", "text_output", "LABEL", "chat")],
 )
 def test_only_outputs_of_the_tenants_backbone_are_returned(stock, given, tenant, own, foreign, backbone):
-    wanted, asked = stock.wanted((own, foreign)), tensors(stock, {given: WORDS[0]})
-    answer = stock.client.infer(ALIAS, asked, outputs=wanted, parameters={"tenant": tenant})
-    assert names_in(answer) == [own]
-    usual = names_in(stock.client.infer(ALIAS, asked, parameters={"tenant": tenant}))
+    wanted, asked = stock.wanted((own, foreign)), {given: WORDS[0]}
+    assert names_in(infer(stock, asked, tenant, outputs=wanted)) == [own]
+    usual = names_in(infer(stock, asked, tenant))
     if backbone == "toy":  # a decoder answers through a stream
-        assert usual == names_in(stock.client.infer(backbone, asked, parameters={"tenant": tenant}))
+        assert usual == names_in(infer(stock, asked, tenant, backbone))
     assert own in usual and foreign not in usual
     with refused("invalid_input", f"{tenant!r}", own):
-        stock.client.infer(ALIAS, asked, outputs=wanted[1:], parameters={"tenant": tenant})
+        infer(stock, asked, tenant, outputs=wanted[1:])
 
 
 def test_an_output_that_is_named_needs_no_flag(server, stock):
     for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"):
-        answer = stock.client.infer(
-            ALIAS, tensors(stock, {"text_input": "a"}), outputs=stock.wanted([name]), parameters={"tenant": "plain"}
-        )
+        answer = infer(stock, {"text_input": "a"}, outputs=stock.wanted([name]))
         assert names_in(answer) == [name]
     (token,) = json.loads(answer.as_numpy("logprobs")[0, 0])[0].values()
     assert token["logprob"] < 0
     with refused("invalid_input", "text_output"):
-        stock.client.infer(
-            ALIAS,
-            tensors(stock, {"text_input": "a"}),
-            outputs=stock.wanted(["finish_reason"]),
-            parameters={"tenant": "plain", "hplm_tenants": True},
-        )
+        infer(stock, {"text_input": "a"}, outputs=stock.wanted(["finish_reason"]), parameters={"hplm_tenants": True})
 
 
 def test_no_backbone_may_have_the_aliass_name(tmp_path):

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from hplm.errors import HplmError
-from hplm.server import discovery, embedded
-from hplm.server.embedded import obstacle
+from hplm.server import discovery
+from hplm.server.discovery import obstacle
 from hplm.server.installation import PYTHON, STUB, Installation
 from hplm.server.ports import LOCAL_PORTS, Ports, free_ports, reachable, resolve
 from hplm.server.repository import model_names
@@ -88,14 +88,14 @@ def test_numpy_2_is_refused_for_the_embedded_server(monkeypatch, tmp_path):
     (tmp_path / "numpy-2.1.0.dist-info/METADATA").write_text("Name: numpy\nVersion: 2.1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(HplmError, match=mentioning("numpy 2.1.0", "hplm[embedded]")):
-        embedded.embedded()
+        discovery.embedded()
 
 
 def test_this_pythons_libpython_is_used_or_the_error_says_how_to_get_it(tmp_path):
-    links = embedded.embedded().library_links
-    assert links and set(links.values()) == {embedded.libpython()}
+    links = discovery.embedded().library_links
+    assert links and set(links.values()) == {discovery.libpython()}
     with pytest.raises(HplmError, match=mentioning(f"libpython{PYTHON}.so.1.0", f"apt-get install libpython{PYTHON}")):
-        embedded.libpython([str(tmp_path)])
+        discovery.libpython([str(tmp_path)])
 
 
 def test_all_models_are_found_and_a_folder_that_is_no_repository_is_refused_with_a_way_out(tmp_path):

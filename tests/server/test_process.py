@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from hplm.errors import HplmError
-from hplm.server import Gateway, process_group, stacks
+from hplm.server import Gateway, log, process_group
 from hplm.server.process import Process
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, Clock, eventually
@@ -220,5 +220,5 @@ def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(ma
     process = make([sys.executable, "-c", HANGING])
     process.start()
     process.wait_until(lambda: "Ready" in process.said(), PATIENCE)
-    assert mentions(stacks.of_group(process.pid, tmp_path / "logs" / "it.log"), "in wait_for_a_dead_disk", "in <module>")
+    assert mentions(log.stacks_of(process.pid, tmp_path / "logs" / "it.log"), "in wait_for_a_dead_disk", "in <module>")
     assert len(process_group.members(process.pid)) == 2
