@@ -17,8 +17,7 @@ from hplm.arrays import Array
 from hplm.placement.attained import REFUSED, Attained
 from hplm.placement.kernel import TERMS, Case, run
 from hplm.placement.placement import Group
-from hplm.placement.profile import Profile, Terms
-from hplm.placement.stages import Cut
+from hplm.placement.profile import Cut, Profile, Terms
 from hplm.placement.stepping import Steps
 from hplm.placement.workload import Trace
 
