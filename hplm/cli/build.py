@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from hplm.cli.options import CORPUS, Device, Json, Learn, Seed, StoreFolder, TableDtype, about, device_of, open_store
-from hplm.cli.tables import table_built
 from hplm.options import MIN_TOKENS
+
+if TYPE_CHECKING:
+    from builder.store.store import Store
+    from hplm.plot.table import Table as BuiltTable
 
 Packed = Annotated[Path, about("the packed root, a tar archive")]
 ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
@@ -122,3 +125,22 @@ def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str 
             file=sys.stderr,
         )
     return table_built(made, made.table("root", made.latest("root")), f"root of backbone {made.config.name}")
+
+
+def table_built(store: Store, table: BuiltTable, what: str) -> dict:
+    """Says what was built."""
+    meta = table.meta
+    print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {meta.megabytes:,.1f} MB")
+    page = store.page(meta.domain, meta.version)
+    if page.exists():  # an older store has none
+        print(f"how it was built: {page}")
+    return {
+        "domain": meta.domain,
+        "version": meta.version,
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "mb": meta.megabytes,
+        "dtype": meta.dtype,
+        "least_cosine": meta.least_cosine,
+        "page": str(page) if page.exists() else None,
+    }

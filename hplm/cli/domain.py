@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from hplm.cli.build import table_built
 from hplm.cli.options import (
     CORPUS,
     Device,
@@ -17,16 +19,18 @@ from hplm.cli.options import (
     StoreFolder,
     TableDtype,
     about,
+    check_picture,
     device_of,
     open_store,
+    read,
     refuse_given,
 )  # fmt: skip
 from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, print_late
-from hplm.cli.tables import print_tree, table_built
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
+    from builder.tables.inspection import Coverage
     from hplm.tenants.manager import DomainChange, Manager
 
 Name = Annotated[str, about("name of the domain")]
@@ -60,8 +64,48 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: 
         from builder.tables.inspection import built_branches
 
         rows = built_branches(found)
-    print_tree(rows)
+    lines = list(_tree(rows))
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, row in lines:
+        print(
+            f"{name:<{width}}  {row['ngrams']:>12,} n-grams  {row['tokens']:>14,} tokens  {row['mb']:>10,.1f} MB  "
+            f"{row['dtype']}  {row['tenants']:,} tenants"
+        )
     return {"domains": rows}
+
+
+def inspect(
+    *, store: StoreFolder, name: Name, version: int | None = None, top: int = 20,
+    text: Annotated[Path | None, about(f"text to look up: {CORPUS}")] = None,
+    keep: Annotated[list[float] | None, read(lambda given: [float(share) for share in given.split(",")])] = None,
+    picture: Path | None = None, json: Json = False,
+) -> dict:  # fmt: skip
+    """Print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers.
+
+    :param version: version of the domain (default: the newest)
+    :param top: print so many of the most frequent n-grams of each length
+    :param keep: sizes of the table to compare on --text, as shares for --keep of `hplm build`, between commas (default: the
+        table's own, and the smaller ones of 1,0.004,0.001,0)
+    :param picture: draw the coverage of --text against table size into a .png, .svg or .pdf file
+    """
+    from builder.tables.inspection import inspect_branch
+
+    if text is None and (picture or keep):
+        raise InvalidInput("--picture and --keep need a text: give one with --text")
+    check_picture(picture)
+    opened = open_store(store)
+    result = inspect_branch(opened, name, version, top)
+    _print_branch(result)
+    if text is not None:
+        coverage = _cover(opened, name, result["version"], text, keep)
+        result["coverage"] = asdict(coverage)
+        _print_coverage(coverage, text)
+        if picture is not None:
+            from builder.pictures import draw_coverage
+
+            draw_coverage(coverage, opened.meta(name, result["version"]), text.name, picture)
+            print(f"\npicture: {picture}")
+    return result
 
 
 def add(*, name: Name, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
@@ -148,3 +192,61 @@ def _said(manager: Manager, change: DomainChange) -> dict:
         print(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
     print_late(late)
     return {**asdict(change), "late": late}
+
+
+def _tree(
+    rows: list[dict[str, Any]], parent: tuple[str | None, int | None] = (None, None), depth: int = 0
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the name of each table and its row, below the table that it falls back to."""
+    for row in rows:
+        if (row["parent"], row["parent_version"]) == parent:
+            yield f"{'  ' * depth}{row['domain']} {row['version']}", row
+            yield from _tree(rows, (row["domain"], row["version"]), depth + 1)
+
+
+def _cover(store: Store, name: str, version: int, text: Path, keep: list[float] | None) -> Coverage:
+    from tqdm import tqdm
+
+    from builder.tables.inspection import cover, read_pieces
+    from builder.tables.text_files import check_file
+
+    check_file(text)
+    with tqdm(total=text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
+        return cover(store, name, version, read_pieces(store, text, bar.update), keep)
+
+
+def _print_branch(result: dict[str, Any]) -> None:
+    from builder.tables.inspection import mb
+
+    size, window = result["bytes"], result["window"]
+    falls_back = f"falls back to {result['parent']} {result['parent_version']}" if result["parent"] else "a root"
+    versions = ", ".join(map(str, result["versions"]))
+    print(f"{result['domain']} {result['version']} (versions: {versions}), {falls_back}")
+    print(
+        f"  {result['ngrams']:,} n-grams of {result['tokens']:,} tokens, {'causal ' if window['causal'] else ''}windows of "
+        f"{window['n']}, {result['dtype']} (least cosine {result['least_cosine']})"
+    )
+    print(
+        f"  {mb(sum(size[part] for part in ('values', 'index', 'checksums')))} MB: values {mb(size['values'])}, "
+        f"index {mb(size['index'])}, checksums {mb(size['checksums'])}; {size['row']:,} bytes a row"
+    )
+    print(f"  as fp16 {mb(size['in_fp16'])} MB, as int8 {mb(size['in_int8'])} MB")
+    print(f"  used by: {', '.join(result['users']) or 'nobody'}")
+    if result["behind"]:
+        names = ", ".join(f"{late['tenant']} (version {late['version']})" for late in result["behind"])
+        print(f"  behind version {max(result['versions'])}: {names}; move one with `hplm build tenant`")
+    for name, ngrams in result["frequent"].items():
+        if ngrams:
+            print(f"\nmost frequent, {name}")
+            for ngram in ngrams:
+                print(f"  {ngram['row']:>10,}  {ngram['words']}")
+
+
+def _print_coverage(coverage: Coverage, text: Path) -> None:
+    print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}, windows found as")
+    for name, share in coverage.levels.items():
+        print(f"  {name:<8} {share:7.2%}")
+    print()
+    rows = coverage.rows
+    for cells in (*(row.keys() for row in rows[:1]), *(row.values() for row in rows)):
+        print("  ".join(f"{cell:>12}" for cell in cells))

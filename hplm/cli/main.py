@@ -41,7 +41,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         "tenant": "key_add key_list key_revoke",
     }),
     (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
-        "domain": "list_ add update rollback delete", "inspection": "inspect",
+        "domain": "list_ inspect add update rollback delete",
     }),
     (ASK, "", "", {"ask": "infer generate"}),
     (PLACE, "", "", {"route": "route"}),
