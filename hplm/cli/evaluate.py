@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.client import LOCAL, Connection
+from hplm.cli.ask import LOCAL, Connection
 from hplm.cli.options import (
     Device,
     Json,

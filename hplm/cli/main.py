@@ -28,11 +28,11 @@ from hplm.registered import COMMANDS, load, registered
 GROUPS = BUILD, SERVE, CHANGE, ASK, PLACE = "Build a store", "Serve it", "Change what is served", "Ask", "Use many machines"
 # Group, noun, help of the noun, and its functions by modules of `hplm.cli`. Without a noun, functions are commands themselves.
 OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain", "build_tenant": "tenant"}),
+    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain tenant"}),
     (BUILD, "root", "Copy a root to another machine or store, as one file.", {"build": "pack unpack"}),
     (BUILD, "", "", {"import_": "import_", "tenant_store": "calibrate", "evaluate": "evaluate", "export": "export"}),
     (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch drain", "doctor": "doctor"}),
-    (SERVE, "", "", {"verify": "verify", "state": "backup restore"}),
+    (SERVE, "", "", {"state": "verify backup restore"}),
     (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
         "tenant": "list_ show add update publish rollback delete limit release compact log",
         "tenant_store": "exits export students",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import AtLeastOne, Json, NotNegative, Picture, about, check_picture, refuse_given
-from hplm.cli.place_problem import Given, check_target, placement_of
+from hplm.cli.place import Given, check_target, placement_of
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.client import Connection
+from hplm.cli.ask import Connection
 from hplm.errors import InvalidInput
 from hplm.placement.measuring import RoundTrip
 from hplm.registry.store import Place
