@@ -177,7 +177,12 @@ def tenant(
     if opened.config.is_decoder:
         reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
         refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh, exits=exits)
-        return _plain_tenant(opened, id, domain)
+        from builder.importing.tenant import plain_tenant
+
+        made = plain_tenant(opened, id, domain)
+        how = f"with its {made.adapter}" if made.rank else f"as backbone {opened.config.name} does"
+        print(f"tenant {made.id} version {made.version}: {made.task} on {made.domain}, {how}")
+        return {"tenant": made.id, "version": made.version, "task": made.task}
     if train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
     if exits is not None:
@@ -251,12 +256,3 @@ def table_built(store: Store, table: BuiltTable, what: str) -> dict:
         "least_cosine": meta.least_cosine,
         "page": str(page) if page.exists() else None,
     }
-
-
-def _plain_tenant(store: Store, id: str, domain: str | None) -> dict:
-    from builder.importing.tenant import plain_tenant
-
-    tenant = plain_tenant(store, id, domain)
-    how = f"with its {tenant.adapter}" if tenant.rank else f"as backbone {store.config.name} does"
-    print(f"tenant {tenant.id} version {tenant.version}: {tenant.task} on {tenant.domain}, {how}")
-    return {"tenant": tenant.id, "version": tenant.version, "task": tenant.task}

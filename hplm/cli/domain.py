@@ -88,7 +88,10 @@ def inspect(
         table's own, and the smaller ones of 1,0.004,0.001,0)
     :param picture: draw the coverage of --text against table size into a .png, .svg or .pdf file
     """
-    from builder.tables.inspection import inspect_branch
+    from tqdm import tqdm
+
+    from builder.tables.inspection import cover, inspect_branch, read_pieces
+    from builder.tables.text_files import check_file
 
     if text is None and (picture or keep):
         raise InvalidInput("--picture and --keep need a text: give one with --text")
@@ -97,7 +100,9 @@ def inspect(
     result = inspect_branch(opened, name, version, top)
     _print_branch(result)
     if text is not None:
-        coverage = _cover(opened, name, result["version"], text, keep)
+        check_file(text)
+        with tqdm(total=text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
+            coverage = cover(opened, name, result["version"], read_pieces(opened, text, bar.update), keep)
         result["coverage"] = asdict(coverage)
         _print_coverage(coverage, text)
         if picture is not None:
@@ -202,17 +207,6 @@ def _tree(
         if (row["parent"], row["parent_version"]) == parent:
             yield f"{'  ' * depth}{row['domain']} {row['version']}", row
             yield from _tree(rows, (row["domain"], row["version"]), depth + 1)
-
-
-def _cover(store: Store, name: str, version: int, text: Path, keep: list[float] | None) -> Coverage:
-    from tqdm import tqdm
-
-    from builder.tables.inspection import cover, read_pieces
-    from builder.tables.text_files import check_file
-
-    check_file(text)
-    with tqdm(total=text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
-        return cover(store, name, version, read_pieces(store, text, bar.update), keep)
 
 
 def _print_branch(result: dict[str, Any]) -> None:

@@ -118,7 +118,8 @@ def parsed(words: Iterable[str], app: App | None = None) -> tuple[Callable[..., 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     name = f"hplm {words[0]}" if words else "hplm"
-    _calm_bars()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "1")  # progress bars that nobody watches write one line a second at most
     if now := RENAMED.get(" ".join(words[:2])):
         print(f"hplm {' '.join(words[:2])}: {now}", file=sys.stderr)
         return 2
@@ -139,8 +140,8 @@ def main(argv: list[str] | None = None) -> int:
         way_out = "take a checkout of hplm and `pip install -e '.[build]'`"
         print(f"{name}: the package `{BUILDER}` is not installed here: {way_out}", file=sys.stderr)
     except RuntimeError as error:
-        if not _device_is_full(error):
-            raise
+        if "torch" not in sys.modules or not isinstance(error, sys.modules["torch"].OutOfMemoryError):
+            raise  # it is no full device
         print(f"{name}: {str(error).splitlines()[0]} Free some memory, or use --device cpu", file=sys.stderr)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
@@ -182,17 +183,6 @@ def _usage(error: CycloptsError) -> str:
     text = " ".join(str(error).split())
     text = text if text.endswith((".", "?")) else f"{text}."
     return text.removeprefix(f'Command "{" ".join(error.command_chain or ())}" parameter ')
-
-
-def _calm_bars() -> None:
-    """Lets progress bars write one line a second at most if nobody watches them. tqdm reads this when it is imported."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_MININTERVAL", "1")
-
-
-def _device_is_full(error: RuntimeError) -> bool:
-    """Whether torch raised this because a device is out of memory. Does not import torch."""
-    return "torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError)
 
 
 if __name__ == "__main__":

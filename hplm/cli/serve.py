@@ -110,17 +110,13 @@ def open_tenants(repository: Path, state: Place | None) -> list[str]:
     return sorted(tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys)
 
 
-def has_decoder(repository: Path) -> bool:
-    return any('"hplm_generate"' in config.read_text("utf-8") for config in repository.glob("*/config.pbtxt"))
-
-
 def announce(server, gateway, without_keys: list[str]) -> None:
     say(f"HTTP          {server.http_url}")
     say(f"gRPC          {server.grpc_url}")
     say(f"metrics       {server.metrics_url}/metrics")
     if gateway is not None:
         say(f"OpenAI        {gateway.url}")
-        if not has_decoder(server.repository):
+        if not any('"hplm_generate"' in config.read_text("utf-8") for config in server.repository.glob("*/config.pbtxt")):
             say("no decoder    OpenAI's interface is for decoders, and this repository has none: it refuses every request")
     if without_keys:
         names = ", ".join(without_keys[:NAMED]) + (", ..." if len(without_keys) > NAMED else "")
