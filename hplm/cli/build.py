@@ -19,7 +19,6 @@ from hplm.cli.options import (
     Learn,
     Seed,
     StoreFolder,
-    TableDtype,
     TaskName,
     Words,
     about,
@@ -29,7 +28,7 @@ from hplm.cli.options import (
 )
 from hplm.cli.tenant_store import make_exits
 from hplm.errors import InvalidInput
-from hplm.options import BANK_DTYPES, MIN_TOKENS
+from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
 
 if TYPE_CHECKING:
     from builder.store.store import Store
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 Packed = Annotated[Path, about("the packed root, a tar archive")]
 ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
+FP16 = "fp16"
 
 
 @Parameter(name="*", group="Table")
@@ -46,10 +46,12 @@ class Table:
 
     keep: float | None = None
     """share of the corpus's different windows to store, the most frequent first; shorter n-grams are stored beside them
-    (default: 1, or less for a table of a million n-grams)"""
-    dtype: TableDtype = "fp16"
+    (default: 1, or less for a table of a million n-grams; of a next version, as before)"""
+    dtype: Annotated[str | None, Parameter(choices=TABLE_DTYPES)] = None
+    """precision of the stored vectors (default: fp16; of a next version, as before)"""
     minutes: float | None = None
-    """most time to adapt the lower layers; 0: none (default: 10 of a root, 5 of a domain, or no limit with --steps)"""
+    """most time to adapt the lower layers; 0: none (default: 10 of a root, 5 of a domain, 0 of a next version, which then
+    keeps old vectors; or no limit with --steps)"""
     steps: int | None = None
     """most steps to adapt the lower layers: without --minutes, the same number on every machine (default: no limit)"""
     seed: Seed = 0
@@ -88,7 +90,7 @@ def root(
 
     usual = 1 if lower == 0 else TRIGRAMS.n
     windows = Window(usual if window is None else window, causal)
-    options = RootOptions(table.keep, table.seed, table.dtype, name, lower, upper, windows, masked)
+    options = RootOptions(table.keep, table.seed, table.dtype or FP16, name, lower, upper, windows, masked)
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
     return table_built(made, built, f"root of backbone {made.config.name}")
@@ -107,7 +109,7 @@ def domain(
     from builder.learning.limits import Budget
     from builder.tables.domain import DomainOptions, build_domain
 
-    options = DomainOptions(table.keep, table.seed, table.dtype, parent, learn, min_tokens)
+    options = DomainOptions(table.keep, table.seed, table.dtype or FP16, parent, learn, min_tokens)
     budget = Budget(table.most(DOMAIN_MINUTES), table.steps)
     opened = open_store(store)
     built = build_domain(opened, name, [*corpus], options, budget, device_of(table.device))

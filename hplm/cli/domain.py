@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
-from hplm.cli.build import table_built
+from hplm.cli.build import TABLE, Table, table_built
 from hplm.cli.options import (
     CORPUS,
-    Device,
     Json,
     Learn,
-    Seed,
     StoreFolder,
-    TableDtype,
     about,
     check_picture,
     device_of,
@@ -34,24 +29,6 @@ if TYPE_CHECKING:
     from hplm.tenants.manager import DomainChange, Manager
 
 Name = Annotated[str, about("name of the domain")]
-
-
-@Parameter(name="*", group="With --corpus")
-@dataclass(frozen=True)
-class Building:
-    """The options of a domain's next version in the store."""
-
-    keep: float | None = None
-    """share of the different windows, old and new, to store (default: that of the version before)"""
-    dtype: TableDtype | None = None
-    minutes: float = 0.0
-    """time to adapt the lower layers further, which changes all vectors; 0: keep old vectors"""
-    learn: Learn = "masked"
-    seed: Seed = 0
-    device: Device = "auto"
-
-
-BUILDING = Building()
 
 
 def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: Json = False) -> dict:
@@ -122,7 +99,7 @@ def add(*, name: Name, store: StoreFolder, served: Served = HERE, json: Json = F
 
 def update(
     *, name: Name, store: StoreFolder, corpus: Annotated[tuple[Path, ...], about(CORPUS)] = (), canary: float = 1.0,
-    of: MaybeServed = NOWHERE, building: Building = BUILDING, json: Json = False,
+    of: MaybeServed = NOWHERE, learn: Learn = "masked", table: Table = TABLE, json: Json = False,
 ) -> dict:  # fmt: skip
     """With --corpus, build a domain's next version; with --repository, serve it and the tenants that were tuned on it.
 
@@ -133,20 +110,21 @@ def update(
         raise InvalidInput("give either --corpus to build a version, or --repository and --state to serve it")
     if served is None:
         refuse_given("works only with --repository, which serves a version: leave it out", of, canary=canary != 1)
-        return _built(store, name, corpus, building)
+        return _built(store, name, corpus, learn, table)
     from builder.publish.live import update_domain
 
-    refuse_given("works only with --corpus, which builds a version: leave it out with --repository", building)
+    reason = "works only with --corpus, which builds a version: leave it out with --repository"
+    refuse_given(reason, table, learn=learn != "masked")
     return _said(manager := served.manager(), update_domain(manager, open_store(store), name, canary))
 
 
-def _built(folder: Path, name: str, corpus: tuple[Path, ...], of: Building) -> dict:
+def _built(folder: Path, name: str, corpus: tuple[Path, ...], learn: Learn, of: Table) -> dict:
     from builder.learning.limits import Budget
     from builder.tables.domain import UpdateOptions, update_domain
     from builder.tables.inspection import behind
 
-    store, options = open_store(folder), UpdateOptions(of.keep, of.seed, of.dtype, of.learn)
-    table = update_domain(store, name, [*corpus], options, Budget(minutes=of.minutes), device_of(of.device))
+    store, options = open_store(folder), UpdateOptions(of.keep, of.seed, of.dtype, learn)
+    table = update_domain(store, name, [*corpus], options, Budget(of.most(0.0), of.steps), device_of(of.device))
     built = table_built(store, table, f"domain {name} version {table.meta.version}")
     left = [tenant.id for tenant in behind(store, name, store.readable_tenants())]
     if left:

@@ -34,7 +34,7 @@ class Steps:
         self._clock: list[list[float]] = case.clock.tolist()
         self._busy = [0.0] * len(self._depth)
         self._wakes = [NEVER] * len(self._depth)  # when the first stage of each group is free; NEVER: it is idle
-        self._texts = list(zip(*(own.tolist() for own in (case.arrival, case.timeout, case.unit, case.tokens)), strict=True))
+        self._texts: list[list[int]] = np.column_stack((case.arrival, case.timeout, case.unit, case.tokens)).tolist()
         self._end = [REFUSED] * len(self._texts)
         lines: dict[tuple[int, tuple[int, ...]], Line] = {}
         groups_of = [(*np.flatnonzero(own).tolist(),) for own in case.serves]
