@@ -20,7 +20,7 @@ from hplm.cli.options import (
     read,
     refuse_given,
 )  # fmt: skip
-from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, print_late
+from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, settled
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -165,16 +165,14 @@ def _found(store: Path | None, of: MaybeServed) -> Store | Served:
 
 
 def _said(manager: Manager, change: DomainChange) -> dict:
-    late = manager.settle()
-    print(f"domain {change.domain}: version {change.version}, generation {change.generation}")
+    lines = [f"domain {change.domain}: version {change.version}, generation {change.generation}"]
     for what, names in (("moved", change.moved), ("held back", change.waiting), ("behind", change.behind)):
         if names:
             more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-            print(f"  {what:<10} {', '.join(names[:10])}{more}")
+            lines.append(f"  {what:<10} {', '.join(names[:10])}{more}")
     if change.removed:
-        print(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
-    print_late(late)
-    return {**asdict(change), "late": late}
+        lines.append(f"  removed    {', '.join(change.removed)}: no tenant needs it any more")
+    return settled(manager, "\n".join(lines), **asdict(change))
 
 
 def _tree(
