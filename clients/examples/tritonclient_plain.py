@@ -16,14 +16,15 @@ library = importlib.import_module(f"tritonclient.{protocol}")  # both have the s
 batch = np.array([[text.encode()] for text in given], dtype=np.object_)  # one column: [texts, 1]
 texts = library.InferInput("TEXT", list(batch.shape), "BYTES")
 texts.set_data_from_numpy(batch)
+outputs = ("LABEL", "SCORE", "SPAN")  # without LOGITS and others
 is_http = protocol == "http"  # whose client has the limit; gRPC has none of its own, so each call needs it
 
 with library.InferenceServerClient(url, **({"network_timeout": seconds} if is_http else {})) as client:
     result = client.infer(
         backbone,
         [texts],
-        outputs=[library.InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # without LOGITS and VERSION
-        parameters={"tenant": tenant},
+        outputs=[library.InferRequestedOutput(name) for name in outputs],
+        parameters={"tenant": tenant, "outputs": ",".join(outputs)},  # here too, because no model sees the line above
         timeout=200_000,  # the deadline in microseconds; without it, the tenant's default
         headers={  # in lower case, which gRPC requires; proxies read the tenant's name here
             "hplm-tenant": tenant,
@@ -32,7 +33,7 @@ with library.InferenceServerClient(url, **({"network_timeout": seconds} if is_ht
         **({} if is_http else {"client_timeout": seconds}),
     )
 
-labels, scores, spans = (result.as_numpy(name) for name in ("LABEL", "SCORE", "SPAN"))
+labels, scores, spans = (result.as_numpy(name) for name in outputs)
 for number, text in enumerate(given):
     print(text)
     for label, score, (start, end) in zip(labels[number], scores[number], spans[number], strict=True):
