@@ -1,20 +1,10 @@
 #!/bin/sh
-# Plain curl, JSON in and out.
+# Plain curl, JSON in and out. HPLM_API_KEY may hold the tenant's key.
 #
-#     sh curl.sh --url 127.0.0.1:8000 --tenant acme "some text"
+#     sh curl.sh 127.0.0.1:8000 minilm acme "some text"
 set -eu
 
-url=127.0.0.1:8000 backbone=minilm tenant='' key='' timeout=2 text='some text'
-while [ $# -gt 0 ]; do
-    case $1 in
-    --url) url=$2 && shift 2 ;;
-    --backbone) backbone=$2 && shift 2 ;;
-    --tenant) tenant=$2 && shift 2 ;;
-    --key) key=$2 && shift 2 ;;
-    --timeout) timeout=$2 && shift 2 ;;
-    *) text=$1 && shift ;;
-    esac
-done
+url=$1 backbone=$2 tenant=$3 text=$4 key=${HPLM_API_KEY:-}
 
 # Escapes quotes, backslashes and control characters, byte by byte.
 quoted() {
@@ -23,7 +13,7 @@ quoted() {
 }
 
 # "timeout" in the JSON is the deadline in microseconds, counted from the request's arrival.
-curl --silent --show-error --fail-with-body --max-time "$timeout" ${key:+--header "Authorization: Bearer $key"} \
+curl --silent --show-error --fail-with-body --max-time 60 ${key:+--header "Authorization: Bearer $key"} \
     "http://$url/v2/models/$backbone/infer" --data-binary @- <<JSON
 {
   "parameters": {"tenant": "$(quoted "$tenant")", "timeout": 200000, "outputs": "LABEL,SCORE,SPAN,VERSION"},

@@ -109,7 +109,7 @@ class Prompt:
         return Request(tensors_of(self.inputs(), [1, 1]), self.parameters())
 
     def body(self, timeout_us: int | None, api_key: str | None) -> bytes:
-        """Returns the body for that endpoint, with the key: it forwards no headers to the model."""
+        """Returns the body for Triton's `generate`, with the key: it forwards no headers to the model."""
         asked = {**self.inputs(), **self.parameters()}
         if timeout_us is not None:
             asked["timeout"] = timeout_us

@@ -137,36 +137,30 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
 @expecting("Triton's statistics")
 def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models."""
-    ready = ready_in(statistics)
-    computed = {name for upper in _uppers_in(ready) for name in _computed_by(upper)}
+    ready = _ready_in(statistics)
+    computed = {name for model in ready for name in _computed_by(model)}
     return sorted(name for name in ready & computed if f"{name}-lookup" in ready)
 
 
 @expecting("Triton's statistics")
 def others_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the ready models that are no backbone of encoders and no part of one, nor the model that forwards to all."""
-    backbones = backbones_in(statistics)
-    ready = ready_in(statistics)
+    backbones, ready = backbones_in(statistics), _ready_in(statistics)
     parts = {ALIAS} | {f"{name}{part}" for name in backbones for part in ("", "-lookup", "-admin")}
-    return sorted(ready - parts - {upper for upper in _uppers_in(ready) if set(_computed_by(upper)) & set(backbones)})
+    return sorted(model for model in ready - parts if not set(_computed_by(model)) & set(backbones))
 
 
-def _uppers_in(ready: set[str]) -> list[str]:
-    return [name for name in ready if name.endswith(UPPER)]
-
-
-def _computed_by(upper: str) -> list[str]:
-    """Returns the backbones that an upper model computes: one, or several of a placement's group."""
-    return upper.removesuffix(UPPER).split("+")
-
-
-@expecting("Triton's statistics")
-def ready_in(statistics: Mapping[str, Any]) -> set[str]:
+def _ready_in(statistics: Mapping[str, Any]) -> set[str]:
     """Returns the models in Triton's statistics, which are those that are ready.
 
     Statistics are open to clients, while the repository index is for operators only.
     """
     return {entry["name"] for entry in statistics.get("model_stats", [])}
+
+
+def _computed_by(model: str) -> list[str]:
+    """Returns the backbones that an upper model computes: one, or several of a placement's group. Other models: none."""
+    return model.removesuffix(UPPER).split("+") if model.endswith(UPPER) else []
 
 
 def only(names: list[str], kind: str, which: str) -> str:

@@ -13,29 +13,29 @@ from triton_fakes import Refusal
 
 from tests.support.needed import needs_program
 from tests.support.wait import PATIENCE
+from tests.support.ways import Way
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PYTHON = ("hplm_client_sync", "hplm_client_async", "tritonclient_plain")
 TEXT = 'say "naïve" \\\\n 文字\n\ttwo lines, and \x01\n'
 
 
 @pytest.mark.parametrize(
-    ("script", "protocol"),
+    ("script", "protocol", "words"),
     [
-        *((f"{kind}.py", protocol) for kind in PYTHON for protocol in ("http", "grpc")),
-        pytest.param("curl.sh", "http", marks=needs_program("curl")),
+        ("hplm_client_async.py", "http", "{url} acme"),
+        *(("tritonclient_plain.py", protocol, f"{protocol} {{url}} minilm acme") for protocol in ("http", "grpc")),
+        pytest.param("curl.sh", "http", "{url} minilm acme", marks=needs_program("curl")),
     ],
 )
-def test_an_example_prints_the_answer(fake, script, protocol):
-    choice = ["--protocol", protocol] if script.endswith(".py") else []
-    url = fake.http_url if protocol == "http" else fake.grpc_url
-    at = ["--url", url, "--tenant", "acme", "--key", "K3Y", "--timeout", "60"]
-    command = ["sh" if script.endswith(".sh") else sys.executable, str(EXAMPLES / script), *choice, *at, TEXT]
+def test_an_example_prints_the_answer(fake, monkeypatch, script, protocol, words):
+    monkeypatch.setenv("HPLM_API_KEY", "K3Y")
+    program = "sh" if script == "curl.sh" else sys.executable
+    command = [program, str(EXAMPLES / script), *words.format(url=Way(protocol).url(fake)).split(), TEXT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert TEXT in (json.loads(done.stdout)["outputs"][0]["data"] if script == "curl.sh" else done.stdout)
     assert fake.requests[0].headers["authorization"] == "Bearer K3Y" and fake.requests[0].parameters["tenant"] == "acme"
-    if script in ("curl.sh", "hplm_client_async.py"):  # which say by themselves what was refused
+    if script != "tritonclient_plain.py":  # which does not say by itself what was refused
         fake.script = [Refusal("[no_tenant] no such tenant", 404)] * 2
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert "[no_tenant]" in done.stdout + done.stderr and (done.returncode != 0) == (script == "curl.sh")

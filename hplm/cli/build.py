@@ -1,4 +1,4 @@
-"""`hplm build root` and `domain`: turn a checkpoint and corpora into a store.
+"""`hplm build root`, `domain` and `tenant`: turn a checkpoint, corpora and labelled data into a store.
 
 `hplm root pack` and `unpack`: a store's root in one file.
 """
@@ -8,16 +8,35 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from hplm.cli.options import CORPUS, Device, Json, Learn, Seed, StoreFolder, TableDtype, about, device_of, open_store
-from hplm.cli.tables import table_built
-from hplm.options import MIN_TOKENS
+from hplm.cli.options import (
+    CORPUS,
+    Device,
+    Json,
+    Learn,
+    Seed,
+    StoreFolder,
+    TaskName,
+    Words,
+    about,
+    device_of,
+    open_store,
+    refuse_given,
+)
+from hplm.cli.tenant_store import make_exits
+from hplm.errors import InvalidInput
+from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
+
+if TYPE_CHECKING:
+    from builder.store.store import Store
+    from hplm.plot.table import Table as BuiltTable
 
 Packed = Annotated[Path, about("the packed root, a tar archive")]
 ROOT_MINUTES, DOMAIN_MINUTES = 10.0, 5.0  # to adapt the lower layers
+FP16 = "fp16"
 
 
 @Parameter(name="*", group="Table")
@@ -27,10 +46,12 @@ class Table:
 
     keep: float | None = None
     """share of the corpus's different windows to store, the most frequent first; shorter n-grams are stored beside them
-    (default: 1, or less for a table of a million n-grams)"""
-    dtype: TableDtype = "fp16"
+    (default: 1, or less for a table of a million n-grams; of a next version, as before)"""
+    dtype: Annotated[str | None, Parameter(choices=TABLE_DTYPES)] = None
+    """precision of the stored vectors (default: fp16; of a next version, as before)"""
     minutes: float | None = None
-    """most time to adapt the lower layers; 0: none (default: 10 of a root, 5 of a domain, or no limit with --steps)"""
+    """most time to adapt the lower layers; 0: none (default: 10 of a root, 5 of a domain, 0 of a next version, which then
+    keeps old vectors; or no limit with --steps)"""
     steps: int | None = None
     """most steps to adapt the lower layers: without --minutes, the same number on every machine (default: no limit)"""
     seed: Seed = 0
@@ -69,7 +90,7 @@ def root(
 
     usual = 1 if lower == 0 else TRIGRAMS.n
     windows = Window(usual if window is None else window, causal)
-    options = RootOptions(table.keep, table.seed, table.dtype, name, lower, upper, windows, masked)
+    options = RootOptions(table.keep, table.seed, table.dtype or FP16, name, lower, upper, windows, masked)
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
     return table_built(made, built, f"root of backbone {made.config.name}")
@@ -88,11 +109,107 @@ def domain(
     from builder.learning.limits import Budget
     from builder.tables.domain import DomainOptions, build_domain
 
-    options = DomainOptions(table.keep, table.seed, table.dtype, parent, learn, min_tokens)
+    options = DomainOptions(table.keep, table.seed, table.dtype or FP16, parent, learn, min_tokens)
     budget = Budget(table.most(DOMAIN_MINUTES), table.steps)
     opened = open_store(store)
     built = build_domain(opened, name, [*corpus], options, budget, device_of(table.device))
     return table_built(opened, built, f"domain {name}")
+
+
+@Parameter(name="*", group="Training")
+@dataclass(frozen=True)
+class Training:
+    """The options of the training, of the stored adapter and of its head."""
+
+    adapter: str | None = None
+    """kind of adapter: bottleneck or lora (default: as in the tenant's version before, or bottleneck)"""
+    rank: int | None = None
+    """rank of the adapter; 0: only a head (default: as in the version before, or 32)"""
+    places: Words | None = None
+    """projections that the adapter changes, between commas: query, key, value, attention_out, ffn_in, ffn_out (default: as in
+    the version before, or attention_out; lora: query,value; with --upper-rate all)"""
+    dtype: Annotated[str | None, Parameter(choices=BANK_DTYPES)] = None
+    """precision of the stored adapter and head (default: as in the version before, or fp16)"""
+    epochs: int = 4
+    """maximum number of epochs"""
+    patience: int = 3
+    """stop after this many epochs without a better dev score"""
+    learning_rate: float = 2e-3
+    """learning rate of adapter and head"""
+    upper_rate: float = 0.0
+    """also train the upper layers, at this learning rate, and store their change as a LoRA of rank --rank. Answers get better,
+    and training takes 1.5 times as long. 1e-4 is a good rate; 0: train only adapter and head"""
+    batch_texts: int = 8
+    """texts in a training step, with 8,192 tokens at most"""
+    teacher: str | None = None
+    """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
+    `dedicated`, which first fine-tunes the original model in full on the same data"""
+    grid: bool = False
+    """train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best"""
+
+
+USUAL = Training()
+TASK = "what it learns, such as classify or tag: docs/training.md (default: that of the tenant's version before)"
+
+
+def tenant(
+    *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
+    task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
+    from_version: int | None = None, fresh: bool = False, exits: Path | None = None, training: Training = USUAL, seed: Seed = 0,
+    device: Device = "auto", json: Json = False,
+) -> dict:  # fmt: skip
+    """Train an adapter and a head on labelled data.
+
+    :param id: name of the tenant
+    :param train: training data, JSONL (docs/training.md); a tenant of a decoder takes the backbone as it is
+    :param dev: dev data, JSONL (default: a tenth of the training data)
+    :param domain: domain of the tenant (default: that of its version before, or root)
+    :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
+    :param fresh: start anew, from random weights
+    :param exits: then make its exits by these texts, which need no labels; `hplm tenant exits` has more options
+    """
+    from builder.training.tenant import build_tenant, warnings_of
+    from hplm.tasks import check_backbone
+
+    opened = open_store(store)
+    if task is not None:
+        check_backbone(task, opened.config)
+    if fresh and from_version is not None:
+        raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
+    if opened.config.is_decoder:
+        reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
+        refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh, exits=exits)
+        from builder.importing.tenant import plain_tenant
+
+        made = plain_tenant(opened, id, domain)
+        how = f"with its {made.adapter}" if made.rank else f"as backbone {opened.config.name} does"
+        print(f"tenant {made.id} version {made.version}: {made.task} on {made.domain}, {how}")
+        return {"tenant": made.id, "version": made.version, "task": made.task}
+    if train is None:
+        raise InvalidInput("a tenant learns from labelled data: give --train FILE")
+    if exits is not None:
+        from builder.exits.build import check_task
+        from builder.tables.text_files import check_file
+
+        known = opened.tenant(id)
+        check_task(id, task or (known.task if known is not None else None))  # and not after the training
+        check_file(exits)
+    given = {name: value for name, value in vars(training).items() if value is not None and name != "upper_rate"}
+    made = build_tenant(
+        opened, id, domain, task, train, dev, from_version=0 if fresh else from_version, device=device_of(device),
+        body_rate=training.upper_rate, seed=seed, **given,
+    )  # fmt: skip
+    report = opened.report(made)
+    scores = report["dev"]
+    for warning in warnings_of(report):
+        print(warning)
+    metric = scores["metric"]
+    before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""
+    print(f"tenant {made.id} version {made.version}: {metric} {scores[metric]:.3f} on {scores['texts']} dev texts{before}")
+    print(f"how it was trained: {opened.tenant_folder(made.id, made.version)}/report.html")
+    answer = {"tenant": made.id, "version": made.version, "from_version": report["from_version"]}
+    answer |= {"task": made.task, "labels": made.labels, "dev": scores}
+    return answer | ({"exits": make_exits(opened, made.id, exits, device)} if exits is not None else {})
 
 
 def pack(file: Packed, /, *, store: StoreFolder, json: Json = False) -> dict:
@@ -122,3 +239,22 @@ def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str 
             file=sys.stderr,
         )
     return table_built(made, made.table("root", made.latest("root")), f"root of backbone {made.config.name}")
+
+
+def table_built(store: Store, table: BuiltTable, what: str) -> dict:
+    """Says what was built."""
+    meta = table.meta
+    print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {meta.megabytes:,.1f} MB")
+    page = store.page(meta.domain, meta.version)
+    if page.exists():  # an older store has none
+        print(f"how it was built: {page}")
+    return {
+        "domain": meta.domain,
+        "version": meta.version,
+        "ngrams": meta.keys,
+        "tokens": meta.corpus_tokens,
+        "mb": meta.megabytes,
+        "dtype": meta.dtype,
+        "least_cosine": meta.least_cosine,
+        "page": str(page) if page.exists() else None,
+    }

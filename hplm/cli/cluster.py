@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import Json, Numbers, about
-from hplm.cli.serve import say
+from hplm.cli.serve import say, until_stopped
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -40,17 +39,14 @@ def up(
     """
     from hplm.cluster.running import Cluster
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
     state = state or folder / "state"
-    pools = _pools(repository, replicas, cores, placement, folder, state)
-    try:
+    with until_stopped():
+        pools = _pools(repository, replicas, cores, placement, folder, state)
         with Cluster(pools, state, folder, port, say) as cluster:
             where = f"--repository {shlex.quote(str(repository))} --state {shlex.quote(str(state))}"
             say(f"{'change':<13} hplm tenant ... {where}")
             say(f"Ready at {cluster.address}, for this machine only (loopback). Ctrl-C or SIGTERM stops it.")
             cluster.run()
-    except KeyboardInterrupt:
-        say("stopped")
 
 
 def _pools(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.client import LOCAL, Connection
+from hplm.cli.ask import LOCAL, Connection
 from hplm.cli.options import (
     Device,
     Json,
@@ -81,7 +81,14 @@ def evaluate(
 
         with connection.client(backbone or opened.config.name) as client:
             scores["served"] = score_served(client, evaluation)
-        _say_if_apart(evaluation.scores.main, scores["served"].main)
+        here, served = evaluation.scores.main, scores["served"].main
+        if abs(served - here) > 0.001:
+            print(
+                f"the served score {served:.4f} differs from {here:.4f}, which was computed here in 32 bits. A server that "
+                "computes in 16 bits (`hplm export --dtype`) answers a few texts differently, but rounding does not explain "
+                "more than a point",
+                file=sys.stderr,
+            )
     for score in dict.fromkeys(rivals.values()):
         names = [name for name in rivals if rivals[name] is score]
         scores |= score(opened, evaluation, names, on, train, dev)
@@ -93,16 +100,6 @@ def evaluate(
         **{name: round(own.main, 4) if own is not None else None for name, own in scores.items()},
         "scores": {name: own.described() for name, own in scores.items() if own is not None},
     }
-
-
-def _say_if_apart(here: float, served: float) -> None:
-    if abs(served - here) > 0.001:
-        print(
-            f"the served score {served:.4f} differs from {here:.4f}, which was computed here in 32 bits. A server that "
-            "computes in 16 bits (`hplm export --dtype`) answers a few texts differently, but rounding does not explain more "
-            "than a point",
-            file=sys.stderr,
-        )
 
 
 def table(scores: dict[str, Scores | None]) -> str:

@@ -28,10 +28,10 @@ from hplm.errors import InvalidInput
 from hplm.options import MIN_TOKENS
 
 if TYPE_CHECKING:
-    from builder.importing.folders import Imported, Importer
+    from builder.importing.folders import Importer
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
-    from builder.store.store import Store, TenantFile
+    from builder.store.store import Store
 
 FROM = "folders that peft, adapters or transformers saved, or a folder with such folders in it"
 
@@ -178,11 +178,34 @@ def _opened(folder: Path, root: str | None, lower: int | None) -> Store:
 
 
 def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dict[str, Any], int]:
+    """Imports a folder, and prints what came of it."""
     tenant, report = importer.one(id, folder, is_named)
-    _print(tenant, report)
+    came = report["imported"]
+    without = "only a head" if tenant.has_head else "no adapter"
+    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else without
+    heads = f"{len(tenant.labels)} labels" if tenant.has_head else tenant.task
+    print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {heads}, from {came['library']}")
+    if "after" in report:
+        from builder.importing.reports import facts_of
+
+        for name, value in facts_of(report).items():
+            print(f"  {name}: {value}")
+        print(report["note"])
+    else:
+        print(
+            f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; "
+            f"{report['note']}"
+        )
+    if "merged" in report:
+        merged = report["merged"]
+        layers = ", ".join(map(str, merged["layers"]))
+        print(f"domain {merged['domain']}, lower layers {layers} merged: {merged['ngrams']:,} n-grams, {merged['mb']:,.1f} MB")
+    for where, scores in report.get("test", {}).items():
+        told = (f"{name} {value:.3f}" for name, value in scores.items() if isinstance(value, float))
+        print(f"{where}: {', '.join(told)}, over {scores['rows']:,} rows")
     named = {"tenant": tenant.id, "version": tenant.version, "domain": tenant.domain, "domain_version": tenant.domain_version}
-    adapter = {"adapter": tenant.adapter if tenant.rank else None, "rank": tenant.rank, "labels": tenant.labels}
-    return {**named, **adapter, **report}, 0
+    trained = {"adapter": tenant.adapter if tenant.rank else None, "rank": tenant.rank, "labels": tenant.labels}
+    return {**named, **trained, **report}, 0
 
 
 def _plan(
@@ -231,7 +254,7 @@ def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]],
     """Imports all folders. The status is 1 if one of them was refused."""
     from tqdm import tqdm
 
-    from builder.importing.folders import write_page
+    from builder.importing.folders import called, write_page
     from builder.importing.reports import shown, totals
     from builder.said import say
 
@@ -240,7 +263,12 @@ def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]],
         with tqdm(importer.all(folders, at_once), "importing", len(folders), unit="folder") as bar:
             for one in bar:
                 found.append(one)
-                say(_line(one))
+                name = called(one.id, one.folder)
+                if one.tenant is None:
+                    say(f"{name} refused: {one.refused}")
+                    continue
+                answers = f", {one.agreement:.1%} of the answers are the checkpoint's" if one.agreement is not None else ""
+                say(f"tenant {name} version {one.tenant.version}{answers}")
     finally:
         page = write_page(store, found)
     refused = [one for one in found if one.tenant is None]
@@ -254,38 +282,3 @@ def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]],
         "refused": {one.id: {"why": one.refused, "agreement": one.agreement} for one in refused},
         "page": str(page),
     }, int(bool(refused))
-
-
-def _line(one: Imported) -> str:
-    from builder.importing.folders import called
-
-    if one.tenant is None:
-        return f"{called(one.id, one.folder)} refused: {one.refused}"
-    answers = f", {one.agreement:.1%} of the answers are the checkpoint's" if one.agreement is not None else ""
-    return f"tenant {called(one.id, one.folder)} version {one.tenant.version}{answers}"
-
-
-def _print(tenant: TenantFile, report: dict) -> None:
-    came = report["imported"]
-    without = "only a head" if tenant.has_head else "no adapter"
-    adapter = f"{tenant.adapter} of rank {tenant.rank}" if tenant.rank else without
-    heads = f"{len(tenant.labels)} labels" if tenant.has_head else tenant.task
-    print(f"tenant {tenant.id} version {tenant.version}: {adapter}, {heads}, from {came['library']}")
-    if "after" in report:
-        from builder.importing.reports import facts_of
-
-        for name, value in facts_of(report).items():
-            print(f"  {name}: {value}")
-        print(report["note"])
-    else:
-        print(
-            f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; "
-            f"{report['note']}"
-        )
-    if "merged" in report:
-        merged = report["merged"]
-        layers = ", ".join(map(str, merged["layers"]))
-        print(f"domain {merged['domain']}, lower layers {layers} merged: {merged['ngrams']:,} n-grams, {merged['mb']:,.1f} MB")
-    for where, scores in report.get("test", {}).items():
-        told = (f"{name} {value:.3f}" for name, value in scores.items() if isinstance(value, float))
-        print(f"{where}: {', '.join(told)}, over {scores['rows']:,} rows")

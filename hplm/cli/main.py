@@ -28,11 +28,11 @@ from hplm.registered import COMMANDS, load, registered
 GROUPS = BUILD, SERVE, CHANGE, ASK, PLACE = "Build a store", "Serve it", "Change what is served", "Ask", "Use many machines"
 # Group, noun, help of the noun, and its functions by modules of `hplm.cli`. Without a noun, functions are commands themselves.
 OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain", "build_tenant": "tenant"}),
+    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain tenant"}),
     (BUILD, "root", "Copy a root to another machine or store, as one file.", {"build": "pack unpack"}),
     (BUILD, "", "", {"import_": "import_", "tenant_store": "calibrate", "evaluate": "evaluate", "export": "export"}),
     (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch drain", "doctor": "doctor"}),
-    (SERVE, "", "", {"verify": "verify", "state": "backup restore"}),
+    (SERVE, "", "", {"state": "verify backup restore"}),
     (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
         "tenant": "list_ show add update publish rollback delete limit release compact log",
         "tenant_store": "exits export students",
@@ -41,7 +41,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         "tenant": "key_add key_list key_revoke",
     }),
     (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
-        "domain": "list_ add update rollback delete", "inspection": "inspect",
+        "domain": "list_ inspect add update rollback delete",
     }),
     (ASK, "", "", {"ask": "infer generate"}),
     (PLACE, "", "", {"route": "route"}),
@@ -118,7 +118,8 @@ def parsed(words: Iterable[str], app: App | None = None) -> tuple[Callable[..., 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     name = f"hplm {words[0]}" if words else "hplm"
-    _calm_bars()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "1")  # progress bars that nobody watches write one line a second at most
     if now := RENAMED.get(" ".join(words[:2])):
         print(f"hplm {' '.join(words[:2])}: {now}", file=sys.stderr)
         return 2
@@ -139,8 +140,8 @@ def main(argv: list[str] | None = None) -> int:
         way_out = "take a checkout of hplm and `pip install -e '.[build]'`"
         print(f"{name}: the package `{BUILDER}` is not installed here: {way_out}", file=sys.stderr)
     except RuntimeError as error:
-        if not _device_is_full(error):
-            raise
+        if "torch" not in sys.modules or not isinstance(error, sys.modules["torch"].OutOfMemoryError):
+            raise  # it is no full device
         print(f"{name}: {str(error).splitlines()[0]} Free some memory, or use --device cpu", file=sys.stderr)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
@@ -182,17 +183,6 @@ def _usage(error: CycloptsError) -> str:
     text = " ".join(str(error).split())
     text = text if text.endswith((".", "?")) else f"{text}."
     return text.removeprefix(f'Command "{" ".join(error.command_chain or ())}" parameter ')
-
-
-def _calm_bars() -> None:
-    """Lets progress bars write one line a second at most if nobody watches them. tqdm reads this when it is imported."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_MININTERVAL", "1")
-
-
-def _device_is_full(error: RuntimeError) -> bool:
-    """Whether torch raised this because a device is out of memory. Does not import torch."""
-    return "torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import AtLeastOne, Json, NotNegative, Picture, about, check_picture, refuse_given
-from hplm.cli.place_problem import Given, check_target, placement_of
+from hplm.cli.place import Given, check_target, placement_of
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -148,7 +148,10 @@ def search(
         draw_placement(found, problem.cluster, best.attained, picture)
     if problem.trace.left_out:
         print(problem.trace.left_out.note)
-    print(f"{best.how}\n{_groups_text(found)}")
+    print(best.how)
+    for group in found.groups:
+        cut = f"{group.stages} stages x {group.intra}"
+        print(f"  {group.name}: {group.machine} {' '.join(group.devices)}, {cut}: {', '.join(group.units)}")
     for name, one in attained.items():
         if one is not None:
             print(_attained_text(LABELS[name], one))
@@ -220,11 +223,3 @@ def _print_next(placement: Placement, file: Path, given: Given, folder: str) -> 
         print(f"no group serves {unit.name} ({unit.tenants} tenants): give more devices or more memory")
     print(f"next: hplm place simulate {shlex.quote(str(file))} {given.words()}")
     print(f"or:   hplm place emit --placement {shlex.quote(str(file))} --repository model_repository --to {folder}")
-
-
-def _groups_text(placement: Placement) -> str:
-    return "\n".join(
-        f"  {group.name}: {group.machine} {' '.join(group.devices)}, {group.stages} stages x {group.intra}: "
-        f"{', '.join(group.units)}"
-        for group in placement.groups
-    )

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hplm.cli.client import Connection
+from hplm.cli.ask import Connection
 from hplm.errors import InvalidInput
 from hplm.placement.measuring import RoundTrip
 from hplm.registry.store import Place
@@ -43,21 +43,16 @@ def round_trips(
 
 def _measured(server: TritonServer, backbone: str, tenant: str) -> RoundTrip:
     assert server.pid is not None  # it runs
-    group = server.pid
+    taken: list[int] = []
     with Connection(server.grpc_url, "grpc").client(backbone) as client:
-
-        def asked(count: int) -> list[int]:
-            taken: list[int] = []
+        for count in (WARMING, REQUESTS):
+            taken.clear()
+            before = computed_ns(members(server.pid))
             for _ in range(count):
                 start = time.perf_counter_ns()
                 client.infer("a", tenant=tenant)
                 taken.append(time.perf_counter_ns() - start)
-            return taken
-
-        asked(WARMING)
-        before = computed_ns(members(group))
-        taken = asked(REQUESTS)
-        return RoundTrip(float(statistics.median(taken)), (computed_ns(members(group)) - before) / REQUESTS)
+        return RoundTrip(float(statistics.median(taken)), (computed_ns(members(server.pid)) - before) / REQUESTS)
 
 
 def _open_tenant(repository: Path, state: Place | None, backbone: str) -> str:

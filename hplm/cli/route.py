@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hplm.cli.serve import say, until_stopped
 from hplm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from hplm.cluster.watching import Served
 
 
 def route(
@@ -28,17 +33,8 @@ def route(
     :param routers: how many routers the clients use; each gives a replica its part of the requests at a time
     :param unchecked: write files for a HAProxy of another machine: none is needed here
     """
+    from hplm.cluster import router
     from hplm.cluster.description import read_pools
-    from hplm.cluster.router import (
-        CONFIG,
-        Listening,
-        check_file,
-        haproxy,
-        probes_of,
-        router_files,
-        start_command,
-        write_files,
-    )  # fmt: skip
     from hplm.cluster.watching import Served
 
     if to.exists() and not to.is_dir():
@@ -52,40 +48,34 @@ def route(
         return
     served = Served(pools)
     if not unchecked:
-        haproxy()  # a missing one is an error before anything is written
+        router.haproxy()  # a missing one is an error before anything is written
     routes = served.routes()
     if routes.conflicts:
         raise InvalidInput(routes.conflicts[0])
-    probes = {pool.name: probes_of(pool.repository) for pool in pools}
-    listening = Listening(address, port, stats_port, stats_address)
-    write_files(router_files(pools, probes, routes, to, listening, routers), to)
+    probes = {pool.name: router.probes_of(pool.repository) for pool in pools}
+    listening = router.Listening(address, port, stats_port, stats_address)
+    router.write_files(router.router_files(pools, probes, routes, to, listening, routers), to)
     for note in routes.notes:
         print(f"note: {note}")
     for pool in pools:
         print(f"pool {pool.name}: {len(pool.replicas)} replicas, asked for {', '.join(sorted(probes[pool.name]))} each second")
     print(f"tenants with quotas, which have homes: {len(routes.homes)}")
     if unchecked:
-        print(f"written: {to / CONFIG}, which no HAProxy has checked")
+        print(f"written: {to / router.CONFIG}, which no HAProxy has checked")
         return
-    check_file(to)
-    print(f"start:   {shlex.join(start_command(to))}")
+    router.check_file(to)
+    print(f"start:   {shlex.join(router.start_command(to))}")
     if changes:
         print(f"follow:  hplm route --cluster {shlex.quote(str(cluster))} --to {shlex.quote(str(to))} --watch")
 
 
-def follow(served, folder: Path) -> None:
+def follow(served: Served, folder: Path) -> None:
     from hplm.cluster.router import check_folder
     from hplm.cluster.watching import Watcher
     from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 
     check_folder(folder)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
-    watcher = Watcher(served, folder, lambda line: print(line, flush=True))
-    try:
+    with until_stopped(), closing(Watcher(served, folder, say)) as watcher:
         while True:
             watcher.look()
             time.sleep(SECONDS_BETWEEN_LOOKS)
-    except KeyboardInterrupt:
-        print("stopped", flush=True)
-    finally:
-        watcher.close()

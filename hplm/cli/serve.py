@@ -7,8 +7,9 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -52,30 +53,36 @@ def serve(
         raise InvalidInput("--state-must-exist says nothing without a state: give --state DIR too")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on SIGTERM and Ctrl-C are the same
     log_file = log_file or Path(f".hplm/serve-{http_port}.log")
-    begin(repository, state, state_must_exist or os.environ.get(MUST_EXIST, "").lower() not in ("", "0", "false"))
-    server = TritonServer(
-        repository, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
-    )
-    say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
-    say(f"log           {server.log_file}")
-    say(f"models        {', '.join(server.models)}: loading")
-    # The tenants are read while the server starts, because both take seconds.
-    reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, state)
+    with until_stopped(), ExitStack() as ending:
+        begin(repository, state, state_must_exist or os.environ.get(MUST_EXIST, "").lower() not in ("", "0", "false"))
+        server = TritonServer(
+            repository, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
+        )
+        say(f"tritonserver  {server.installation.binary} ({server.installation.description})")
+        say(f"log           {server.log_file}")
+        say(f"models        {', '.join(server.models)}: loading")
+        # The tenants are read while the server starts, because both take seconds.
+        reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, state)
+        gateway = None
+        if openai_port is not None:
+            gateway = ending.enter_context(Gateway(address, openai_port, say_when))
+        ending.enter_context(server)
+        if gateway is not None:
+            gateway.start(server.grpc_url, log_file)
+            ending.callback(gateway.drain)  # while the server drains
+        supervisor = Supervisor(server, say_when)  # first: what dies once it is said to be ready is started again
+        announce(server, gateway, reading.result())
+        while True:
+            supervisor.look()
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Lets SIGTERM end the block as Ctrl-C does, and says that it has ended."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with ExitStack() as ending:
-            gateway = None
-            if openai_port is not None:
-                gateway = ending.enter_context(Gateway(address, openai_port, say_when))
-            ending.enter_context(server)
-            if gateway is not None:
-                gateway.start(server.grpc_url, log_file)
-                ending.callback(gateway.drain)  # while the server drains
-            supervisor = Supervisor(server, say_when)  # first: what dies once it is said to be ready is started again
-            announce(server, gateway, reading.result())
-            while True:
-                supervisor.look()
+        yield
     except KeyboardInterrupt:
         say("stopped")
 
@@ -103,17 +110,13 @@ def open_tenants(repository: Path, state: Place | None) -> list[str]:
     return sorted(tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys)
 
 
-def has_decoder(repository: Path) -> bool:
-    return any('"hplm_generate"' in config.read_text("utf-8") for config in repository.glob("*/config.pbtxt"))
-
-
 def announce(server, gateway, without_keys: list[str]) -> None:
     say(f"HTTP          {server.http_url}")
     say(f"gRPC          {server.grpc_url}")
     say(f"metrics       {server.metrics_url}/metrics")
     if gateway is not None:
         say(f"OpenAI        {gateway.url}")
-        if not has_decoder(server.repository):
+        if not any('"hplm_generate"' in config.read_text("utf-8") for config in server.repository.glob("*/config.pbtxt")):
             say("no decoder    OpenAI's interface is for decoders, and this repository has none: it refuses every request")
     if without_keys:
         names = ", ".join(without_keys[:NAMED]) + (", ..." if len(without_keys) > NAMED else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -74,7 +74,11 @@ def check_state(state: Place | None) -> None:
         raise InvalidInput(f"--state {state} is not a folder: give the folder of `hplm serve --state`")
 
 
-def print_late(late: list[str]) -> None:
-    """Prints which servers have not taken a change."""
+def settled(manager: Manager, said: str = "", **result: Any) -> dict[str, Any]:
+    """Waits for servers after a change, and prints what was changed and which servers have not taken it. Returns the result."""
+    late = manager.settle()
+    if said:
+        print(said, flush=True)
     if late:
         print(f"  not yet taken by {', '.join(late)}: check that these servers are running")
+    return {**result, "late": late}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from hplm.cli.options import Json, StoreFolder, about, open_store
-from hplm.cli.served import HERE, Served, print_late
+from hplm.cli.served import HERE, Served, settled
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ def key_add(id: Id, /, *, days: float = 0.0, served: Served = HERE, json: Json =
     manager = served.manager()
     secret, key = manager.add_key(id, days)
     print(f"key {key.id} of tenant {id} {_ends(key.expires)}; its secret, which is shown only now:\n{secret}", flush=True)
-    late = manager.settle()
-    print_late(late)
-    return {"tenant": id, "key": key.id, "secret": secret, "expires": key.expires, "late": late}
+    return settled(manager, tenant=id, key=key.id, secret=secret, expires=key.expires)
 
 
 def key_list(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
@@ -126,13 +124,12 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: Served = HERE
     """
     manager = served.manager()
     dead = manager.revoke_key(id, key)
-    late = manager.settle()
-    print(f"key {key} of tenant {id} is revoked; a server that is cut off may take it until", end=" ")
-    print(time.strftime(WHEN, time.localtime(math.ceil(dead))), flush=True)
-    print_late(late)
+    until = time.strftime(WHEN, time.localtime(math.ceil(dead)))
+    said = f"key {key} of tenant {id} is revoked; a server that is cut off may take it until {until}"
+    result = settled(manager, said, tenant=id, revoked=key, dead_at=round(dead, 3))
     if wait:
         time.sleep(max(0.0, dead - time.time()))
-    return {"tenant": id, "revoked": key, "late": late, "dead_at": round(dead, 3)}
+    return result
 
 
 def limit(
@@ -167,10 +164,8 @@ def limit(
         )
     manager = served.manager()
     manager.limit(id, **limits)
-    late = manager.settle()
-    print(f"tenant {id}: {', '.join(f'{name} {value:,.12g}' for name, value in limits.items())}")
-    print_late(late)
-    return {"tenant": id, **limits, "late": late}
+    said = ", ".join(f"{name} {value:,.12g}" for name, value in limits.items())
+    return settled(manager, f"tenant {id}: {said}", tenant=id, **limits)
 
 
 def _ends(expires: int) -> str:
@@ -214,9 +209,5 @@ def log(*, served: Served = HERE, json: Json = False) -> dict:
 
 
 def _said(manager: Manager, change: TenantChange) -> dict:
-    late = manager.settle()
-    print(
-        f"tenant {change.tenant}: version {change.before or 'none'} -> {change.after or 'none'}, generation {change.generation}"
-    )
-    print_late(late)
-    return {**asdict(change), "late": late}
+    versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
+    return settled(manager, f"tenant {change.tenant}: {versions}, generation {change.generation}", **asdict(change))

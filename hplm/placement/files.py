@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from hplm.errors import InvalidInput
+from hplm.registry.folder import Folder
 
 LARGEST = 1 << 62  # of any number in these files: sums of them stay exact
 Word = Annotated[str, Meta(min_length=1)]
@@ -47,16 +46,9 @@ def read(path: Path, kind: str, number: int, form: type[T], way_out: str) -> T:
 
 
 def write(path: Path, kind: str, number: int, content: dict[str, Any]) -> None:
-    """Writes a file under a temporary name of its own, and renames it when it is complete and synced."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.writing")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "format": number, **content}, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Writes a file, which is complete and synced, or not there."""
+    text = json.dumps({"kind": kind, "format": number, **content}, indent=1) + "\n"
+    Folder(path.parent).put(path.name, text.encode())
 
 
 def refuse_twice(where: object, what: str, names: Iterable[str | int], way_out: str = "give each its own") -> None:

@@ -249,5 +249,4 @@ def _hop(devices: Sequence[str], configs: Sequence[BackboneConfig]) -> Terms:
                 start = time.perf_counter_ns()
                 own.append(receiver.submit(receive, x).result() - start)
             taken.append(float(np.median(own)))
-    terms = fitted([Shape(tokens, 0, 0) for tokens in HOP_TOKENS], np.array(taken))
-    return replace(terms, score_ns=0.0, text_ns=0.0)
+    return fitted([Shape(tokens, 0, 0) for tokens in HOP_TOKENS], np.array(taken))

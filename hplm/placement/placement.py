@@ -14,8 +14,7 @@ from msgspec import Meta
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import Cluster, Machine, check_kind
 from hplm.placement.files import Positive, Word, read, refuse_twice, write
-from hplm.placement.profile import Profile
-from hplm.placement.stages import Cut
+from hplm.placement.profile import Cut, Profile
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_of
 
 KIND, FORMAT = "hplm placement", 1

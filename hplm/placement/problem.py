@@ -12,9 +12,8 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Group
-from hplm.placement.profile import Profile, Shape
+from hplm.placement.profile import Cut, Profile, Shape, best_cut
 from hplm.placement.screen import Screen, each_ns
-from hplm.placement.stages import Cut, best_cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes
 from hplm.placement.workload import Trace
 

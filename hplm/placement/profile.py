@@ -1,13 +1,16 @@
-"""A profile: the time and the memory that each part of a repository's backbones takes on a machine.
+"""A profile: the time and the memory that each part of a repository's backbones takes on a machine. How to cut it into stages.
 
 `hplm place profile` measures it (`hplm/placement/measuring.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property, reduce
+from itertools import accumulate
+from operator import add
 from pathlib import Path
 from typing import Annotated, NamedTuple, overload
 
@@ -18,6 +21,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.placement.files import Name, Number, Positive, Whole, Word, digest, read, write
 
+Cut = tuple[tuple[int, int], ...]  # of each stage the first and the last layer, both included
 KIND, FORMAT = "hplm profile", 2
 WAY_OUT = "measure it with `hplm place profile`"
 
@@ -52,16 +56,11 @@ class Terms:
         return self.batch_ns + self.token_ns * tokens + self.score_ns * scores + self.text_ns * texts
 
     def __add__(self, other: Terms) -> Terms:
-        return Terms(
-            self.batch_ns + other.batch_ns,
-            self.token_ns + other.token_ns,
-            self.score_ns + other.score_ns,
-            self.text_ns + other.text_ns,
-        )
+        return Terms(*map(add, astuple(self), astuple(other)))
 
     def shared_by(self, cores: int) -> Terms:
         """Returns the time that each of these cores takes, if they divide the work."""
-        return Terms(self.batch_ns / cores, self.token_ns / cores, self.score_ns / cores, self.text_ns / cores)
+        return Terms(*(own / cores for own in astuple(self)))
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class BackboneProfile:
         fewest = min(self.times)
         return self.terms(fewest) + self.core.shared_by(fewest)
 
-    def stages(self, hop: Terms, intra: int, cut: Sequence[tuple[int, int]]) -> list[Terms]:
+    def stages(self, hop: Terms, intra: int, cut: Cut) -> list[Terms]:
         """Returns the terms of each stage. All but the first get their input by a hop.
 
         The cores of the first stage also do what is outside of the layers. It runs in threads of its own, so they divide it.
@@ -190,3 +189,26 @@ def _wrong(profile: BackboneProfile) -> str | None:
             seen.add(step)
             step = profile.parents.get(step)
     return None
+
+
+def best_cut(
+    profile: BackboneProfile, hop: Terms, intra: int, stages: int, shape: Shape, room: Sequence[int] | None = None
+) -> Cut:
+    """Returns the cut whose slowest stage is the fastest: F(s, k) of AlpaServe 4.1; an empty one if none has enough room.
+
+    `room`: the bytes that each stage has.
+    """
+    layers = profile.layers
+    ends = [0.0, *accumulate(profile.terms(intra, layer, layer).ns(*shape) for layer in range(layers))]
+    core_ns, hop_ns = profile.core.shared_by(intra).ns(*shape), hop.ns(*shape)
+    no_cut: list[tuple[float, Cut]] = [(math.inf, ())]
+    best = [(0.0, ()), *no_cut * layers]  # by number of first layers: the slowest of the stages so far, and their cut
+    for stage in range(stages):
+        before, best = best, no_cut * (layers + 1)
+        for end in range(stage + 1, layers + 1):
+            for begin in range(stage, end):
+                slowest = max(before[begin][0], ends[end] - ends[begin] + (hop_ns if begin else core_ns))
+                fits = room is None or profile.stage_bytes(begin, end - 1) <= room[stage]
+                if fits and slowest < best[end][0]:
+                    best[end] = slowest, (*before[begin][1], (begin, end - 1))
+    return best[layers][1]

@@ -49,7 +49,8 @@ def search(
         raise NothingFound(_nothing_found(problem, searched.screened))
     found: list[Found] = []
     for one in ranked:
-        groups = _numbered(completed(small, one.groups))
+        used = (own for own in completed(small, one.groups) if own.units)
+        groups = tuple(replace(group, name=f"group-{i}") for i, group in enumerate(used))
         found.append(Found(groups, problem.screen.attained(groups), searched.screened + len(ranked), one.how))
     return sorted(found, key=lambda one: -one.share)
 
@@ -87,9 +88,7 @@ class _Search:
         self._say = say
         self._known: dict[Part, list[_Candidate]] = {}
         self._most_served: list[int] = []  # by the best placements so far, the best first
-        self._asked: Counter[str] = Counter()
-        for name, requests in zip(problem.trace.names, problem.trace.counts.tolist(), strict=True):
-            self._asked[name.split("/")[0]] += requests
+        self._asked: Counter[str] = Counter(problem.trace.backbone.tolist())
         self.screened = 0
 
     def candidates(self) -> list[_Candidate]:
@@ -109,7 +108,8 @@ class _Search:
 
     def _divided(self, buckets: tuple[frozenset[str], ...]) -> Iterator[_Candidate]:
         """Returns placements of these buckets, with the best ways to divide the devices among them."""
-        loads = [self._load_of(bucket) for bucket in buckets]
+        named = [*zip(self._problem.trace.names, self._problem.load, strict=True)]
+        loads = [sum(load for name, load in named if name.split("/")[0] in bucket) for bucket in buckets]
         for counts in device_buckets(loads, self._problem.cluster.devices, lambda counts: self._fits(buckets, counts)):
             parts = list(_parts(buckets, counts))
             if len(buckets) == 1:
@@ -138,10 +138,6 @@ class _Search:
             for own, first, count in _parts(buckets, counts)
         )
 
-    def _load_of(self, bucket: frozenset[str]) -> float:
-        names = self._problem.trace.names
-        return sum(load for name, load in zip(names, self._problem.load, strict=True) if name.split("/")[0] in bucket)
-
     def _bucket(self, bucket: frozenset[str], first: int, count: int) -> list[_Candidate]:
         """Returns placements of some backbones on some devices, the best first."""
         key = bucket, first, count
@@ -162,11 +158,6 @@ class _Search:
 
 def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[Part]:
     return zip(buckets, accumulate(counts[:-1], initial=0), counts, strict=True)
-
-
-def _numbered(groups: Groups) -> Groups:
-    """Leaves out groups without units."""
-    return tuple(replace(group, name=f"group-{i}") for i, group in enumerate(own for own in groups if own.units))
 
 
 def _nothing_found(problem: Problem, screened: int) -> str:

@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from hplm.errors import InvalidInput
 from hplm.placement.files import Positive
-from hplm.placement.profile import Profile
-from hplm.placement.stages import Cut
+from hplm.placement.profile import Cut, Profile
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ import numpy as np
 from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
 from bench.run import Curve
 from hplm.placement.problem import Problem
-from hplm.placement.profile import BackboneProfile, Shape, Terms
+from hplm.placement.profile import BackboneProfile, Cut, Shape, Terms, best_cut
 from hplm.placement.search import NothingFound, search
 from hplm.placement.selection import Selection
-from hplm.placement.stages import Cut, best_cut
 from research.papers.alpaserve_models import ASSUMED, EXPONENT, PAPER, TOKENS, backbone_of, models, problem_of
 from research.papers.placements import Baseline, clockwork, equal_cut, greedy, manual, replication, round_robin, screened
 from testing.random_trace import power_law

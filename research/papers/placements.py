@@ -11,8 +11,8 @@ from hplm.arrays import Array
 from hplm.placement.attained import Attained
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
+from hplm.placement.profile import Cut
 from hplm.placement.selection import Selection, fast
-from hplm.placement.stages import Cut
 from hplm.placement.workload import span_ns
 
 Baseline = Callable[[Problem], Selection]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from hplm.placement.cluster import FORMAT, KIND, Cluster, Device, Machine
 from hplm.placement.files import write
 from hplm.placement.placement import Group, Placement
-from hplm.placement.problem import Problem
+from hplm.placement.problem import Groups, Problem
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Terms
 from hplm.placement.screen import alone_ns
 from hplm.placement.units import units_of
@@ -82,6 +83,21 @@ def trace_of(
 def problem_of(*ms: float, devices: int = 2, memory_mb: int = 40, most_texts: int = 1, **load: float) -> Problem:
     own = profile(*(ms or (8.0, 8.0)))
     return Problem(cluster_of(devices, memory_mb), own, units_of(own), trace_of(own, **load), most_texts)  # pyright: ignore
+
+
+def changed(problem: Problem, name: str, **fields: Any) -> Problem:
+    """Returns the problem with another profile of a backbone."""
+    backbones = problem.profile.backbones
+    return replace(problem, profile=replace(problem.profile, backbones={**backbones, name: replace(backbones[name], **fields)}))
+
+
+def filled(problem: Problem, groups: Groups, *places: tuple[int, str]) -> Groups:
+    """Returns the groups with these units: each where it goes, and its backbone. All fit."""
+    for at, own in places:
+        grown = problem.room.added(groups, at, f"{own}/law")
+        assert grown is not None
+        groups = grown
+    return groups
 
 
 def group_of(own: Profile, name: str, devices: tuple[str, ...], *backbones: str, intra: int = 1) -> Group:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
 from hplm.placement.placement import Group, Placement
-from hplm.placement.profile import Profile, Shape, Terms
-from hplm.placement.stages import best_cut
+from hplm.placement.profile import Profile, Shape, Terms, best_cut
 from hplm.placement.units import Unit, machine_bytes, stages_bytes, units_by_name, units_of
 from research.papers.placements import equal_cut
 from tests.placement.problems import MB, backbone_profile, cluster_of, profile_of, write_cluster

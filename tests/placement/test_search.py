@@ -21,10 +21,11 @@ from hplm.placement.workload import Trace
 from hplm.simulate.arrivals import SECOND
 from research.papers.placements import replication
 from testing.random_trace import random_trace
-from tests.placement.problems import backbone, cluster_of, problem_of, profile_of
+from tests.placement.problems import backbone, changed, cluster_of, filled, problem_of, profile_of
 from tests.support.message import mentions, refusing
 
 MANY = 10**9
+TIMES = backbone().times[1]
 
 
 def _exhaustive(problem, groups):
@@ -58,8 +59,8 @@ def test_the_heuristic_is_nearly_as_good_as_the_beam_and_screens_less():
 
 def test_a_unit_that_would_make_others_late_is_left_out():
     problem = problem_of(1.0, 100.0, devices=1, memory_mb=80, rate=300.0, scale=2.0)
-    groups = problem.room.added(groups_of(problem, Parallel(1, 1)), 0, "b0/law")
-    assert groups is not None and completed(problem, groups) == groups
+    groups = filled(problem, groups_of(problem, Parallel(1, 1)), (0, "b0"))
+    assert completed(problem, groups) == groups
     silent = problem.of({"b0/law", "b1/law"}).on(problem.trace.only(problem.trace.unit == 0))
     assert completed(silent, groups)[0].units == ("b0/law", "b1/law")
 
@@ -67,23 +68,17 @@ def test_a_unit_that_would_make_others_late_is_left_out():
 @pytest.mark.parametrize("memory_mb, cut", [(80, ((0, 0), (1, 3))), (40, ((0, 1), (2, 3)))])
 def test_each_backbone_is_cut_for_its_own_work_as_far_as_devices_have_room(memory_mb, cut):
     """Four layers of 2 ms and 10 MB: with 4 ms of the cores before them, one layer in the first stage is the fastest."""
-    problem = problem_of(8.0, 8.0, devices=2, memory_mb=memory_mb)
-    own = problem.profile.backbones
-    problem = replace(problem, profile=replace(problem.profile, backbones={**own, "b1": replace(own["b1"], core=Terms(4e6))}))
-    groups = groups_of(problem, Parallel(2, 1))
-    for unit in problem.units:
-        groups = problem.room.added(groups, 0, unit.name) or groups
+    problem = changed(problem_of(8.0, 8.0, devices=2, memory_mb=memory_mb), "b1", core=Terms(4e6))
+    groups = filled(problem, groups_of(problem, Parallel(2, 1)), (0, "b0"), (0, "b1"))
     assert groups[0].cuts == {"b0": ((0, 1), (2, 3)), "b1": cut}
     assert problem.room.added(groups, 0, "b0/law") is None  # it is there
 
 
-@pytest.mark.parametrize("changed", [{"precision": "bf16"}, {"slots": 1}])
-def test_a_group_gets_no_backbone_that_its_server_could_not_run(changed):
-    problem = problem_of(8.0, 8.0, memory_mb=80)
-    own = problem.profile.backbones
-    problem = replace(problem, profile=replace(problem.profile, backbones={**own, "b1": replace(own["b1"], **changed)}))
-    groups = problem.room.added(groups_of(problem, Parallel(1, 1)), 0, "b0/law")
-    assert groups and problem.room.added(groups, 0, "b1/law") is None
+@pytest.mark.parametrize("fields", [{"precision": "bf16"}, {"slots": 1}])
+def test_a_group_gets_no_backbone_that_its_server_could_not_run(fields):
+    problem = changed(problem_of(8.0, 8.0, memory_mb=80), "b1", **fields)
+    groups = filled(problem, groups_of(problem, Parallel(1, 1)), (0, "b0"))
+    assert problem.room.added(groups, 0, "b1/law") is None
 
 
 def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
@@ -92,11 +87,8 @@ def test_a_backbone_that_fits_no_machine_is_named_with_its_bytes():
 
 
 def test_a_number_of_devices_a_stage_that_makes_no_group_is_named():
-    problem = problem_of(8.0)
-    own = problem.profile.backbones["b0"]
-    profile = replace(problem.profile, backbones={"b0": replace(own, times={3: own.times[1]})})
     with refusing(InvalidInput, "power of two", "--intra 1"):
-        search(replace(problem, profile=profile))
+        search(changed(problem_of(8.0), "b0", times={3: TIMES}))
 
 
 def test_backbones_of_unlike_times_are_kept_apart():
@@ -123,10 +115,8 @@ def test_unlike_backbones_share_a_device_where_there_is_only_one():
     ],
 )
 def test_groups_are_equal_and_the_remainder_is_powers_of_two_that_were_measured(devices, measured, parallel, expected):
-    problem = problem_of(8.0)
-    own = problem.profile.backbones["b0"]
-    profile = replace(problem.profile, backbones={"b0": replace(own, times={width: own.times[1] for width in measured})})
-    groups = groups_of(replace(problem, profile=profile, cluster=cluster_of(devices, machines=2)), Parallel(*parallel))
+    problem = changed(problem_of(8.0), "b0", times=dict.fromkeys(measured, TIMES))
+    groups = groups_of(replace(problem, cluster=cluster_of(devices, machines=2)), Parallel(*parallel))
     for machine in ("m0", "m1"):
         assert [len(group.devices) for group in groups if group.machine == machine] == expected
     named = [(group.machine, device) for group in groups for device in group.devices]
@@ -174,12 +164,9 @@ def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirme
     half = problem.trace.arrival_ns > problem.trace.arrival_ns[-1] // 3
     problem = problem.on(replace(problem.trace, unit=np.where(half, 0, 1)))  # the busiest part has requests of b0 alone
     groups = groups_of(problem, Parallel(1, 1))
-    both = problem.room.added(groups, 0, "b0/law")
-    both = both and problem.room.added(both, 1, "b1/law")
-    twice = problem.room.added(groups, 0, "b0/law")
-    twice = twice and problem.room.added(twice, 1, "b0/law")
-    found = [Found(own, problem.screen.attained(own), 1, "") for own in (both, twice) if own]
-    only_busiest = simulate(twice, problem.profile, problem.trace.busiest(3.0), Serving()).share  # pyright: ignore
+    both, twice = (filled(problem, groups, (0, "b0"), (1, own)) for own in ("b1", "b0"))
+    found = [Found(own, problem.screen.attained(own), 1, "") for own in (both, twice)]
+    only_busiest = simulate(twice, problem.profile, problem.trace.busiest(3.0), Serving()).share
     ((best, attained),) = confirm(found, problem, Serving(), seconds=3.0)
     assert only_busiest > attained.share and best is found[0]
 
