@@ -45,7 +45,7 @@ class Given:
     rate: Positive = 1.0
     """multiple of the trace's rate of requests"""
     batch_texts: AtLeastOne = 1
-    """most texts of a batch of the screen; above 1 it takes a hundred times as long"""
+    """most texts of a batch of the screen"""
     serving: tuple[str, ...] = ()
     """NAME=VALUE: parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as
     exported)"""

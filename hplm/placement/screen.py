@@ -3,7 +3,7 @@
 Requests wait in one line for each set of groups that may serve them, and an idle group takes the oldest one. So each goes to
 the group whose first stage is free first, first come, first served. A request that would be late is refused. Each stage has a
 clock. `most_texts` above 1 batches as AlpaServe 6.5 does: a group also takes those of the same backbone behind the first one,
-as long as all stay in time. No compiled kernel does that, so it takes a hundred times as long.
+as long as all stay in time.
 """
 
 from __future__ import annotations
@@ -29,33 +29,39 @@ class Screen:
         trace.expect_deadlines()
         self.trace = trace
         self._profile = profile
-        self._most_texts = most_texts
+        self._most_texts = min(most_texts, len(trace))  # the kernel's numbers have 64 bits
         self._backbones = {name: i for i, name in enumerate(profile.backbones)}
         self._around = np.array([astuple(own.around) for own in profile.backbones.values()])
         self._known: dict[tuple[str, int, Cut], Array] = {}
         self._arrival, self._timeout = (np.ascontiguousarray(own, np.int64) for own in (trace.arrival_ns, trace.timeout_ns))
         self._unit, self._tokens = (np.ascontiguousarray(own, np.int32) for own in (trace.unit, trace.tokens))
-        self._backbone = np.array([self._backbones[name.split("/")[0]] for name in trace.names], np.int32)
 
     def attained(self, groups: Sequence[Group]) -> Attained:
         case = self.case(groups)
-        if self._most_texts > 1 or not run(case):
+        if not run(case, self._most_texts):
             Steps(case, self._most_texts).run()
         return Attained(self.trace, case.end, case.busy)
 
     def case(self, groups: Sequence[Group]) -> Case:
-        number = {name: i for i, name in enumerate(self.trace.names)}
-        serves = np.zeros((len(number), len(groups)), np.uint8)
+        groups_of: dict[str, list[int]] = {name: [] for name in self.trace.names}
+        for number, group in enumerate(groups):
+            for name in groups_of.keys() & group.units:
+                groups_of[name].append(number)
+        lines: dict[tuple[str, tuple[int, ...]], int] = {}
+        line = [lines.setdefault((name.split("/")[0], (*own,)), len(lines)) if own else -1 for name, own in groups_of.items()]
+        serves = np.zeros((len(lines), len(groups)), np.uint8)
+        for (_, own), number in lines.items():
+            serves[number, own] = 1
         depth = np.array([group.stages for group in groups], np.int32)
         stages = int(depth.max(initial=1))
         terms = np.zeros((len(groups), len(self._backbones), stages, TERMS))
-        for at, group in enumerate(groups):
-            serves[[number[name] for name in group.units if name in number], at] = 1
+        for number, group in enumerate(groups):
             for backbone, cut in group.cuts.items():
-                terms[at, self._backbones[backbone], : len(cut)] = self._terms(backbone, group.intra, cut)
+                terms[number, self._backbones[backbone], : len(cut)] = self._terms(backbone, group.intra, cut)
         return Case(
-            arrival=self._arrival, timeout=self._timeout, unit=self._unit, tokens=self._tokens, backbone=self._backbone,
-            serves=serves, depth=depth, terms=terms, around=self._around, clock=np.zeros((len(groups), stages)),
+            arrival=self._arrival, timeout=self._timeout, unit=self._unit, tokens=self._tokens, line=np.array(line, np.int32),
+            backbone=np.array([self._backbones[backbone] for backbone, _ in lines], np.int32), serves=serves,
+            depth=depth, terms=terms, around=self._around, clock=np.zeros((len(groups), stages)),
             end=np.full(len(self._unit), REFUSED), busy=np.zeros(len(groups)),
         )  # fmt: skip
 

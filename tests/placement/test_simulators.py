@@ -23,19 +23,19 @@ ONE, TWO = profile(8.0), profile(8.0, 5.0)
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6), rate=st.sampled_from([20.0, 120.0, 500.0]), scale=st.sampled_from([1.5, 5.0, 40.0]),
-    layout=st.integers(0, 3),
+    most=st.sampled_from([1, 2, 7]), layout=st.integers(0, 3),
 )  # fmt: skip
-def test_the_kernel_computes_what_python_does(seed, rate, scale, layout):
+def test_the_kernel_computes_what_python_does(seed, rate, scale, most, layout):
     groups = [
         [group_of(TWO, "g", ("cpu:0",), "b0"), group_of(TWO, "h", ("cpu:1", "cpu:2"), "b0", "b1")],
         [group_of(TWO, "g", ("cpu:0", "cpu:1", "cpu:2", "cpu:3"), "b0", "b1", intra=2)],
         [group_of(TWO, "g", ("cpu:0",), "b1")],
         [],
     ][layout]
-    screen = Screen(TWO, trace_of(TWO, rate, 3.0, scale=scale, seed=seed))
+    screen = Screen(TWO, trace_of(TWO, rate, 3.0, scale=scale, seed=seed), most)
     compiled, python = screen.case(groups), screen.case(groups)
-    assert kernels.run(compiled)
-    Steps(python).run()
+    assert kernels.run(compiled, most)
+    Steps(python, most).run()
     for name in ("end", "busy", "clock"):
         assert (getattr(compiled, name) == getattr(python, name)).all(), name
 
