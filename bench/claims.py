@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -31,6 +32,7 @@ from hplm.placement.measuring import fingerprint
 ROOT = Path(__file__).parents[1]
 RESULTS = "docs/figures.json"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WHERE = ("date", "commit", "cpu")
 BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
 
 
@@ -147,15 +149,17 @@ def _git(*words: str) -> str:
 
 
 def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
-    """Returns all figures in Markdown."""
-    blocks, unmeasured = [], []
+    """Returns all figures in Markdown. What most of them have in common, such as the machine, stands once, above them."""
+    usual = {name: Counter(result[name] for result in results.values()).most_common(1)[0][0] for name in WHERE if results}
+    blocks, unmeasured = [f"Where nothing else stands: {', '.join(usual.values())}."] if usual else [], []
     for one in known:
         if (result := results.get(one.command)) is None:
             unmeasured.append(f"`{one.command}`")
             continue
+        others = [result[name] for name, most in usual.items() if result[name] != most]
+        where = ", ".join([*others, f"{' and '.join(map(str, result['gflops']))} GFLOP/s"])
         lines = [
-            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {result['minutes']:g} min; "
-            f"{result['date']}, {result['commit']}, {result['cpu']}, {' and '.join(map(str, result['gflops']))} GFLOP/s.\n",
+            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {result['minutes']:g} min; {where}.\n",
             "| | figure | target |\n|---|---|---|",
         ]
         for figure, claim in one.figures.items():
