@@ -351,14 +351,6 @@ def same_number(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
     return abs(float(one.logits[0, 0]) - float(other.logits[0, 0])) <= delta
 
 
-# A function for `evidence`. Others are in `hplm/levels/calibration.py`.
-
-
-def both_ends(logits: Array, spans: Array, labels: Sequence[str]) -> Evidence:
-    """Returns the choices of where the answer starts and where it ends."""
-    return _ends(logits, spans, labels)[1]
-
-
 def names_of(labels: Sequence[str], indexes: Array) -> list[str]:
     chosen: list[int] = indexes.tolist()
     return [labels[i] for i in chosen]
@@ -388,7 +380,7 @@ TASKS: dict[str, Task] = {
             "span",
             passage_tokens,
             piece_of_passage,
-            evidence=both_ends,
+            evidence=lambda logits, spans, labels: _ends(logits, spans, labels)[1],
             fixed_labels=("start", "end"),
             further_label="none",
             needs_pair=True,

@@ -43,12 +43,7 @@ class Slots:
     """The slots for all records of one layout."""
 
     def __init__(
-        self,
-        layout: Layout,
-        count: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        devices: Sequence[torch.device] = (),
+        self, layout: Layout, count: int, device: torch.device, dtype: torch.dtype, devices: Sequence[torch.device] = ()
     ) -> None:
         """`devices`: of each layer, if they are not all on `device`. A slot has the same number on all of them."""
         self.layout, self.count = layout, count

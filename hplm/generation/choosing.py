@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hplm.generation.request import Sequence, Token
-from hplm.generation.sampling import Sampling, uniform
+from hplm.generation.sampling import GREEDY, Sampling, uniform
 from hplm.model.tensors import array_of, sent, tensor_of
 
 CANDIDATES = 256  # the likeliest tokens, which nearly always hold all that `top_p` allows
@@ -25,7 +25,7 @@ def choose(logits: Tensor, sequences: Many[Sequence], end_ids: Many[int]) -> lis
         _correct(own, sequence, end_ids)
     best, likeliest = logits.max(dim=1)
     chosen = likeliest.masked_fill(~best.isfinite(), -1)
-    drawn = [row for row, sampling in enumerate(settings) if not sampling.is_greedy]
+    drawn = [row for row, sampling in enumerate(settings) if sampling.temperature >= GREEDY]
     if drawn:
         rows = sent(torch.tensor(drawn), logits.device)
         picked = _draw(logits if len(drawn) == len(settings) else logits[rows], best[rows], [sequences[row] for row in drawn])
@@ -50,7 +50,7 @@ def _told(id: int, logprobs: Tensor, count: int) -> Token:
 def _correct(own: Tensor, sequence: Sequence, end_ids: Many[int]) -> None:
     """Applies penalties, biases and barred tokens to the logits of a sequence."""
     sampling = sequence.request.sampling
-    if sampling.has_penalties:
+    if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
         _penalise(own, sequence)
     if sampling.logit_bias:
         ids, amounts = list(sampling.logit_bias), list(sampling.logit_bias.values())

@@ -51,14 +51,6 @@ class Sampling:
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # how many of the likeliest tokens are told with each token
     echo: bool = False  # the answer begins with the prompt
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature < GREEDY
-
-    @property
-    def has_penalties(self) -> bool:
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
-
     def check_ids(self, vocabulary: int, end_ids: Sequence[int]) -> None:
         """Raises if it names a token that the model does not have, or leaves none to choose."""
         for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):

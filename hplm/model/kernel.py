@@ -53,14 +53,7 @@ def attending(query: Tensor, head: int, longest: int) -> Kernel | None:
 
 
 def attend(
-    compiled: Kernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: bytes,
-    texts: int,
-    heads: int,
-    scores: int,
+    compiled: Kernel, query: Tensor, key: Tensor, value: Tensor, starts: bytes, texts: int, heads: int, scores: int
 ) -> Tensor:
     """Computes attention inside packed texts: tokens x (heads * head).
 

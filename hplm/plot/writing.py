@@ -85,13 +85,9 @@ def _write_parts(
     meta = TableMeta(**asdict(spec), keys=len(keys), least_cosine=round(least, 6), index=index)
     meta.save(work / "meta.json.new")
     for name in (*meta.sizes(), "meta.json.new"):
-        _sync(work / name)
+        with open(work / name, "rb") as file:
+            os.fsync(file.fileno())
     (work / "meta.json.new").rename(work / "meta.json")
-
-
-def _sync(file: Path) -> None:
-    with open(file, "rb") as written:
-        os.fsync(written.fileno())
 
 
 class Encoder:
