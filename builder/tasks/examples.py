@@ -53,7 +53,9 @@ class Document(Struct):
     text: str
 
     def __post_init__(self) -> None:
-        _check_texts(text=self.text)
+        for name in ("text", "text_pair"):
+            if (text := getattr(self, name, None)) is not None and not text.strip():
+                raise ValueError(f"{name!r} is empty")
 
     def example(self, file: Path, number: int) -> Example:
         return Example(file, number, self.text, getattr(self, "text_pair", None), **self.target())
@@ -65,9 +67,6 @@ class Document(Struct):
 
 class Paired(Document):
     text_pair: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_texts(text=self.text, text_pair=self.text_pair)
 
 
 class Classified(Paired, kw_only=True):
@@ -130,7 +129,7 @@ class Question(Document):
     answers: Answers
 
     def __post_init__(self) -> None:
-        _check_texts(text=self.text, text_pair=self.text_pair)
+        super().__post_init__()
         texts, starts = self.answers.text, self.answers.answer_start
         if len(texts) != len(starts):
             raise ValueError(f"{len(texts)} answers but {len(starts)} starts")
@@ -153,8 +152,8 @@ class Bare(Struct):
     tokens: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens is None:
-            _check_texts(text=self.text)
+        if self.tokens is None and not self.text.strip():
+            raise ValueError("'text' is empty")
 
     def example(self, file: Path, number: int) -> Example:
         text = self.text if self.tokens is None else " ".join(self.tokens)
@@ -162,12 +161,6 @@ class Bare(Struct):
 
 
 Line = Document | Tagged | Bare
-
-
-def _check_texts(**texts: str | None) -> None:
-    for name, text in texts.items():
-        if text is not None and not text.strip():
-            raise ValueError(f"{name!r} is empty")
 
 
 def read_labelled(
