@@ -14,8 +14,7 @@ from builder.evaluation.calibration import check_delta
 from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
-from builder.exits.heads import learned, outputs_of
-from builder.exits.states import MOST_ROWS, states_of
+from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.exits.thresholds import Chosen, chosen
 from builder.learning.limits import check_seed
 from builder.store.resumable import remove_savepoints, savepoints_of

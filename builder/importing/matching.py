@@ -20,16 +20,15 @@ from torch.nn import functional as F
 from builder.importing.agreement import agreement, differing
 from builder.importing.checkpoint import Family, Finetuned, digest, size
 from builder.importing.reports import advice
-from builder.importing.taught import taught
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
-from builder.importing.texts import FEWEST, UnlabelledTexts
+from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import Savepoint, read_json, remove_savepoints, savepoints_of, write_json
+from builder.store.resumable import read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tables.build_folder import held_tenant
@@ -235,7 +234,7 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
         "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))], epochs.starting, loss_of,
         examined, "Use a smaller --learning-rate", betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, epochs, Savepoint(saved))
+    now = train(training, epochs, saved)
     tenant.own.round_to_storage()
     own, rates, few = tenant.rows(data), {}, replace(data, dev=data.dev.first(TIMED))
     for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before

@@ -10,8 +10,7 @@ import torch
 
 from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
-from builder.exits.heads import learned, outputs_of
-from builder.exits.states import States, states_of
+from builder.exits.heads import States, learned, outputs_of, states_of
 from builder.exits.thresholds import Answered, Estimate, Leaving, chosen
 from builder.tasks.examples import Bare, read_labelled
 from builder.tasks.tasks import training_task
