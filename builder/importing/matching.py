@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from hplm.model.config import BackboneConfig
 
 DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
 SAVED = "matching.pt"
-TIMED = 100  # texts
 NOTE = (
     "the change of the upper layers was cut to a LoRA, which has learned to answer like the checkpoint; what fine-tuning "
     "changed below the tables is lost"
@@ -236,16 +235,12 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
     )  # fmt: skip
     now = train(training, epochs, saved)
     tenant.own.round_to_storage()
-    own, rates, few = tenant.rows(data), {}, replace(data, dev=data.dev.first(TIMED))
-    for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before
-        started = time.perf_counter()
-        rates[name] = round(len(model.rows(few)) / (time.perf_counter() - started), 1)
+    own = tenant.rows(data)
     return {
         "texts": {"learned": len(data.train.examples), "judged": len(wanted), "windows_found": data.dev.found},
         "before": now.exams[0]["score"],
         "after": agreement(data, own, wanted).described(),
         "differing": differing(data, own, wanted),
-        "texts_per_second": rates,
         **now.reported(),
     }
 

@@ -30,7 +30,6 @@ from hplm.plot.keys import KeySpace
 BLOCK = 1 << 20  # rows that are read at once to find the most frequent ones
 MEMORY = 512 << 20  # bytes that counting takes
 TIMED = 200_000  # tokens that are counted to tell how long all take
-OLDER = "progress.json"  # of a count that an earlier release began: its files have their names before they are complete
 
 
 class Counts:
@@ -120,8 +119,6 @@ def _merged(
     """
     if (folder / META).exists():
         return Counts(folder)
-    if (folder / OLDER).exists():
-        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     levels = [Run(folder, str(level), space.words) for level in range(len(space.masks))]
     for level, merged in enumerate(levels):
