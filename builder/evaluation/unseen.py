@@ -11,7 +11,7 @@ from typing import Any
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
 from builder.tables.text_files import digest_of_file
-from builder.tasks.examples import Bare, Example, has_labels, key_of, read_labelled, read_unlabelled
+from builder.tasks.examples import Example, has_labels, key_of, read_unlabelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
 from hplm.errors import InvalidInput
@@ -64,7 +64,7 @@ class UnseenTexts:
     @cached_property
     def _texts(self) -> list[Example]:
         if not self.is_labelled:
-            return read_labelled(self.file, Bare)
+            return [*read_unlabelled(self.file)]
         examples = self.task.read(self.file)
         check_labels(examples, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return examples

@@ -20,7 +20,7 @@ from builder.learning.limits import check_seed
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
-from builder.tasks.examples import Bare, Example, key_of, read_labelled
+from builder.tasks.examples import Example, key_of, read_unlabelled
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -115,7 +115,7 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
-        return read_labelled(training, Bare), texts.fresh
+        return [*read_unlabelled(training)], texts.fresh
     different = list(dict.fromkeys(map(key_of, texts.fresh)))  # the same text is not in both parts
     order = np.random.default_rng(0).permutation(len(different)).tolist()
     learned = {different[number] for number in order[: round(LEARN * len(order))]}
