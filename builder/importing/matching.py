@@ -111,16 +111,9 @@ class Model:
 
 
 def import_checkpoint(
-    store: Store,
-    tenant_id: str,
-    folder: Path,
-    family: Family,
-    texts: UnlabelledTexts,
-    options: ImportOptions,
-    matching: MatchingOptions,
-    device: torch.device,
-    made: Callable[..., Model] = Model.of,
-) -> tuple[TenantFile, dict[str, Any]]:
+    store: Store, tenant_id: str, folder: Path, family: Family, texts: UnlabelledTexts, options: ImportOptions,
+    matching: MatchingOptions, device: torch.device, made: Callable[..., Model] = Model.of,
+) -> tuple[TenantFile, dict[str, Any]]:  # fmt: skip
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
 
     Raises `Unlike` if too few answers are the checkpoint's. `made`: `Model.of`, or another function that is called like it.

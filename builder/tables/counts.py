@@ -105,14 +105,9 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
 
 
 def _merged(
-    folder: Path,
-    space: KeySpace,
-    tokens: int,
-    documents: int,
-    memory: int,
-    runs_of: Callable[[int], Sequence[Run]],
+    folder: Path, space: KeySpace, tokens: int, documents: int, memory: int, runs_of: Callable[[int], Sequence[Run]],
     kept: Callable[[int, int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda level, number, *rows: rows,
-) -> Counts:
+) -> Counts:  # fmt: skip
     """Merges the runs of each level, and returns the counts. A level whose keys are there is complete.
 
     `kept`: the rows of a merged partition of a level that stay in it.
