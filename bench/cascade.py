@@ -17,8 +17,7 @@ from bench.rows import OtherModel, Positive, Rows, ServedDtype, Whole, benchmark
 from builder.evaluation.tenant import opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
-from builder.exits.heads import outputs_of
-from builder.exits.states import states_of
+from builder.exits.heads import outputs_of, states_of
 from builder.exits.thresholds import Answered, Estimate
 from builder.learning.limits import Budget
 from builder.publish.export import export

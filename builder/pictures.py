@@ -177,39 +177,31 @@ def draw_coverage(coverage: Coverage, meta: TableMeta, text: str, path: Path) ->
     """Draws the coverage of a text against the size of the table."""
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+    from builder.tables.inspection import mb
+
     figure, (axes,) = panels(8, 5.2)
     curve = coverage.curve
-    megabytes = [size / 1e6 for size in curve.bytes]
     whole, *shorter = curve.within
-    axes.plot(megabytes, curve.here, color=OWN, linewidth=2.4, label=f"whole {whole} in this table")
+    axes.plot(curve.bytes, curve.here, color=OWN, linewidth=2.4, label=f"whole {whole} in this table")
     lines = [(whole, f"whole {whole}, here or above"), *((name, f"{name} or longer") for name in shorter[:-1])]
     if meta.parent is None:
         lines = lines[1:]  # a root has no parent
     for (name, label), color in zip(lines, OTHERS, strict=False):
-        axes.plot(megabytes, curve.within[name], color=color, linewidth=1.8, label=label)
-    now = sum(meta.sizes().values()) / 1e6
+        axes.plot(curve.bytes, curve.within[name], color=color, linewidth=1.8, label=label)
+    now = sum(meta.sizes().values())
     axes.axvline(now, color=INK, linewidth=1, linestyle=DASHED)
-    axes.annotate(f"now: {_megabytes(now)} MB", (now, 0.02), xytext=(-6, 0), textcoords="offset points", ha="right", color=INK)
+    axes.annotate(f"now: {mb(now)} MB", (now, 0.02), xytext=(-6, 0), textcoords="offset points", ha="right", color=INK)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.03)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _megabytes(value)))
-    if max(megabytes) < 30 * min(megabytes):  # less than two powers of ten: label values between them as well
-        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: _megabytes(value) if _is_round(value) else ""))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: mb(value)))
+    if max(curve.bytes) < 30 * min(curve.bytes):  # less than two powers of ten: label 1, 2 and 5 times each
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: mb(value) if f"{value:e}"[0] in "125" else ""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(f"table, MB ({meta.dtype}, index included)")
     axes.set_ylabel(f"windows of {text} ({coverage.tokens:,} tokens)", parse_math=False)
     axes.set_title(f"{meta.domain} version {meta.version}: coverage against table size", loc="left", color=INK)
     figure.legend(frameon=False, loc="outside lower center", ncols=3)
     save(figure, path)
-
-
-def _megabytes(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
-
-
-def _is_round(value: float) -> bool:
-    """Returns whether a number is 1, 2 or 5 times a power of ten."""
-    return f"{value:e}"[0] in "125"
 
 
 def draw_agreement(matched: Sequence[dict[str, Any]], path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from builder.evaluation.fitting import Cases, bins_of, calibration_error, fitted
+from builder.evaluation.fitting import Cases, fitted, reliability
 from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.learning.bodies import PlotBody
@@ -79,8 +79,8 @@ def check_delta(tenant: TenantFile, delta: float | None) -> None:
 
 
 def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dict[str, Any]:
-    bins, nll = bins_of(confidences, cases.right), round(float(losses.mean()), 4)
-    return {"ece": round(calibration_error(bins), 4), "nll": nll, "bins": [asdict(one) for one in bins]}
+    bins, error = reliability(confidences, cases.right)
+    return {"ece": round(error, 4), "nll": round(float(losses.mean()), 4), "bins": bins}
 
 
 def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data, delta: float) -> Cases:

@@ -133,22 +133,16 @@ def _rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-@dataclass(frozen=True)
-class Bin:
-    """The answers whose confidence lies in one part of 0 to 1."""
+def reliability(confidences: Array, right: Array) -> tuple[list[dict[str, Any]], float]:
+    """Returns the bins that are not empty, of those of equal width, and the expected calibration error.
 
-    count: int
-    confidence: float  # their mean
-    right: float  # the share of right ones
-
-
-def bins_of(confidences: Array, right: Array) -> list[Bin]:
-    """Returns the bins that are not empty, of those of equal width."""
+    A bin has the number of its answers, their mean confidence and the share of right ones. The error is the mean distance
+    between these two.
+    """
     places = np.minimum((confidences * WIDTHS).astype(np.int64), WIDTHS - 1)
     members = [places == place for place in np.unique(places)]
-    return [Bin(int(own.sum()), float(confidences[own].mean()), float(right[own].mean())) for own in members]
-
-
-def calibration_error(bins: list[Bin]) -> float:
-    """Returns the expected calibration error: the mean distance between confidence and share of right answers."""
-    return sum(one.count * abs(one.confidence - one.right) for one in bins) / sum(one.count for one in bins)
+    bins = [
+        {"count": int(own.sum()), "confidence": float(confidences[own].mean()), "right": float(right[own].mean())}
+        for own in members
+    ]
+    return bins, sum(one["count"] * abs(one["confidence"] - one["right"]) for one in bins) / len(right)

@@ -22,7 +22,7 @@ from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data
 from builder.training.finetuning import Answering, logits_of
 from builder.training.model import TenantModel
-from hplm.engine.engine import Precision, resolve_device
+from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
 
 TEXTS_AT_ONCE = 16  # in a request
@@ -44,14 +44,12 @@ class Evaluation:
 
 
 def evaluate_tenant(
-    store: Store, tenant_id: str, file: Path, device: torch.device | None = None, eight_bits: bool = False,
-    members: int | None = None,
+    store: Store, tenant_id: str, file: Path, device: torch.device, eight_bits: bool = False, members: int | None = None,
 ) -> Evaluation:  # fmt: skip
     """`eight_bits`: computes the shared products in 8 bits, on the CPU.
 
     `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
     """
-    device = device or resolve_device("auto")
     tenant = store.known_tenant(tenant_id)
     examples, found = training_task(tenant.task).read(file), store.knowledge(tenant).students
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")

@@ -10,8 +10,8 @@ from typing import Any
 
 from builder.store.resumable import digest_of
 from builder.store.store import Store, TenantFile
-from builder.tables.text_files import digest_of_file
-from builder.tasks.examples import Bare, Example, has_labels, key_of, read_labelled, read_unlabelled
+from builder.tables.text_files import digest_of_files
+from builder.tasks.examples import Example, has_labels, key_of, read_unlabelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
 from hplm.errors import InvalidInput
@@ -37,10 +37,10 @@ class UnseenTexts:
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
             raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
-        self.file, self.digest = file, digest_of_file(file)
+        self.file, self.digest = file, digest_of_files(file)
         self.is_labelled = with_labels or has_labels(file)
         self._tenant, self._purpose = tenant, purpose
-        self._used = {digest_of_file(path): path for path in (*learned_by(store, tenant, seen, parts), *seen)}
+        self._used = {digest_of_files(path): path for path in (*learned_by(store, tenant, seen, parts), *seen)}
         self.seen = sorted(self._used)  # the digests of the files whose texts are left out
 
     @cached_property
@@ -64,7 +64,7 @@ class UnseenTexts:
     @cached_property
     def _texts(self) -> list[Example]:
         if not self.is_labelled:
-            return read_labelled(self.file, Bare)
+            return [*read_unlabelled(self.file)]
         examples = self.task.read(self.file)
         check_labels(examples, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return examples
@@ -90,7 +90,7 @@ def learned_by(store: Store, tenant: TenantFile, moved: Sequence[Path], parts: S
     An import has learned from no file. `moved`: files, of which some may be such data that lie elsewhere now. `parts`: which
     data are meant.
     """
-    by_digest = {digest_of_file(path): path for path in moved}
+    by_digest = {digest_of_files(path): path for path in moved}
     version = tenant.version
     while version:
         report = store.report(store.tenant_version(tenant.id, version))

@@ -1,0 +1,1 @@
+"""Exits of a tenant: heads between the upper layers, and when texts leave there."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from builder.exits.states import States
+from builder.exits.heads import States
 from builder.exits.thresholds import Answered, Estimate
 from builder.store.store import TenantFile
 from builder.tasks.examples import Example

@@ -14,14 +14,13 @@ from builder.evaluation.calibration import check_delta
 from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
-from builder.exits.heads import learned, outputs_of
-from builder.exits.states import MOST_ROWS, states_of
+from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.exits.thresholds import Chosen, chosen
 from builder.learning.limits import check_seed
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
-from builder.tasks.examples import Bare, Example, key_of, read_labelled
+from builder.tasks.examples import Example, key_of, read_unlabelled
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -116,7 +115,7 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     training = next(learned_by(store, tenant, seen), None)
     if training is not None:
-        return read_labelled(training, Bare), texts.fresh
+        return [*read_unlabelled(training)], texts.fresh
     different = list(dict.fromkeys(map(key_of, texts.fresh)))  # the same text is not in both parts
     order = np.random.default_rng(0).permutation(len(different)).tolist()
     learned = {different[number] for number in order[: round(LEARN * len(order))]}

@@ -1,4 +1,6 @@
-"""Trains the heads of a tenant's exits: each learns to answer as the full stack does, from what it sees of the same texts.
+"""The heads of a tenant's exits: each learns to answer as the full stack does, from what it sees of the same texts.
+
+What exits see are hidden states between the upper layers, computed once, beside the full answers.
 
 Their texts need no labels. On texts that it has learned, the full stack is surer than on others; so the exits' calibrations are
 fitted to other texts.
@@ -7,19 +9,25 @@ fitted to other texts.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from builder.exits.states import States
+from builder.learning.bodies import PlotBody
 from builder.learning.limits import Epochs
 from builder.learning.loop import Exam, Group, Training, train
-from builder.store.resumable import Savepoint
 from builder.tasks.tasks import TrainingTask
-from builder.training.model import Weights, rounded, slot, tiles
+from builder.training.data import Data
+from builder.training.model import TenantModel, Weights, rounded, slot, tiles
 from hplm.adapters.layout import Layout
+from hplm.arrays import Array
+from hplm.model.means import with_means
+from hplm.model.tensors import array_of
 
+MOST_ROWS = 60_000  # that exits learn from: a text of `tag` has many
 BATCH_ROWS = 128
 EPOCHS = 30  # at most
 PATIENCE = 4  # epochs in which no exit gets better at texts that were put aside
@@ -29,6 +37,43 @@ WAY_OUT = "Its texts may be too few, or all alike: give other ones"
 
 LEAST = 0.05  # of the mean spread: numbers that vary less count less, or their weights would be too large for 16 bits
 TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class States:
+    """Rows that a head reads, text after text."""
+
+    exits: list[Tensor]  # of each exit: rows x 2 hidden, the token and the mean of its text's tokens, fp16
+    logits: Tensor  # the full stack's: rows x labels
+    rows_of: list[int]  # rows of each text
+    spans: list[Array]  # of each text
+    lengths: Array  # tokens of each text
+
+    def of_texts(self, values: Tensor) -> list[Array]:
+        """Returns the rows of each text."""
+        return np.split(values.numpy(), np.cumsum(self.rows_of)[:-1])
+
+
+@torch.inference_mode()
+def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | None = None) -> States:
+    """Computes the states of the texts; with `most_rows`, of the first texts that have so many rows."""
+    texts = data.dev
+    counts = np.array([len(text.spans) for text in texts.texts])
+    if most_rows is not None:
+        used = max(1, int(np.searchsorted(np.cumsum(counts), most_rows, side="right")))
+        texts, counts = texts.first(used), counts[:used]
+    starts = np.cumsum(counts) - counts
+    rows, width = int(counts.sum()), data.config.hidden
+    exits = [torch.empty(rows, 2 * width, dtype=torch.float16) for _ in body.upper_layers]
+    logits = torch.empty(rows, len(data.labels))
+    for some, pack in data.packs(texts, title="computing what exits see"):
+        here = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in some]))
+        *entering, last = model.states(body, pack)
+        reading, rows_of, lengths = array_of(pack.reading.cpu()), np.array(pack.rows_of), np.array(pack.lengths)
+        seen = [with_means(x, reading, rows_of, np.cumsum(lengths) - lengths, lengths) for x in entering]
+        for kept, own in zip((*exits, logits), (*seen, model.read(last[pack.reading].float())), strict=True):
+            kept[here] = own.to(kept)
+    return States(exits, logits, counts.tolist(), [text.spans for text in texts.texts], texts.lengths)
 
 
 class Head(nn.Module):
@@ -81,7 +126,7 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
             f"exit {number + 1} of {len(states.exits)}", seen.device, [Group(RATE, dict(head.named_parameters()))],
             epochs.starting, loss_of, examined, WAY_OUT, start_counts=False, decay=DECAY, betas=(0.9, 0.999),
         )  # fmt: skip
-        train(training, epochs, Savepoint(folder / f"exit-{number}.pt" if folder is not None else None))
+        train(training, epochs, folder / f"exit-{number}.pt" if folder is not None else None)
         return head.stored(scale)
 
     return [learn(*own) for own in enumerate(states.exits)]

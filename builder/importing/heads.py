@@ -105,15 +105,9 @@ def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
 
 
 def classifier(
-    path: Path,
-    source: Path,
-    linear: Linear,
-    trained: str | None,
-    given: str | None,
-    labels: list[str] | None,
-    first: Callable[[], Linear],
-    function: str = "tanh",
-) -> ForeignHead:
+    path: Path, source: Path, linear: Linear, trained: str | None, given: str | None, labels: list[str] | None,
+    first: Callable[[], Linear], function: str = "tanh",
+) -> ForeignHead:  # fmt: skip
     """Reads a head of transformers' own classes: a linear layer on each token, or behind a first layer and a function.
 
     `path`: its configuration, `trained`: the task that it names, `given`: the task that the user names.

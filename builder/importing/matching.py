@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,15 @@ from torch.nn import functional as F
 from builder.importing.agreement import agreement, differing
 from builder.importing.checkpoint import Family, Finetuned, digest, size
 from builder.importing.reports import advice
-from builder.importing.taught import taught
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
-from builder.importing.texts import FEWEST, UnlabelledTexts
+from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import Savepoint, read_json, remove_savepoints, savepoints_of, write_json
+from builder.store.resumable import read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tables.build_folder import held_tenant
@@ -45,7 +44,6 @@ from hplm.model.config import BackboneConfig
 
 DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
 SAVED = "matching.pt"
-TIMED = 100  # texts
 NOTE = (
     "the change of the upper layers was cut to a LoRA, which has learned to answer like the checkpoint; what fine-tuning "
     "changed below the tables is lost"
@@ -113,16 +111,9 @@ class Model:
 
 
 def import_checkpoint(
-    store: Store,
-    tenant_id: str,
-    folder: Path,
-    family: Family,
-    texts: UnlabelledTexts,
-    options: ImportOptions,
-    matching: MatchingOptions,
-    device: torch.device,
-    made: Callable[..., Model] = Model.of,
-) -> tuple[TenantFile, dict[str, Any]]:
+    store: Store, tenant_id: str, folder: Path, family: Family, texts: UnlabelledTexts, options: ImportOptions,
+    matching: MatchingOptions, device: torch.device, made: Callable[..., Model] = Model.of,
+) -> tuple[TenantFile, dict[str, Any]]:  # fmt: skip
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
 
     Raises `Unlike` if too few answers are the checkpoint's. `made`: `Model.of`, or another function that is called like it.
@@ -235,18 +226,14 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
         "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))], epochs.starting, loss_of,
         examined, "Use a smaller --learning-rate", betas=(0.9, 0.999),
     )  # fmt: skip
-    now = train(training, epochs, Savepoint(saved))
+    now = train(training, epochs, saved)
     tenant.own.round_to_storage()
-    own, rates, few = tenant.rows(data), {}, replace(data, dev=data.dev.first(TIMED))
-    for name, model in (("checkpoint", teacher), ("tenant", tenant)):  # both have answered these texts before
-        started = time.perf_counter()
-        rates[name] = round(len(model.rows(few)) / (time.perf_counter() - started), 1)
+    own = tenant.rows(data)
     return {
         "texts": {"learned": len(data.train.examples), "judged": len(wanted), "windows_found": data.dev.found},
         "before": now.exams[0]["score"],
         "after": agreement(data, own, wanted).described(),
         "differing": differing(data, own, wanted),
-        "texts_per_second": rates,
         **now.reported(),
     }
 

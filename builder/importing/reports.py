@@ -15,8 +15,7 @@ Report = Mapping[str, Any]
 
 def facts_of(report: Report) -> dict[str, str]:
     """Returns what there is to know of an import, as words."""
-    after, speed = report["after"], report["texts_per_second"]
-    tested = report.get("test", {}).items()
+    after, tested = report["after"], report.get("test", {}).items()
     scores = [f"{side} {scores['metric']} {scores[scores['metric']]:.3f}" for side, scores in tested]
     return {
         "task": report["task"],
@@ -25,7 +24,6 @@ def facts_of(report: Report) -> dict[str, str]:
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
         "scores": ", ".join(scores) or "-",
-        "texts a second here, of the checkpoint": f"{speed['tenant']:,.0f}, {speed['checkpoint']:,.0f}",
         "learned for": duration(report["seconds"]),
         "what may help": advice(report) if after["agreement"] < NEAR else "-",
     }

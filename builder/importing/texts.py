@@ -1,28 +1,37 @@
-"""Texts without labels, from which tenants learn to answer like their checkpoints. They are read once for many tenants."""
+"""Texts without labels, from which tenants learn to answer like their checkpoints, and the checkpoints' states of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from builder.store.resumable import digest_of
-from builder.tables.text_files import check_stays
+from builder.learning.loop import half_precision
+from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, key_of, read_unlabelled
-from builder.tasks.lookup import Reader, Texts
+from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.tasks import TrainingTask
+from builder.training.data import Data
 from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
+from hplm.model.tensors import sent
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
 # An import learns from at most so many tokens, or from A_TEXT for each text of --most-texts if these are more: a long document
 # takes as long as many short ones.
 LEAST_ROOM, A_TEXT = 250_000, 84
+MOST_BYTES = 4 << 30  # 250,000 tokens take 3.1 GB after eight layers as wide as BERT-base, 0.8 after four of MiniLM
+States = Callable[[Pack], Sequence[Tensor]]  # of all tokens, after each upper layer
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,7 @@ class UnlabelledTexts:
 
     @cached_property
     def digest(self) -> str:
-        for path in self.paths:
-            check_stays(path)
-        return digest_of(*self.paths)
+        return digest_of_files(*self.paths)
 
     @cached_property
     def examples(self) -> list[Example]:
@@ -72,3 +79,28 @@ def _first(texts: Texts, tokens: float) -> Texts:
     while count < len(texts.texts) and texts.texts[count].window:  # the windows of a text stay together
         count += 1
     return texts.first(count)
+
+
+def taught(states: States, data: Data, folder: Path, most: int = MOST_BYTES) -> Callable[[np.ndarray, Pack], Sequence[Tensor]]:
+    """Returns a function from a batch, the numbers of its texts and their pack, to its states.
+
+    They are kept in 16 bits, in a file without a name: it ends with the process. If it would take more than `most` bytes or
+    half of the free disk, the states are computed again for each batch.
+    """
+    tokens, width = int(data.train.lengths.sum()), data.config.upper_layers * data.config.hidden
+    if (size := 2 * tokens * width) > min(most, shutil.disk_usage(folder).free // 2):
+        return lambda _, pack: states(pack)
+    with TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # without it, a full disk would end the process in a later write
+        room = np.asarray(np.memmap(file, np.float16, "r+", shape=(tokens, width)))
+    kept = np.split(room, np.cumsum(data.train.lengths)[:-1])
+    for chosen, pack in data.packs(data.train, title="asking the checkpoint"):
+        with torch.no_grad(), half_precision(data.device):
+            found = torch.cat(list(states(pack)), dim=1).half().cpu()
+        for i, own in zip(chosen, found.split(pack.lengths), strict=True):
+            kept[i][:] = own.numpy()
+
+    def read(chosen: np.ndarray, _: Pack) -> Sequence[Tensor]:
+        return sent(np.concatenate([kept[i] for i in chosen]), data.device).float().split(data.config.hidden, dim=1)
+
+    return read

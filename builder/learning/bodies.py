@@ -72,11 +72,6 @@ class PlotBody(Body):
             upper.to(precision.dtype).eval()
         return cls(upper, store.config.heads)
 
-    def part(self, name: str) -> Iterable[nn.Parameter]:
-        if name == "lower":
-            raise ValueError("a model on tables has no lower layers to train")
-        return super().part(name)
-
     @property
     def upper_layers(self) -> Layers:
         return self.upper.layers

@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.hardware import half_precision, step_tokens
 from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
-from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.loop import Exam, Group, Training, half_precision, train
 from builder.learning.ridge import fit
 from builder.learning.windows import Lesson, Shrinking, Student, TextPack, in_packs, lesson_of, reading
 from builder.said import say
-from builder.store.resumable import Savepoint
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack
@@ -52,7 +50,7 @@ def distil(
     teacher = WholeBody(checkpoint).to(device).eval().requires_grad_(False)
     student = Student(lower, upper).to(device).requires_grad_(False)
     lesson, chance = partial(lesson_of, Shrinking(checkpoint.config, device), teacher), np.random.default_rng(seed)
-    batches = partial(reading, checkpoint.config, training, seed, step_tokens(device))
+    batches = partial(reading, checkpoint.config, training, seed, device)
     with half_precision(device):
         held = [lesson(texts, chance) for texts in in_packs(held_out)]
         first = [lesson(*given) for given in islice(batches(), FIT_LESSONS)] if train_upper else []
@@ -78,7 +76,7 @@ def distil(
         "adapting", device, groups_of(student, train_upper), batches, loss_of, lambda: _examined(student, held, scale), WAY_OUT,
         keep_apart,
     )  # fmt: skip
-    now = train(learning, budget, Savepoint(saved), time.monotonic() - started)
+    now = train(learning, budget, saved, time.monotonic() - started)
     if not now.steps and not budget.empty and not budget.is_reached(now):
         say("adapting: the time was over before the first step, so the model is that of the start: give more --minutes")
     elif budget.until is not None and not budget.is_reached(now):

@@ -6,17 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from builder.hardware import half_precision
 from builder.learning.limits import Limits
 from builder.said import duration, progress_bar
 from builder.store.resumable import Savepoint
+from hplm.engine.engine import resolve_dtype
 from hplm.errors import HplmError
+from hplm.model.attention import avoid_plans
 
 GRADIENT_NORM = 1.0
 POINTS = 100  # of a learning curve
@@ -114,12 +116,21 @@ class Progress:
         return f"step {self.steps}, loss {self.losses[-1]:.3f}" + (f", dev {self.exams[-1]['score']:.3f}" if self.exams else "")
 
 
-def train(training: Training[B], limits: Limits, saved: Savepoint | None = None, spent: float = 0.0) -> Progress:
-    """Trains, and leaves the kept weights in the parameters. After an interruption the same call goes on from `saved`.
+def half_precision(device: torch.device) -> torch.autocast:
+    """Autocast to 16-bit products where the device multiplies them faster, as in serving. Weights and sums stay in 32 bits.
+
+    From now on the process makes no plans for attention on CUDA.
+    """
+    avoid_plans(device)
+    return torch.autocast(device.type, torch.bfloat16, resolve_dtype("auto", device) == torch.bfloat16)
+
+
+def train(training: Training[B], limits: Limits, file: Path | None = None, spent: float = 0.0) -> Progress:
+    """Trains, and leaves the kept weights in the parameters. After an interruption the same call goes on from `file`.
 
     `spent`: seconds of the limits that a start took before.
     """
-    started, saved = time.monotonic(), saved or Savepoint(None)
+    started, saved = time.monotonic(), Savepoint(file)
     weights = {name: parameter for group in training.groups for name, parameter in group.parameters.items()}
     for parameter in weights.values():
         parameter.requires_grad_(True)

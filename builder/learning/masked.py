@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from builder.hardware import step_tokens
 from builder.learning.distil import WAY_OUT, lower_groups, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.learning.windows import Shrinking, Student, TextPack, Windowed, in_packs, index_of, reading
-from builder.store.resumable import Savepoint
 from hplm.model.config import BackboneConfig
 from hplm.model.families import KINDS
 from hplm.model.layer import activation
@@ -107,7 +105,7 @@ def further_pretrain(
     `head_is`: where the head comes from. The same call after an interruption continues.
     """
     held_out, training = split_documents(documents, seed)
-    windows, batches = Shrinking(config, device), partial(reading, config, training, seed, step_tokens(device))
+    windows, batches = Shrinking(config, device), partial(reading, config, training, seed, device)
     held = [
         masked_lesson(windows, texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))
     ]
@@ -135,7 +133,7 @@ def further_pretrain(
     def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
         for module in (student, own):
             module.requires_grad_(False)
-        return train(Training(title, device, groups, batches, loss_of, examined, WAY_OUT, exams=exams), part, Savepoint(file))
+        return train(Training(title, device, groups, batches, loss_of, examined, WAY_OUT, exams=exams), part, file)
 
     fitted, main = Progress(), budget
     if head is None:

@@ -20,6 +20,7 @@ from hplm.model.tensors import sent
 from hplm.plot.keys import KeySpace
 
 EXAM_TOKENS = 1024  # of a held-out pack
+STEP_TOKENS = {"cpu": 1024, "cuda": 16384}  # fewer do not keep a GPU busy
 LONG_EVERY = 8  # one of so many packs holds texts of the model's full length, so that every position is trained
 # A lookup finds about half of a new text's windows whole, and about half of the others after one step (measured on
 # held-out docstrings against tables of 900,000 tokens: 62, 27, 12 % with every n-gram, 49, 33, 18 % with those seen twice).
@@ -52,12 +53,13 @@ class Lesson(Windowed):
 
 
 def reading(
-    config: BackboneConfig, documents: Sequence[np.ndarray], seed: int, tokens: int, number: int = 0
+    config: BackboneConfig, documents: Sequence[np.ndarray], seed: int, device: torch.device, number: int = 0
 ) -> Iterator[TextPack]:
     """Yields endless packs of documents in a random order, from the `number`-th on, each with its own random generator.
 
-    The n-th pack is always the same. `tokens`: the most in a pack, unless a single text has more.
+    The n-th pack is always the same. `device`: for which a pack has its size, unless a single text has more tokens.
     """
+    tokens = STEP_TOKENS.get(device.type, STEP_TOKENS["cpu"])
     lengths = np.array([len(document) for document in documents])
     place = passed = 0
     for epoch in count():

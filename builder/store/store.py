@@ -248,13 +248,9 @@ class Store(Branches):
         return read_json(self.tenant_folder(tenant.id, tenant.version) / REPORT)
 
     def save_tenant(
-        self,
-        tenant: TenantFile,
-        adapter: list[dict[str, Tensor]] | None,
-        head: dict[str, Tensor],
-        report: dict,
+        self, tenant: TenantFile, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor], report: dict,
         draw: Callable[[Path], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Saves adapter and head tensors, named and shaped as their layouts say. `draw` writes a picture to a path.
 
         `head`: empty if the tenant has none.

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Training, train
-from builder.store.resumable import Savepoint
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
 from builder.training.data import Data
@@ -186,4 +185,4 @@ def _train(
         title, data.device, [Group(options.learning_rate, dict(learning.named_parameters()))], epochs.starting, loss, exam,
         WAY_OUT, start_counts=False, betas=(0.9, 0.999),
     )  # fmt: skip
-    train(training, epochs, Savepoint(saved))
+    train(training, epochs, saved)

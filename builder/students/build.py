@@ -20,8 +20,7 @@ from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.students.augmentation import augmented
 from builder.students.boosting import Seen, StudentOptions, boosted, learn_together, seen_by
-from builder.students.team import StudentTeam, served
-from builder.students.thresholds import asked_first
+from builder.students.team import StudentTeam, asked_first, served
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Divided, Reader, Text

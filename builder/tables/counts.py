@@ -30,7 +30,6 @@ from hplm.plot.keys import KeySpace
 BLOCK = 1 << 20  # rows that are read at once to find the most frequent ones
 MEMORY = 512 << 20  # bytes that counting takes
 TIMED = 200_000  # tokens that are counted to tell how long all take
-OLDER = "progress.json"  # of a count that an earlier release began: its files have their names before they are complete
 
 
 class Counts:
@@ -106,22 +105,15 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
 
 
 def _merged(
-    folder: Path,
-    space: KeySpace,
-    tokens: int,
-    documents: int,
-    memory: int,
-    runs_of: Callable[[int], Sequence[Run]],
+    folder: Path, space: KeySpace, tokens: int, documents: int, memory: int, runs_of: Callable[[int], Sequence[Run]],
     kept: Callable[[int, int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda level, number, *rows: rows,
-) -> Counts:
+) -> Counts:  # fmt: skip
     """Merges the runs of each level, and returns the counts. A level whose keys are there is complete.
 
     `kept`: the rows of a merged partition of a level that stay in it.
     """
     if (folder / META).exists():
         return Counts(folder)
-    if (folder / OLDER).exists():
-        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     levels = [Run(folder, str(level), space.words) for level in range(len(space.masks))]
     for level, merged in enumerate(levels):

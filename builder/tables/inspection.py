@@ -148,7 +148,8 @@ class Coverage:
         ]  # fmt: skip
 
 
-def mb(size: int) -> str:
+def mb(size: float) -> str:
+    """Returns bytes in megabytes, as words."""
     megabytes = size / 1e6
     return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"
 

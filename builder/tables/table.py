@@ -41,14 +41,9 @@ class TableOptions:
 
 
 def build_table(
-    store: Store,
-    spec: TableSpec,
-    counts: Counts | None,
-    keep: float,
-    lower: LowerStack,
-    device: torch.device,
+    store: Store, spec: TableSpec, counts: Counts | None, keep: float, lower: LowerStack, device: torch.device,
     known: Table | None = None,
-) -> Table:
+) -> Table:  # fmt: skip
     """Builds a table of the most frequent n-grams. The root also holds every single token, so that each lookup ends in it.
 
     Without counts it holds nothing else.

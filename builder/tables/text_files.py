@@ -72,9 +72,10 @@ def check_stays(path: Path) -> None:
         raise InvalidInput(f"{path} is a pipe or a device, which cannot be read again: write its text to a file")
 
 
-def digest_of_file(path: Path) -> str:
-    check_stays(path)
-    return digest_of(path)
+def digest_of_files(*paths: Path) -> str:
+    for path in paths:
+        check_stays(path)
+    return digest_of(*paths)
 
 
 def content_suffix(path: Path) -> str:

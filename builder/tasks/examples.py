@@ -53,7 +53,9 @@ class Document(Struct):
     text: str
 
     def __post_init__(self) -> None:
-        _check_texts(text=self.text)
+        for name in ("text", "text_pair"):
+            if (text := getattr(self, name, None)) is not None and not text.strip():
+                raise ValueError(f"{name!r} is empty")
 
     def example(self, file: Path, number: int) -> Example:
         return Example(file, number, self.text, getattr(self, "text_pair", None), **self.target())
@@ -65,9 +67,6 @@ class Document(Struct):
 
 class Paired(Document):
     text_pair: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_texts(text=self.text, text_pair=self.text_pair)
 
 
 class Classified(Paired, kw_only=True):
@@ -130,7 +129,7 @@ class Question(Document):
     answers: Answers
 
     def __post_init__(self) -> None:
-        _check_texts(text=self.text, text_pair=self.text_pair)
+        super().__post_init__()
         texts, starts = self.answers.text, self.answers.answer_start
         if len(texts) != len(starts):
             raise ValueError(f"{len(texts)} answers but {len(starts)} starts")
@@ -146,35 +145,26 @@ class Question(Document):
 class Bare(Struct):
     """A text without its labels, if it has any. A tagged one is its words, joined by single spaces."""
 
-    shape: ClassVar[str] = Document.shape
-
     text: str = ""
     text_pair: str | None = None
     tokens: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens is None:
-            _check_texts(text=self.text)
+        if self.tokens is None and not self.text.strip():
+            raise ValueError("'text' is empty")
 
     def example(self, file: Path, number: int) -> Example:
         text = self.text if self.tokens is None else " ".join(self.tokens)
         return Example(file, number, text, self.text_pair)
 
 
-Line = Document | Tagged | Bare
+Line = Document | Tagged
 
 
-def _check_texts(**texts: str | None) -> None:
-    for name, text in texts.items():
-        if text is not None and not text.strip():
-            raise ValueError(f"{name!r} is empty")
-
-
-def read_labelled(
-    path: Path, form: type[Line], task: str | None = None, forms: Mapping[str, type[Line]] | None = None
-) -> list[Example]:
-    """Returns the lines of a file, at least one. For errors: the task that reads them, and the forms of all tasks."""
-    decoder, wanted = Decoder(form), f"a line{f' for task {task}' if task is not None else ''} is like {form.shape}"
+def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]]) -> list[Example]:
+    """Returns the lines of a file, at least one. `forms`: of the lines of all tasks."""
+    form = forms[task]
+    decoder, wanted = Decoder(form), f"a line for task {task} is like {form.shape}"
     examples = [_decoded(decoder, line, path, number, wanted, forms).example(path, number) for number, line in _lines(path)]
     if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line, like {form.shape}")
@@ -201,7 +191,7 @@ def read_unlabelled(path: Path) -> Iterator[Example]:
 def _documents(path: Path, decoder: Decoder[Any], progress: Progress | None = None) -> Iterator[Example]:
     lines = _lines(path, progress)
     if (first := next(lines, None)) is None:
-        raise InvalidInput(f"corpus {path} is empty: it needs one document a line")
+        raise InvalidInput(f"{path} is empty: it needs one text a line")
     is_json = content_suffix(path) == ".jsonl" or _fits(dict[str, Any], first[1])
     for number, line in chain([first], lines):
         yield _decoded(decoder, line, path, number).example(path, number) if is_json else Example(path, number, line)
@@ -232,7 +222,7 @@ def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, 
 
 def _decoded(
     decoder: Decoder[T], line: str, path: Path, number: int, wanted: str = f"a line is like {Document.shape}",
-    forms: Mapping[str, type[Line]] | None = None,
+    forms: Mapping[str, type[Line]] = {},
 ) -> T:  # fmt: skip
     """`wanted` says what would fit, for an object that does not. `forms`: of tasks, of which one may fit."""
     try:
@@ -240,6 +230,6 @@ def _decoded(
     except msgspec.MsgspecError as error:
         if not _fits(dict[str, Any], line):
             wanted = "the file needs one JSON object a line"
-        elif fits := next((task for task, form in (forms or {}).items() if _fits(form, line)), None):
+        elif fits := next((task for task, form in forms.items() if _fits(form, line)), None):
             wanted += f", and this one is for --task {fits}"
         raise InvalidInput(f"{path}:{number}: {error}: {wanted}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -181,7 +181,10 @@ def split_off(
     `start`: how the data were divided that the weights have learned already. Then each text stays on its side.
     """
     by = start.by if start is not None and start.by is not None else _shared(examples)
-    groups = sorted((_number_of(key), group) for key, group in _alike(examples, by).items())
+    alike: dict[object, list[int]] = defaultdict(list)
+    for number, example in enumerate(examples):
+        alike[_part_of(example, by)].append(number)
+    groups = sorted((_number_of(key), group) for key, group in alike.items())
     wanted = max(1, round(share * len(examples)))
     left = Counter(label for example in examples for label in set(example.labels))
     learned = set(start.learned) if start is not None else set()
@@ -217,13 +220,6 @@ def _shared(examples: Sequence[Example]) -> str:
         del different["text"]
     shared = [side for side, count in different.items() if FEW_ALIKE < count < len(examples)]
     return min(shared, key=different.__getitem__) if shared else "both"
-
-
-def _alike(examples: Sequence[Example], by: str) -> dict[object, list[int]]:
-    groups: dict[object, list[int]] = {}
-    for number, example in enumerate(examples):
-        groups.setdefault(_part_of(example, by), []).append(number)
-    return groups
 
 
 def _part_of(example: Example, by: str) -> object:

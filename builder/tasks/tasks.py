@@ -48,8 +48,7 @@ class TrainingTask:
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def read(self, path: Path) -> list[Example]:
-        forms = {name: task.line for name, task in TRAINING_TASKS.items()}
-        return read_labelled(path, self.line, self.served.name, forms)
+        return read_labelled(path, self.served.name, {name: task.line for name, task in TRAINING_TASKS.items()})
 
     def unlabelled(self) -> TrainingTask:
         """Returns the task of texts without labels: nothing is learned from them."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from builder.learning.bodies import Body
 from builder.learning.limits import Epochs, check_options
 from builder.learning.loop import Exam, Group, Progress, Training, train
-from builder.store.resumable import Savepoint
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
 from builder.training.cutting import cut, cuttable, hold
@@ -141,7 +140,7 @@ def finetune(
         f"Use a smaller --learning-rate{' and --upper-rate' if options.body_rate else ''}", cut_body,
         start_counts=data.start is not None, decay=options.weight_decay, betas=(0.9, 0.999),
     )  # fmt: skip
-    now, made = train(training, epochs, Savepoint(saved)), model
+    now, made = train(training, epochs, saved), model
     if layout is not None:
         made = tenant_model(data.config, len(data.labels), options).to(data.device)
         made.load(cut(*layers, layout)[0], {name: tensor[0] for name, tensor in model.head.items()})

@@ -18,7 +18,7 @@ from builder.said import say
 from builder.store.resumable import PLAN, begun_plan, write_json
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant, put_away
-from builder.tables.text_files import digest_of_file
+from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
@@ -28,7 +28,6 @@ from builder.training.finetuning import Train, Trained, TrainingOptions, adapter
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of
 from builder.training.teachers import Teacher
-from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 
 FEW_DEV = 5  # warn if there are fewer dev texts
@@ -38,7 +37,7 @@ WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 
 def build_tenant(
     store: Store, tenant_id: str, domain: str | None, task: str | None, train_file: Path, dev_file: Path | None = None,
-    grid: bool = False, from_version: int | None = None, device: torch.device | None = None, trainer: Train = finetune,
+    *, device: torch.device, grid: bool = False, from_version: int | None = None, trainer: Train = finetune,
     teacher: str | None = None, **training: Any,
 ) -> TenantFile:  # fmt: skip
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
@@ -47,7 +46,6 @@ def build_tenant(
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: see `Teacher`.
     """
-    device = device or resolve_device("auto")
     with held_tenant(store, tenant_id) as working:
         before = store.tenant(tenant_id)
         if (task := task or (before.task if before is not None else None)) is None:
@@ -69,7 +67,7 @@ def build_tenant(
         stands_on = domain, store.latest(domain)
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
-            "training": digest_of_file(train_file), "dev": digest_of_file(dev_file) if dev_file is not None else None,
+            "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
             **asdict(options), "grid": grid, **taught,
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.hardware import step_tokens
 from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
@@ -22,7 +21,7 @@ from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, Masked
 from builder.learning.windows import TextPack, index_of, reading
 from builder.packed_batches import positions_of
 from builder.store.branches import table_spec
-from builder.store.resumable import Savepoint, replaced
+from builder.store.resumable import replaced
 from builder.store.store import Store
 from builder.tables.build_folder import held, put_away
 from builder.tables.corpus import tokenize_corpus
@@ -143,7 +142,7 @@ def _pretrain(
 ) -> None:
     """Changes `body` in place. Fits a head first if the model has none. The same call continues an interrupted one."""
     config, given = store.config, given_head(store.model, store.config)
-    head, batches = given or MaskedHead(config), partial(reading, config, documents, 0, step_tokens(device))
+    head, batches = given or MaskedHead(config), partial(reading, config, documents, 0, device)
     for module in (body, head):
         module.to(device).eval()
 
@@ -164,7 +163,7 @@ def _pretrain(
         for module in (body, head):
             module.requires_grad_(False)
         training = Training(title, device, [group], batches, loss_of, lambda: Exam(0.0, 0.0), WAY_OUT)
-        train(training, part, Savepoint(savepoint))
+        train(training, part, savepoint)
 
     if given is None:
         fitted = Group(HEAD_RATE, dict(head.named_parameters("head")))

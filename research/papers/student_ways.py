@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from builder.exits.heads import learned, outputs_of
-from builder.exits.states import MOST_ROWS, states_of
+from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.learning.bodies import PlotBody
 from builder.students.augmentation import augmented
 from builder.students.boosting import Seen, StudentOptions, answers_of_prefixes, boosted, learn_member, learn_together, seen_by

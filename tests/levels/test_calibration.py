@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from builder.evaluation.fitting import Bin, bins_of, calibration_error
+from builder.evaluation.fitting import reliability
 from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, UNKNOWN, Calibration, Evidence, confidences, of_first_row
 
 MAP = Calibration(DIRICHLET, weights=((1.0, 0.5, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), bias=(0.0, 0.1, -0.1))
@@ -52,9 +52,9 @@ def test_many_texts_at_once_get_what_each_would_get():
 
 def test_the_calibration_error_is_the_mean_distance_over_bins_of_equal_width():
     sure, right = np.array([0.11, 0.11, 0.99, 1.0]), np.array([False, True, True, True])
-    bins = bins_of(sure, right)
-    assert bins == [Bin(2, pytest.approx(0.11), 0.5), Bin(2, pytest.approx(0.995), 1.0)]
-    assert calibration_error(bins) == pytest.approx((2 * 0.39 + 2 * 0.005) / 4)
+    bins, error = reliability(sure, right)
+    assert [tuple(one.values()) for one in bins] == [(2, pytest.approx(0.11), 0.5), (2, pytest.approx(0.995), 1.0)]
+    assert error == pytest.approx((2 * 0.39 + 2 * 0.005) / 4)
 
 
 @pytest.mark.parametrize(

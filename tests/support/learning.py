@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ def by_one_step() -> Iterator[list[bool]]:
     """Lets all that trains take one step. Yields a list that gets of each training whether it starts anew."""
     anew: list[bool] = []
 
-    def step(training: Training[Any], limits: Limits, saved: Savepoint | None = None, spent: float = 0.0) -> Progress:
-        anew.append(saved is None or saved.load() is None)
-        return _step_once(training, limits, saved, spent)
+    def step(training: Training[Any], limits: Limits, file: Path | None = None, spent: float = 0.0) -> Progress:
+        anew.append(Savepoint(file).load() is None)
+        return _step_once(training, limits, Savepoint(file), spent)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in USERS:
@@ -38,12 +39,12 @@ def by_one_step() -> Iterator[list[bool]]:
         yield anew
 
 
-def _step_once(training: Training[Any], limits: Limits, saved: Savepoint | None, spent: float) -> Progress:
+def _step_once(training: Training[Any], limits: Limits, saved: Savepoint, spent: float) -> Progress:
     """Is called like `train`. It scores, moves each weight by its rate at most, scores again, and saves.
 
     After an interruption a training goes on with other batches: they must be those that it would have had.
     """
-    saved, now = saved or Savepoint(None), Progress(seconds=spent)
+    now = Progress(seconds=spent)
     weights = {name: weight for group in training.groups for name, weight in group.parameters.items()}
     if (state := saved.load()) is not None:
         now = Progress(**state["progress"])

@@ -10,10 +10,9 @@ import torch
 
 from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
-from builder.exits.heads import learned, outputs_of
-from builder.exits.states import States, states_of
+from builder.exits.heads import States, learned, outputs_of, states_of
 from builder.exits.thresholds import Answered, Estimate, Leaving, chosen
-from builder.tasks.examples import Bare, read_labelled
+from builder.tasks.examples import read_unlabelled
 from builder.tasks.tasks import training_task
 from builder.training.model import Diverged
 from hplm.adapters.layout import exit_layout
@@ -108,8 +107,8 @@ def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file):
 
 def own_states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
-    labelled = read_labelled(write(file, ({"text": text} for text in texts)), Bare)
-    return states_of(*opened(store, tenant, store.tenant_weights(tenant), labelled, DEVICE, FP32, task))
+    read = [*read_unlabelled(write(file, ({"text": text} for text in texts)))]
+    return states_of(*opened(store, tenant, store.tenant_weights(tenant), read, DEVICE, FP32, task))
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])

@@ -18,9 +18,8 @@ from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.taught import MOST_BYTES, taught
 from builder.importing.tenant import ImportOptions
-from builder.importing.texts import UnlabelledTexts
+from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
 from builder.store.resumable import PLAN, write_json

@@ -8,7 +8,7 @@ import torch
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
-from builder.store.resumable import Savepoint
+from builder.store import resumable
 from hplm.errors import InvalidInput
 from tests.builder.training.small_tenants import made
 from tests.cli.commands import refused, run
@@ -37,12 +37,9 @@ def learned(limit, score, **options):
     return now.steps, [(exam["step"], exam["score"]) for exam in now.exams], now.exams[now.kept]["step"]
 
 
-class EachStep(Savepoint):
-    due = True
-
-
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
-def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path):
+def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path, monkeypatch):
+    monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
     module, seen, path = torch.nn.Linear(1, 1), [], tmp_path / "saved.pt"
 
     def loss_of(step):
@@ -51,7 +48,7 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path):
         return (loss * math.nan if broken == "loss" else (loss - loss.detach()).abs().sqrt()) if step == 3 else loss, 1
 
     with pytest.raises(Diverged, match=mentioning("learning", 4, "--seed")):
-        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), EachStep(path))
+        train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), path)
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
 

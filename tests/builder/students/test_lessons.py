@@ -19,7 +19,7 @@ from builder.students import boosting, build
 from builder.students.augmentation import GUESSES, augmented
 from builder.students.boosting import StudentOptions, lesson_of
 from builder.students.build import build_students, most_layers
-from builder.students.thresholds import asked_first
+from builder.students.team import asked_first
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from builder.students.thresholds import asked_first
+from builder.students.team import asked_first
 from hplm.levels.calibration import Calibration
 from hplm.tenants.students import Students, Team
 

@@ -155,10 +155,7 @@ def test_counts_and_their_sums_equal_those_of_a_dictionary(data, space, memory):
             count_ngrams(corpus_of(folder / f"corpus-{i}", part), space, folder / f"counts-{i}", memory)
             for i, part in enumerate(parts)
         ]
-        (older := folder / "added").mkdir()  # which an earlier release began, and wrote in place
-        for name in ("progress.json", "keys-0", "counts-0"):
-            (older / name).write_bytes(b"")
-        added = add_counts(counted, older, memory)
+        added = add_counts(counted, folder / "added", memory)
         for counts, documents in zip([*counted, added], [*parts, list(chain(*parts))], strict=True):
             assert stored_counts(counts) == expected_counts(space, documents)
             assert (counts.tokens, counts.documents) == (sum(map(len, documents)), len(documents))
