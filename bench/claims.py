@@ -17,21 +17,22 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.machine import gflops
+from bench.turns import gflops
 from hplm.errors import HplmError
 from hplm.placement.measuring import fingerprint
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "docs/figures.json"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WHERE = ("date", "commit", "cpu")
 BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
 
 
@@ -41,18 +42,6 @@ class Claim(msgspec.Struct, forbid_unknown_fields=True):
     headline: str = ""  # the words for it in the README
 
 
-class Need(msgspec.Struct, forbid_unknown_fields=True):
-    """A file or a package that a measurement needs, and the commands that make it."""
-
-    commands: list[str]
-    path: str = ""
-    package: str = ""
-
-    @property
-    def is_there(self) -> bool:
-        return any(distributions(name=self.package)) if self.package else (ROOT / self.path).exists()
-
-
 class Measurement(msgspec.Struct, forbid_unknown_fields=True):
     title: str
     command: str
@@ -60,26 +49,18 @@ class Measurement(msgspec.Struct, forbid_unknown_fields=True):
     watches: list[str]  # paths whose changes make the figures stale
     figures: dict[str, Claim]  # by their paths in the JSON of the command
     paper: str = ""
-    needs: list[str] = []
+    needs: list[str] = []  # folders
     sides: list[str] = []  # what the README compares by it
     compared: dict[str, list[str]] = {}  # a figure of each side, by what it says
 
 
 class Claims(msgspec.Struct, forbid_unknown_fields=True):
-    needs: dict[str, Need]
+    needs: dict[str, str]  # the command that makes each folder
     measurements: list[Measurement]
 
     @classmethod
     def read(cls) -> Claims:
         return msgspec.json.decode((ROOT / "bench/claims.json").read_bytes(), type=cls)
-
-
-def make(name: str, need: Need) -> None:
-    """Runs the commands that make what is missing."""
-    for command in () if need.is_there else need.commands:
-        print(f"{name} is missing: {command}", file=sys.stderr, flush=True)
-        if code := subprocess.run(_words(command), stdout=sys.__stderr__, cwd=ROOT).returncode:
-            raise HplmError(f"`{command}` ended with status {code}: see its messages above")
 
 
 def _words(command: str) -> list[str]:
@@ -88,12 +69,14 @@ def _words(command: str) -> list[str]:
     return [str(beside) if beside.exists() else name, *words]
 
 
-def measure(one: Measurement, needs: Mapping[str, Need]) -> dict[str, Any]:
+def measure(one: Measurement, needs: Mapping[str, str]) -> dict[str, Any]:
     """Runs a command. Returns its claimed figures, and where and when they were measured."""
     if _git("status", "--porcelain", "--", *watched(one)).strip():
         raise HplmError(f"files that `{one.command}` depends on have changed since the last commit: commit them first")
-    for name in one.needs:
-        make(name, needs[name])
+    for command in (needs[name] for name in one.needs if not (ROOT / name).exists()):
+        print(command, file=sys.stderr, flush=True)
+        if code := subprocess.run(_words(command), stdout=sys.__stderr__, cwd=ROOT).returncode:
+            raise HplmError(f"`{command}` ended with status {code}: see its messages above")
     print(f"{one.command}: about {one.minutes} minutes", file=sys.stderr, flush=True)
     start, before = time.monotonic(), gflops()
     done = subprocess.run([*_words(one.command), "--json"], stdout=subprocess.PIPE, cwd=ROOT, text=True)
@@ -115,9 +98,7 @@ def measure(one: Measurement, needs: Mapping[str, Need]) -> dict[str, Any]:
 def at(found: dict, path: str) -> Any:
     for name in path.split("/"):
         if name not in found:
-            raise HplmError(
-                f"the figures have no {path}: correct bench/claims.json, or install what the command says is missing"
-            )
+            raise HplmError(f"the figures have no {path}: correct bench/claims.json, or install what the command lacks")
         found = found[name]
     return found
 
@@ -168,15 +149,17 @@ def _git(*words: str) -> str:
 
 
 def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
-    """Returns all figures in Markdown."""
-    blocks, unmeasured = [], []
+    """Returns all figures in Markdown. What most of them have in common, such as the machine, stands once, above them."""
+    usual = {name: Counter(result[name] for result in results.values()).most_common(1)[0][0] for name in WHERE if results}
+    blocks, unmeasured = [f"Where nothing else stands: {', '.join(usual.values())}."] if usual else [], []
     for one in known:
         if (result := results.get(one.command)) is None:
             unmeasured.append(f"`{one.command}`")
             continue
+        others = [result[name] for name, most in usual.items() if result[name] != most]
+        where = ", ".join([*others, f"{' and '.join(map(str, result['gflops']))} GFLOP/s"])
         lines = [
-            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {result['minutes']:g} min; "
-            f"{result['date']}, {result['commit']}, {result['cpu']}, {' and '.join(map(str, result['gflops']))} GFLOP/s.\n",
+            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {result['minutes']:g} min; {where}.\n",
             "| | figure | target |\n|---|---|---|",
         ]
         for figure, claim in one.figures.items():

@@ -22,7 +22,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import HplmError
-from loadtest.chaos.history import FAILED, UNANSWERED, WRONG, Asker, Clients, History, Question, expected_answers
+from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, Asker, History, Question, expected_answers
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
@@ -168,22 +168,25 @@ def _placed(cluster: ServedCluster, material: Material, tenants: Sequence[str]) 
     return own
 
 
-class AtEach(Clients):
+class AtEach(History):
     """A client of each replica, which asks for one tenant."""
 
     pauses = 0.01, 0.01
 
     def __init__(self, cluster: ServedCluster, material: Material, tenant: str, key: str = "") -> None:
         askers = [Asker(address, material.backbone) for address in cluster.replicas.values()]
-        super().__init__(askers, [Question(tenant, material.texts[0], key)])
+        super().__init__(askers, {Question(tenant, material.texts[0], key): None})
+
+    def ended(self, since: float, is_answered: bool) -> list[list[float]]:
+        """Returns when each replica has answered, or refused, requests from after `since`."""
+        return [[one.ended for one in own if one.asked >= since and (one.outcome == OK) == is_answered] for own in self.heard]
 
     def all_heard(self, since: float, is_answered: bool = True) -> float:
         """Waits until each replica has answered, or refused, a request from after `since`. Returns when that was."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            times = [ended for ended in self.first(since, is_answered) if ended is not None]
-            if len(times) == len(self.heard):
-                return max(times)
+            if all(times := self.ended(since, is_answered)):
+                return max(first for first, *_ in times)
             time.sleep(PAUSE)
         raise HplmError(f"a replica has not taken a change within {PATIENCE:g} s: read its log")
 
@@ -207,7 +210,7 @@ def _changes(cluster: ServedCluster, material: Material, count: int) -> Rows:
             manager.settle()
             returned = time.monotonic()
             time.sleep(AFTER)
-        after += sum(one.is_answered for own in asking.heard for one in own if one.asked >= returned)
+        after += sum(map(len, asking.ended(returned, is_answered=True)))
     yield Row("add_p99_s", float(np.percentile(took, 99)), "s", most=1.0)
     yield Row("after_delete", after, most=0)
 
@@ -236,7 +239,7 @@ def _killed(cluster: ServedCluster, material: Material) -> Rows:
     victim, address = next(iter(cluster.replicas.items()))
     questions = [Question(tenant, text) for text in material.texts[:3] for tenant in material.tenants[:TENANTS]]
     expected = expected_answers(address, material.backbone, questions)
-    with History(cluster.address, [material.backbone], expected, CLIENTS) as history:
+    with History([Asker(cluster.address, material.backbone) for _ in range(CLIENTS)], expected) as history:
         time.sleep(CALM)
         killed = time.monotonic()
         processes = cluster.kill(victim)

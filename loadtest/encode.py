@@ -35,7 +35,7 @@ def infer_request(
     header = {
         "inputs": [text_input | {"parameters": {"binary_data_size": len(tensor)}}],
         "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in outputs],
-        "parameters": {"tenant": tenant, **(parameters or {})},
+        "parameters": {"tenant": tenant, "outputs": ",".join(outputs), **(parameters or {})},
     }
     head = json.dumps(header, separators=(",", ":")).encode()
     fields = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}

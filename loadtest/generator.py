@@ -94,10 +94,9 @@ def measured(load: Load, of: str, warm_up_s: float, way_out: str = WAY_OUT, warm
 
 class Generator:
     def __init__(self, load: Load, clock: Clock = time) -> None:
-        self.load, self.clock = load, clock
-        due = load.due
+        self.load, self.clock, due = load, clock, load.due
         self.is_open = due is not None
-        self.due = due.tolist() if due is not None else []
+        self.due = [] if due is None else due.tolist()
         self.planned = len(self.due) if self.is_open else load.count
         self.sent = 0
         self.lag = 0.0
@@ -258,17 +257,9 @@ class Generator:
         return Connection(self.load.address, CONNECT_TIMEOUT, source, self.tls)
 
     def _report(self, cpu_s: float) -> Report:
-        return Report(
-            wall_s=self.last_answer - self.start,
-            cpu_s=cpu_s,
-            numbers=np.array(self.numbers, dtype=np.int64),
-            statuses=np.array(self.statuses, dtype=np.int32),
-            latencies=np.array(self.latencies, dtype=np.float64),
-            lag_s=self.lag,
-            errors=self.errors,
-            lost_connections=len(self.lost),
-            bodies=self.bodies,
-        )
+        columns = map(np.array, (self.numbers, self.statuses, self.latencies))
+        wall_s, lost = self.last_answer - self.start, len(self.lost)
+        return Report(wall_s, cpu_s, *columns, lag_s=self.lag, errors=self.errors, lost_connections=lost, bodies=self.bodies)
 
 
 def _connection(key: selectors.SelectorKey) -> Connection:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -77,10 +76,9 @@ def _check(given: argparse.Namespace) -> None:
             raise InvalidInput(f"the way {name!r} is of strangers, who ask through the reverse proxy: give --door")
 
 
-def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
+def run(given: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
     _check(given)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-isolation-")))
         server = stack.enter_context(ServedCopy(given.repository, folder, folder / "state", given.backbone))
         given.backbone = server.backbone
         is_open = server.open_tenants()

@@ -36,6 +36,7 @@ from locust.web import WebUI
 from hplm.errors import HplmError, InvalidInput
 from hplm.parameters import LONGEST_MS
 from hplm.tenants.manager import exported_folder
+from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClientError
 from hplm_client.settings import Settings
@@ -47,9 +48,7 @@ from loadtest.watch import ServerCount, difference
 
 __all__ = ["Burst", "Chat", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
 
-SCENARIOS: dict[str, type[Scenario]] = {
-    scenario.__name__: scenario for scenario in (Poisson, Gamma, Steady, Burst, Replay, Chat)
-}
+SCENARIOS: dict[str, type[Scenario]] = {one.__name__: one for one in (Poisson, Gamma, Steady, Burst, Replay, Chat)}
 REPOSITORY = "model_repository"
 log = logging.getLogger(__name__)
 LOOKS = 0.2  # seconds between checks whether the run has ended
@@ -265,8 +264,7 @@ def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
         return named, None
     folder = exported_folder(Path(options.repository), options.backbone or None)
     options.backbone = folder.parent.name
-    entries = json.loads((folder / EXPORTED_TENANTS).read_text("utf-8"))["tenants"]
-    known = {entry["id"]: Tenant(entry["id"], entry["task"]) for entry in entries}
+    known = {one.id: Tenant(one.id, one.task) for one in Snapshot.load(folder / EXPORTED_TENANTS).tenants}
     if missing := [tenant.id for tenant in named if tenant.id not in known]:
         raise InvalidInput(f"--tenant-ids: {missing[0]!r} is not in {options.repository}: it has {', '.join(list(known)[:5])}")
     return [known[tenant.id] for tenant in named] or list(known.values()), folder / "tokenizer.json"

@@ -19,7 +19,6 @@ COLUMNS = {
     "sent_late_by": "Sent late by",
     "refused_or_failed": "Refused or failed",
 }
-COLORS = {"on time": "#2e7d32", "late": "#f9a825", "refused or failed": "#c62828"}
 
 
 class NotOnTime(Exception):
@@ -84,26 +83,13 @@ class Outcomes:
         return "\n".join("{:20}{:>10}{:>10}{:>8}{:>14}  {}".format(*line) for line in lines)
 
     def in_report(self, page: str) -> str:
-        """Returns Locust's report page with the outcomes as a table and as bars."""
-        head = "".join(f"<th>{title}</th>" for title in (*COLUMNS.values(), "Requests by outcome"))
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.values())}<td>{self._bar(row['scenario'])}</td></tr>"
-            for row in self.rows()
-        )
-        colors = ", ".join(f'<span style="color:{color}">&#9632;</span> {name}' for name, color in COLORS.items())
+        """Returns Locust's report page with the outcomes as a table."""
+        head = "".join(f"<th>{title}</th>" for title in COLUMNS.values())
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in self.rows())
+        body = "".join(f"<tr>{row}</tr>" for row in (head, *cells))
         section = (
             '<section id="outcomes" style="font-family:sans-serif;margin:2em;background:#fff;color:#000">'
-            f'<h2>Outcomes</h2><table border="1" cellpadding="6" style="border-collapse:collapse"><tr>{head}</tr>{body}</table>'
-            f"<p>{colors}</p></section>"
+            f'<h2>Outcomes</h2><table border="1" cellpadding="6" style="border-collapse:collapse">{body}</table></section>'
         )
         before, end, after = page.rpartition("</body>")
         return before + section + end + after
-
-    def _bar(self, scenario: str) -> str:
-        counts = self.counts[scenario]
-        shares = (counts[ON_TIME], counts[LATE], counts.total() - counts[ON_TIME] - counts[LATE])
-        style = "display:inline-block;height:1em;width:{:.0f}px;background:{}"
-        styles = [
-            style.format(300 * share / counts.total(), color) for share, color in zip(shares, COLORS.values(), strict=True)
-        ]
-        return "".join(f'<span style="{style}"></span>' for style in styles)

@@ -43,14 +43,14 @@ def command(
     name: str,
     about: str | None,
     options: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace, dict[str, Any]], None],
+    run: Callable[[argparse.Namespace, Path, dict[str, Any]], None],
     small: str,
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Runs a test on a copy of a repository, and prints its figures, also those from before a failure. Returns the exit status.
 
-    `options`: adds those of the test. `run`: adds the figures, and raises if they are bad. `small`: what --quick stands for,
-    beside a toy repository that is made for it.
+    `options`: adds those of the test. `run`: adds the figures, and raises if they are bad; in a folder that is removed
+    afterwards. `small`: what --quick stands for, beside a toy repository that is made for it.
     """
     words, found, error = sys.argv[1:] if arguments is None else [*arguments], dict[str, Any](), ""
     parser = argparse.ArgumentParser(f"loadtest.{name}", None, about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,20 +60,20 @@ def command(
     options(parser)
     add("--quick", action="store_true", help=QUICK_HELP)
     add("--json", action="store_true", help="print one line of JSON at the end")
-    with TemporaryDirectory(prefix="hplm-quick-") as folder:
+    with TemporaryDirectory(prefix=f"hplm-{name}-") as folder:
         if "--quick" in words:
             from testing.random_repository import ServingOptions, write
             from testing.random_store import TOY
 
-            write(Path(folder), TOY, 2, ServingOptions(dtype="fp32"))
-            words = ["--repository", folder, *shlex.split(small), *words]
+            write(toy := Path(folder, "toy"), TOY, 2, ServingOptions(dtype="fp32"))
+            words = ["--repository", str(toy), *shlex.split(small), *words]
         given = parser.parse_args(words)
         try:
-            run(given, found)
+            run(given, Path(folder), found)
         except (HplmError, OSError) as failed:
             error = str(failed)
     if found:
-        print(json.dumps(found) if given.json else "\n".join(_lines(found)))
+        print(json.dumps(found, indent=None if given.json else 1))
     if error:
         print(f"{name}: {error}", file=sys.stderr)
     return int(bool(error))
@@ -88,15 +88,6 @@ def above_zero(word: str, kind: Callable[[str], float] = float) -> float:
 
 def at_least_one(word: str) -> int:
     return int(above_zero(word, int))
-
-
-def _lines(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yields a line for each figure."""
-    for what, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _lines(value, f"{before}{what}, ")
-        else:
-            yield f"{before}{what}: {value}"
 
 
 class Running:
@@ -251,10 +242,9 @@ class ServedCluster(Running):
 
     def processes(self) -> list[int]:
         """Returns all living processes that the cluster has started, and itself."""
-        found, looked_at = [self.pid_of_command], 0
-        while looked_at < len(found):
-            found += children(found[looked_at])
-            looked_at += 1
+        found = [self.pid_of_command]
+        for pid in found:  # which grows meanwhile
+            found += children(pid)
         return found
 
 

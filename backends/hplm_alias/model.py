@@ -141,6 +141,8 @@ class TritonPythonModel:
         for name in (PROMPT, CANCEL):
             parameters.pop(name, None)  # only we may say it
         parameters |= self._mark.parameters(arrival_ns)
+        if kind is ENCODER:
+            parameters.setdefault("outputs", ",".join(outputs))
         owner, times, line = (backbone, tenant.uid), (arrival_ns, deadline_ns, received_ns), self._lines[kind]
         for refused in line.offer(Forwarded(request, sender, parameters, kind, outputs, backbone, owner, *times)):
             full = QueueFull(

@@ -15,12 +15,13 @@ from backends import replies
 from hplm.engine.lookup import Lookup, LookupRequest
 from hplm.engine.lookup_service import LookupService
 from hplm.engine.views import Views, Watch
-from hplm.errors import DeadlineMissed, HplmError, word_of
+from hplm.errors import DeadlineMissed, HplmError, InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
-from hplm.request.form import PROBE
+from hplm.request.answers import bits_named
+from hplm.request.form import MOST_RUNG, PROBE
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
 from hplm.tenants.arrival import Arrivals, Mark
@@ -116,7 +117,8 @@ class TritonPythonModel:
             # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
             priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
             top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
-            rung=asked_number(parameters, "hplm_rung", 0, 2**16 - 1),
+            rung=min(asked_number(parameters, "hplm_rung", 0, 2**16 - 1), MOST_RUNG),
+            outputs=_outputs(parameters.get("outputs", "")),
         )
 
     def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> HplmError | None:
@@ -139,6 +141,13 @@ class TritonPythonModel:
             self._service.meter.set(names.REGISTRY_AGE_SECONDS, self._views.age)
         for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)
+
+
+def _outputs(given: object) -> int:
+    """Returns the outputs that a request wants, as bits; 0: all. Triton does not tell the models of an ensemble."""
+    if not isinstance(given, str):
+        raise InvalidInput(f"parameter 'outputs' is {given!r}: send names of outputs as text, with commas between")
+    return bits_named(given) if given else 0
 
 
 def _send(sender: replies.Sender, form: bytes | bytearray, texts: int) -> HplmError | None:

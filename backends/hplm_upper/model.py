@@ -52,14 +52,15 @@ class TritonPythonModel:
                 # A copy, before it is checked: Triton frees the memory later, and a client may share it.
                 (ticket,) = request.inputs()
                 form = ticket.as_numpy().tobytes()
-                wanted = request.requested_output_names()
                 if form == PROBE:
                     sender.take_for_probe()
                     self._client.workers.check()
-                    replies.send_outputs(sender, replies.answer_to_probe(wanted))
+                    replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
                 else:
-                    backbone, id = check(form, self._secrets), replies.request_id(request)
-                    pending.append(Pending(form, sender.answer, sender.defer, id, bits_of(wanted), backbone, read_head(form)))
+                    backbone, head, id = check(form, self._secrets), read_head(form), replies.request_id(request)
+                    # The ensemble asks for all outputs, whatever its client wants.
+                    wanted = head.outputs or bits_of(request.requested_output_names())
+                    pending.append(Pending(form, sender.answer, sender.defer, id, wanted, backbone, head))
             except Exception as error:
                 if not sender.is_probe:  # its domain is not known, and a ticket that nobody has signed has no backbone
                     self._client.outcomes[0].meter.add(names.REQUESTS, 1, "", word_of(error))

@@ -26,7 +26,7 @@ quoted() {
 curl --silent --show-error --fail-with-body --max-time "$timeout" ${key:+--header "Authorization: Bearer $key"} \
     "http://$url/v2/models/$backbone/infer" --data-binary @- <<JSON
 {
-  "parameters": {"tenant": "$(quoted "$tenant")", "timeout": 200000},
+  "parameters": {"tenant": "$(quoted "$tenant")", "timeout": 200000, "outputs": "LABEL,SCORE,SPAN,VERSION"},
   "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["$(quoted "$text")"]}],
   "outputs": [{"name": "LABEL"}, {"name": "SCORE"}, {"name": "SPAN"}, {"name": "VERSION"}]
 }

@@ -22,14 +22,15 @@ library = importlib.import_module(f"tritonclient.{args.protocol}")  # both have 
 batch = np.array([[text.encode()] for text in args.texts], dtype=np.object_)  # one column: [texts, 1]
 texts = library.InferInput("TEXT", list(batch.shape), "BYTES")
 texts.set_data_from_numpy(batch)
+outputs = ("LABEL", "SCORE", "SPAN")  # without LOGITS and others
 is_http = args.protocol == "http"  # whose client has the limit; gRPC has none of its own, so each call needs it
 
 with library.InferenceServerClient(args.url, **({"network_timeout": args.timeout} if is_http else {})) as client:
     result = client.infer(
         args.backbone,
         [texts],
-        outputs=[library.InferRequestedOutput(name) for name in ("LABEL", "SCORE", "SPAN")],  # without LOGITS and VERSION
-        parameters={"tenant": args.tenant},
+        outputs=[library.InferRequestedOutput(name) for name in outputs],
+        parameters={"tenant": args.tenant, "outputs": ",".join(outputs)},  # here too, because no model sees the line above
         timeout=200_000,  # the deadline in microseconds; without it, the tenant's default
         headers={  # in lower case, which gRPC requires; proxies read the tenant's name here
             "hplm-tenant": args.tenant,
@@ -38,7 +39,7 @@ with library.InferenceServerClient(args.url, **({"network_timeout": args.timeout
         **({} if is_http else {"client_timeout": args.timeout}),
     )
 
-labels, scores, spans = (result.as_numpy(name) for name in ("LABEL", "SCORE", "SPAN"))
+labels, scores, spans = (result.as_numpy(name) for name in outputs)
 for number, text in enumerate(args.texts):
     print(text)
     for label, score, (start, end) in zip(labels[number], scores[number], spans[number], strict=True):

@@ -108,7 +108,9 @@ def encode(question: Question) -> Request:
     if question.pairs is not None:
         inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
     asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": question.level}
-    return Request(inputs, question.parameters(), (*OUTPUTS, *(name for name, wanted in asked.items() if wanted)))
+    outputs = (*OUTPUTS, *(name for name, wanted in asked.items() if wanted))
+    # Triton tells none of a backbone's models which outputs a request wants, and all of them cost time.
+    return Request(inputs, question.parameters() | {"outputs": ",".join(outputs)}, outputs)
 
 
 @expecting("that of a backbone")

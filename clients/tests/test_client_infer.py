@@ -89,9 +89,11 @@ def test_parameters_key_and_deadline_reach_the_model(ask, fake):
     ask(infer)
     given, plain = fake.requests
     assert 0 < given.parameters.pop("timeout") <= 60_000_000
-    assert given.parameters == {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
+    outputs = {"outputs": "LABEL,SCORE,SPAN,VERSION"}
+    asked = {"tenant": "acme", "truncate": True, "top_k": 1, "hplm_priority": 3, "hplm_rung": 2}
+    assert given.parameters == asked | outputs
     assert given.headers.items() >= {"authorization": "Bearer K3Y", "hplm-tenant": "acme"}.items()
-    assert plain.parameters == {"tenant": "acme"} and plain.headers["hplm-tenant"] == "acme"
+    assert plain.parameters == {"tenant": "acme"} | outputs and plain.headers["hplm-tenant"] == "acme"
     assert plain.headers.get("accept-encoding", "identity") == "identity", "Triton would compress the answer"
     assert "authorization" not in plain.headers and set(plain.outputs) == {"LABEL", "SCORE", "SPAN", "VERSION"}
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import OutOfCapacity
+from hplm.errors import InvalidInput, OutOfCapacity
 from hplm.tasks import LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
@@ -25,6 +25,7 @@ OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
 SHARED = "/dev/shm"
 LARGE = 1 << 20  # bytes of an answer; smaller ones fit into the shared memory that a process already has
 SPARE = 1 << 24
+MOST_NAMES = 100  # characters of the parameter `outputs`
 _SIZE = struct.Struct("<I")  # the bytes of a string, before it
 _BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
 
@@ -32,6 +33,17 @@ _BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
 def bits_of(wanted: Set[str]) -> int:
     """Returns requested outputs as a number."""
     return sum([_BITS[name] for name in wanted])
+
+
+@lru_cache
+def bits_named(given: str) -> int:
+    """Returns the outputs that the parameter `outputs` of a request names, such as "LABEL,SCORE", as a number."""
+    named = {name.strip() for name in given[:MOST_NAMES].split(",")}  # the cache keeps no long ones
+    if len(given) > MOST_NAMES or not named.issubset(OUTPUTS):
+        raise InvalidInput(
+            f"parameter 'outputs' is {given[:MOST_NAMES]!r}: send some of {', '.join(OUTPUTS)}, with commas between"
+        )
+    return bits_of(named)
 
 
 @lru_cache

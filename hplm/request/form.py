@@ -22,7 +22,7 @@ from hplm.arrays import Array
 from hplm.errors import NoTenant
 
 _SIGNATURE_BYTES = 16
-_HEAD = struct.Struct("<QQQIiqqqHHIIIIHH")
+_HEAD = struct.Struct("<QQQIiqqqHBBIIIIHH")
 HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
 PROBE = b"\0"  # instead of a form: whether the engine works
 
@@ -42,12 +42,14 @@ class Head(NamedTuple):
     waited_ns: int = 0  # from its arrival until lookup got it
     top_k: int = 0  # 0: not requested
     rung: int = 0  # of the tenant's tiers that the request asks for, from 1, the dearest; 0: the engine chooses
+    outputs: int = 0  # that the request wants, as bits; 0: all
 
     @property
     def received_ns(self) -> int:
         return self.arrival_ns + self.waited_ns
 
 
+MOST_RUNG = 255  # a higher one is the tenant's last as well
 NO_HEAD = Head(0, 0, 0, 0, "", "")
 
 
@@ -144,7 +146,7 @@ def _read(form: bytes | bytearray) -> tuple[Head, tuple[int, ...], int]:
     tenant = HEAD_BYTES + fields[-2]
     end = tenant + fields[-1]
     names = form[HEAD_BYTES:tenant].decode(), form[tenant:end].decode()
-    return Head._make((*fields[:4], *names, *fields[4:10])), fields[10:14], end + -end % 8
+    return Head._make((*fields[:4], *names, *fields[4:11])), fields[11:15], end + -end % 8
 
 
 def _signature(secret: bytes, form: bytes | bytearray) -> bytes:

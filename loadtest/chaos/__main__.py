@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import product
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,12 +56,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--registry", choices=("folder", "bucket"), default="folder", help=where)
 
 
-def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    place = Path(os.environ.get(INSIDE) or tempfile.mkdtemp(prefix="hplm-chaos-"))
+def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
+    place = Path(os.environ.get(INSIDE, folder / "state"))
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hplm-chaos-")))
-        if INSIDE not in os.environ:
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
         if args.registry == "folder":
             victim = stack.enter_context(ServedCopy(args.repository, folder, place, args.backbone))
             known, keyed = faults(victim), []
@@ -70,7 +66,8 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
             victim, known, keyed = _with_bucket(args, folder, place, stack)
         questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
-        with History(victim.address, victim.models, expected, args.clients) as history:
+        askers = [Asker(victim.address, model) for model in islice(cycle(victim.models), args.clients)]
+        with History(askers, expected) as history:
             each = _harm(args, victim, history, known, [*expected, *keyed])
         counts = history.counts()
         found |= {
@@ -140,8 +137,7 @@ def made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: ra
         return lasted | {"wrong_answer": str(error)}
     if seconds:
         began = time.monotonic()  # of its end
-    last = _answered_again(victim, questions)
-    if last.outcome != OK:
+    if (last := _answered_again(victim, questions)).outcome != OK:
         return lasted | {"not_recovered": last.said}
     return lasted | {"recovery_s": round(time.monotonic() - began, 1)}
 
@@ -151,10 +147,9 @@ def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:
     until = time.monotonic() + WITHIN
 
     def ask(model: str, question: Question) -> Answer:
-        asker = Asker(victim.address, model)
-        while (answer := asker.ask(question)).outcome != OK and time.monotonic() < until:
-            time.sleep(0.1)
-        asker.close()
+        with Asker(victim.address, model) as asker:
+            while (answer := asker.ask(question)).outcome != OK and time.monotonic() < until:
+                time.sleep(0.1)
         return answer
 
     first = {question.tenant: question for question in questions}.values()

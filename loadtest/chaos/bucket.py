@@ -119,8 +119,6 @@ def faults(link: Link, keyed: Question) -> list[Fault]:
 
 
 def _expect_none(victim: ServedCopy, question: Question, when: str) -> None:
-    asker = Asker(victim.address, victim.backbone)
-    answer = asker.ask(question)
-    asker.close()
-    if answer.outcome == OK:
-        raise WrongAnswer(f"{question.tenant} is answered {when}")
+    with Asker(victim.address, victim.backbone) as asker:
+        if asker.ask(question).outcome == OK:
+            raise WrongAnswer(f"{question.tenant} is answered {when}")

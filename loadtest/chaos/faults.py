@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import mmap
 import os
 import random
 import shutil
@@ -132,11 +133,8 @@ def _record_flipped(victim: ServedCopy, chance: random.Random) -> Generator[None
     at = chance.randrange(path.stat().st_size // 2, path.stat().st_size)
 
     def flip() -> None:
-        with path.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 0xFF]))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+            content[at] ^= 0xFF
 
     flip()
     try:
@@ -231,11 +229,8 @@ def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generat
 
 def asked(victim: ServedCopy, question: Question, is_answered: bool) -> Answer:
     """Returns the answer that a server gives when it has had the time to take a change. `is_answered`: what it must be."""
-    asker = Asker(victim.address, victim.backbone)
     until = time.monotonic() + (0.0 if isinstance(victim.state, Path) else WITHIN_SECONDS)
-    answer = asker.ask(question)
-    while (answer.outcome == OK) != is_answered and time.monotonic() < until:
-        time.sleep(0.1)
-        answer = asker.ask(question)
-    asker.close()
+    with Asker(victim.address, victim.backbone) as asker:
+        while ((answer := asker.ask(question)).outcome == OK) != is_answered and time.monotonic() < until:
+            time.sleep(0.1)
     return answer

@@ -52,26 +52,28 @@ class Answer:
 
 
 class Asker:
-    """One connection to a model. After a failure it connects anew."""
+    """One connection to a model. After a failure it is closed, and the next question opens it again."""
 
     def __init__(self, address: str, model: str) -> None:
-        self._address, self._path = address, f"/v2/models/{model}/infer"
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection, self._path = http.client.HTTPConnection(address, timeout=PATIENCE), f"/v2/models/{model}/infer"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def ask(self, question: Question) -> Answer:
         try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection(self._address, timeout=PATIENCE)
             self._connection.request("POST", self._path, question.body(), question.headers)
             response = self._connection.getresponse()
-            status, content = response.status, response.read()
+            status, said = response.status, response.read().decode(errors="replace")
         except TimeoutError:
             self.close()
             return Answer(UNANSWERED, f"no answer within {PATIENCE:g} s")
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return Answer(FAILED, type(error).__name__)
-        said = content.decode(errors="replace")
         if status == 200:
             try:
                 return Answer(OK, logits=np.array(json.loads(said)["outputs"][0]["data"], dtype=np.float64))
@@ -81,43 +83,42 @@ class Asker:
         return Answer(REFUSED, known.word) if known else Answer(FAILED, f"{status} {said[:200]}")
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        self._connection.close()
 
 
 def expected_answers(address: str, model: str, questions: Sequence[Question]) -> dict[Question, Array]:
     """Returns what the unharmed server answers."""
-    asker = Asker(address, model)
     expected: dict[Question, Array] = {}
-    for question in questions:
-        answer = asker.ask(question)
-        if answer.logits is None:
-            raise HplmError(f"tenant {question.tenant!r} is not answered before any fault ({answer.said}): use others")
-        expected[question] = answer.logits
-    asker.close()
+    with Asker(address, model) as asker:
+        for question in questions:
+            answer = asker.ask(question)
+            if answer.logits is None:
+                raise HplmError(f"tenant {question.tenant!r} is not answered before any fault ({answer.said}): use others")
+            expected[question] = answer.logits
     return expected
 
 
 class Heard(NamedTuple):
-    """A request: when it was sent and when it ended, its outcome, whether it was answered, and why not."""
+    """A request: when it was sent and when it ended, its outcome, and why it is not OK."""
 
     asked: float  # on the monotonic clock
     ended: float
     outcome: str
-    is_answered: bool
     why: str
 
 
-class Clients:
-    """Clients that ask without a pause, each its next question when it has an answer. A subclass may judge the answers."""
+class History:
+    """Clients that ask without a pause, each its next question when it has an answer, and what they have heard."""
 
     pauses = 0.0, 0.25  # seconds after an answer, and after none: refused clients would ask thousands of times a second
 
-    def __init__(self, askers: Sequence[Asker], questions: Sequence[Question] = ()) -> None:
-        """Starts the clients. Each asks the questions in turn, and begins with another one."""
+    def __init__(self, askers: Sequence[Asker], expected: Mapping[Question, Array | None]) -> None:
+        """Starts the clients. Each asks the questions in turn, and begins with another one.
+
+        `expected`: the answer that each question must get; None: any.
+        """
         self.heard: list[list[Heard]] = [[] for _ in askers]  # of each client
-        self._questions, self._ending = questions, threading.Event()
+        self._expected, self._ending = expected, threading.Event()
         self._threads = [threading.Thread(target=self._ask_on, args=one, daemon=True) for one in enumerate(askers)]
         for thread in self._threads:
             thread.start()
@@ -126,14 +127,9 @@ class Clients:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def question(self, client: int, turn: int) -> Question:
-        return self._questions[(client + turn) % len(self._questions)]
-
-    def judged(self, client: int, question: Question, answer: Answer, asked: float, ended: float) -> tuple[str, str]:
-        """Returns the outcome of a request, and why it is not OK."""
-        return answer.outcome, answer.said
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
 
     def counts(self) -> Counter[str]:
         return Counter(one.outcome for own in self.heard for one in own)
@@ -148,35 +144,15 @@ class Clients:
         """When the last request ended that was not OK; 0: none."""
         return max((one.ended for own in self.heard for one in own if one.outcome != OK), default=0.0)
 
-    def first(self, since: float, is_answered: bool = True) -> list[float | None]:
-        """Returns when each client had the first answer, or refusal, to a request from after `since`; None: not yet."""
-        found = ((one.ended for one in own if one.asked >= since and one.is_answered == is_answered) for own in self.heard)
-        return [next(own, None) for own in found]
-
-    def stop(self) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join()
-
     def _ask_on(self, client: int, asker: Asker) -> None:
-        for turn in itertools.count():
-            if self._ending.is_set():
-                break
-            question, asked = self.question(client, turn), time.monotonic()
-            answer, ended = asker.ask(question), time.monotonic()
-            outcome, why = self.judged(client, question, answer, asked, ended)
-            self.heard[client].append(Heard(asked, ended, outcome, answer.outcome == OK, why))
-            self._ending.wait(self.pauses[outcome != OK])
-        asker.close()
-
-
-class History(Clients):
-    """Clients whose answers must be those of the unharmed server."""
-
-    def __init__(self, address: str, models: Sequence[str], expected: Mapping[Question, Array], clients: int) -> None:
-        self._expected = expected
-        super().__init__([Asker(address, models[client % len(models)]) for client in range(clients)], list(expected))
-
-    def judged(self, client: int, question: Question, answer: Answer, asked: float, ended: float) -> tuple[str, str]:
-        is_wrong = answer.outcome == OK and not answer.agrees_with(self._expected[question])
-        return (WRONG, question.tenant) if is_wrong else (answer.outcome, answer.said)
+        turns = itertools.cycle(self._expected.items())
+        with asker:
+            for question, expected in itertools.islice(turns, client % len(self._expected), None):
+                asked = time.monotonic()
+                answer, ended = asker.ask(question), time.monotonic()
+                outcome, why = answer.outcome, answer.said
+                if outcome == OK and expected is not None and not answer.agrees_with(expected):
+                    outcome, why = WRONG, question.tenant
+                self.heard[client].append(Heard(asked, ended, outcome, why))
+                if self._ending.wait(self.pauses[outcome != OK]):
+                    break

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from demo.picture import draw_bars
+from bench.run import draw_bars
 
 Runs = Sequence[dict[str, Any]]
 Table = dict[str, dict[str, float]]  # by task and case

@@ -12,15 +12,16 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from bench.machine import gflops, machine
 from bench.rows import ModelSize, Positive, Row, Rows, Seconds, Size, Whole, benchmark, expect_text, say
 from bench.run import run
 from bench.server import multiply, private_bytes, tenant_id, texts_of
+from bench.turns import gflops, machine
 from builder.publish.export import SCHEME as HPLM
 from builder.publish.export import Exported, export
 from builder.publish.model_configs import ServingOptions
@@ -249,10 +250,7 @@ def export_compared(
     return exported
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
-    return ended("compare", lambda: run("python -m research.comparison.compare", "research.comparison", "compare", words))
-
+main = partial(ended, "compare", partial(run, "python -m research.comparison.compare", "research.comparison", "compare"))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,7 +33,7 @@ from builder.training.finetuning import Train, Trained, TrainingOptions, evaluat
 from builder.training.grid import points
 from demo.data import DemoTenant
 from hplm.errors import InvalidInput
-from research.schemes.pretrained import evenly
+from research.schemes.export import evenly
 
 HEAD_RATE = 1e-3  # of a head without an adapter, or with a body that also learns
 

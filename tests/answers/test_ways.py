@@ -110,6 +110,9 @@ def test_outputs_have_their_documented_names_types_and_shapes(server, protocol):
     tags = stock.ask([text, WORDS[2]], "beta")
     assert tags["SPAN"][0].tolist() == [[0, 2], [3, 5], [6, 8]] and tags["LABEL"][1, 1:].tolist() == [b"", b""]
     assert stock.ask([text], "acme", outputs=["SCORE"]).keys() == {"SCORE"}
+    for named in ("SCORE", " VERSION, SCORE"):  # only these are made
+        assert stock.ask([text], "acme", outputs=["SCORE"], made=named)["SCORE"].tolist() == one["SCORE"].tolist()
+    assert stock.ask([text], "acme", outputs=["LABEL"], made="SCORE")["LABEL"] is None
     assert stock.ask([text, text], "acme", outputs=["LEVEL"], hplm_rung=7)["LEVEL"].tolist() == [[1], [1]]
 
 

@@ -12,7 +12,7 @@ import pytest
 from bench.cluster import Material
 from builder.store.store import Store
 from hplm.cli.main import main
-from loadtest.chaos.history import OK, History, Question, expected_answers
+from loadtest.chaos.history import OK, Asker, History, Question, expected_answers
 from loadtest.server import ServedCluster
 from testing.toy import TENANTS, WORDS
 from tests.deploy.door import require_haproxy
@@ -37,7 +37,7 @@ def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_
     questions = [Question(name, text) for name in NAMES for text in TEXTS]
     expected = expected_answers(next(iter(cluster.replicas.values())), "toy", questions)
     before = {name: (own["requests"], cluster.pids(name)) for name, own in cluster.status().items()}
-    with History(cluster.address, ["toy"], expected, clients=2) as history:
+    with History([Asker(cluster.address, "toy") for _ in range(2)], expected) as history:
         eventually(lambda: all(own["requests"] > before[name][0] + 20 for name, own in cluster.status().items()))
         assert cluster.roll()["rolled"] == list(cluster.replicas)
     assert history.counts().keys() == {OK}, history.reasons()

@@ -115,7 +115,8 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
     said = [1.0, -1.0]
     with SmallServer(lambda *_: answer(body=json.dumps({"outputs": [{"name": "LOGITS", "data": said}]}).encode())) as server:
         address = server.url
-        with History(address, ["toy"], expected_answers(address, "toy", [Question("acme", "text")]), clients=2) as asking:
+        expected = expected_answers(address, "toy", [Question("acme", "text")])
+        with History([Asker(address, "toy") for _ in range(2)], expected) as asking:
             eventually(lambda: asking.counts()[OK])
             said.reverse()
             eventually(lambda: asking.counts()[WRONG])

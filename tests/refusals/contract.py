@@ -10,6 +10,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+RANGE = re.compile(r"(.+?), (?:at least (\S+)|((?:above )?\S+) to (.+))")
 LISTED = re.compile(r"up to ([\d,]+) (strings|token ids)(?: of (\d+) to (\d+) characters)?")
 INFINITY = float("inf")
 ODD = [
@@ -25,7 +26,7 @@ MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 2}  # words in the tables, f
 
 @dataclass(frozen=True)
 class Row:
-    """The line of a table about one name."""
+    """What the line of a table says about one name."""
 
     name: str
     of: str  # the ways that take it, where a table has several
@@ -38,6 +39,8 @@ class Row:
     @property
     def setting(self) -> str | None:
         """The setting whose row says what is allowed."""
+        if self.type == "the setting of this name":
+            return self.name
         found = re.fullmatch(r"setting `(\w+)`", self.type)
         return found and found[1]
 
@@ -103,17 +106,19 @@ def number(cell: str) -> int | float:
 
 
 def table(page: str, first: str) -> list[Row]:
-    """Returns the rows of a page's table whose header begins with this name."""
+    """Returns a row for each name in a page's table whose header begins with this word."""
     lines = (DOCS / page).read_text("utf-8").splitlines()
-    starts = [at for at, line in enumerate(lines) if re.match(rf"\| {first} \|.* type \|.* least \|", line)]
-    assert starts, f"docs/{page} has no table of {first}s with the columns type and least"
+    starts = [at for at, line in enumerate(lines) if re.match(rf"\| {first} \|.* type \|", line)]
+    assert starts, f"docs/{page} has no table of {first}s with the column type"
     header, rows = _cells(lines[starts[0]]), []
     for line in lines[starts[0] + 2 :]:
         if not line.startswith("|"):
             break
         cells = dict(zip(header, _cells(line), strict=True))
-        of, most = cells.get("of", ""), cells.get("most", "")
-        rows.append(Row(cells[first].strip("`"), of, cells["type"], cells["least"], most, cells["default"]))
+        found = RANGE.fullmatch(cells["type"])
+        kind, alone, least, most = found.groups("") if found else (cells["type"], "", "", "")
+        for name in re.findall(r"`(\w+)`", cells[first]):
+            rows.append(Row(name, cells.get("of", ""), kind, alone or least, most, cells["default"]))
     return rows
 
 

@@ -21,7 +21,10 @@ from tests.support.wait import Clock
 
 SETTINGS = {row.name: row for row in table("generation.md", "setting")}
 OPENAI = table("openai.md", "field")
-TENANT, OTHER = ("name of a tenant",), ("messages", "stream options", "name of a policy")  # tested by example
+TENANT, OTHER = (
+    ("name of a tenant",),
+    ("messages", "stream options", "name of a policy", "names of outputs"),
+)  # tested by example
 TABLES = {  # by way: its table, and what of it
     "encoder": table("api.md", "parameter"),
     "decoder": table("generation.md", "parameter"),

@@ -46,6 +46,10 @@ def refused(stock, code, words, ask):
         (400, ["[invalid_input]", "tenant", 5], [WORDS[0]], 5, {}),
         (400, ["1024"], [WORDS[0]] * 1025, "city", {}),
         (400, ["[invalid_input]", "top_k"], [WORDS[0]], "beta", {"top_k": 2}),
+        *[
+            (400, ["[invalid_input]", "outputs"], [WORDS[0]], "city", {"made": one})
+            for one in (5, "LABEL,", "label", "x" * 999)
+        ],
         (400, [], [WORDS[0]] * 2, "city", {"pairs": [WORDS[1]]}),
         (503, ["[deadline]"], [WORDS[0]], "city", {"timeout": 1}),
     ],

@@ -66,10 +66,15 @@ class Stock:
     def wanted(self, names):
         return [self._library.InferRequestedOutput(name) for name in names]
 
-    def ask(self, texts, tenant=None, pairs=None, outputs=OUTPUTS, model="toy", headers=None, timeout=None, **parameters):
+    def ask(
+        self, texts, tenant=None, pairs=None, outputs=OUTPUTS, model="toy", headers=None, timeout=None, made=None, **parameters
+    ):
+        """`made`: the parameter `outputs`."""
         inputs = [self.tensor(name, *values) for name, values in (("TEXT", texts), ("TEXT_PAIR", pairs)) if values is not None]
         if tenant is not None:
             parameters["tenant"] = tenant
+        if made is not None:
+            parameters["outputs"] = made
         headers = dict(headers) if headers else None  # the HTTP client adds its own to them
         wanted = self.wanted(outputs)
         result = self.client.infer(model, inputs, outputs=wanted, timeout=timeout, parameters=parameters, headers=headers)

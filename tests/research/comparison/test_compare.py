@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.machine import machine
+from bench.turns import machine
 from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError
 from loadtest.load import Report

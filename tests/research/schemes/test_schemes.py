@@ -25,8 +25,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from research.baselines.models import WholeModels
 from research.schemes.__main__ import main
-from research.schemes.export import NOTES, export_scheme
-from research.schemes.pretrained import evenly
+from research.schemes.export import NOTES, evenly, export_scheme
 from research.schemes.trained import SCHEMES, body_of, score_schemes, train_scheme
 from testing.random_store import random_table, random_tenant
 from testing.reference import Reference
