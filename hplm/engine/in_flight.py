@@ -30,10 +30,6 @@ class Mark(NamedTuple):
     def packed(self) -> bytes:
         return f"{self.number} {self.tenant} {self.tenant_id}\n".encode()
 
-    @property
-    def backbone(self) -> int:
-        return backbone_of(self.tenant)
-
 
 def number_of(backbone: int, uid: int) -> int:
     """Returns a tenant's number in the line: its uid, made different from those of other backbones."""
