@@ -69,6 +69,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "papers alpaserve --seconds 1 --numbers 1 --picture a.svg": (
         "curves/Table 2: in time by deadline/search; curves/Fig. 17: in time by CV/search"
     ),
+    "papers lanes --picture a.svg": "table/waiting queue/tail_ms_stated; lanes/2000/fixed over Eq. 6/times_as_long",
     "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
     "papers tcb --seconds 0.02 --numbers 1 --picture a.svg": "rows/64/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
