@@ -69,6 +69,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "papers alpaserve --seconds 1 --numbers 1 --picture a.svg": (
         "curves/Table 2: in time by deadline/search; curves/Fig. 17: in time by CV/search"
     ),
+    "papers lanes --picture a.svg": "table/waiting queue/tail_ms_stated; lanes/2000/fixed over Eq. 6/times_as_long",
     "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
     "papers tcb --seconds 0.02 --numbers 1 --picture a.svg": "rows/64/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
@@ -135,6 +136,11 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
     assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
+    if "students" in command:
+        (tmp_path / "figures").write_text(f"a table\n{json.dumps(figures)}\n")
+        assert status("papers served_students figures --to b.svg") == 0
+        drawn = (tmp_path / "b.svg").read_text("utf-8")
+        assert all(f">{label}<" in drawn for label in ("2 students", "as the governor chooses", "toy, 16 tokens"))
     if "cascade" in command:
         assert status(f"{command} --quick --questions 1") == 1  # the root has read the texts of two
         # Tabi's other ways use its store and exits.
@@ -192,6 +198,8 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench students --layers 3", ["--layers 3", 2]),
         ("bench luck", ["'luck'", "serve"]),
         ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", "5.0"]),
+        ("papers served_students journal --to a.svg", ["journal", "hplm bench students"]),
+        ("papers served_students journal --to a.foo", ["a.foo"]),
         ("papers timeline none --to trace", ["none"]),
         ("papers timeline journal --to trace", ["journal", "line 2"]),
         ("papers tabi --folder none", ["none", "hplm bench cascade"]),
