@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.rows import Rows, benchmark, rows_of
-from bench.run import Bars, draw_bars
 from builder.pictures import check_picture
+from demo.picture import Bars, draw_bars
 from hplm.errors import MISFITS, InvalidInput
 
 NAMES = {"minilm": "MiniLM", "bert-base": "BERT-base"}
