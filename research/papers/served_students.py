@@ -34,7 +34,7 @@ def served_students(figures: Path, *, to: Path) -> Rows:
 def bars_of(found: Mapping[str, Any]) -> Bars:
     """Returns a panel for each row of the table in docs/students.md. Of several students, all are drawn, and one alone."""
     case = found["case"]
-    sizes: dict[str, str] = {name.replace("-", "_"): NAMES.get(name, name) for name in case["size"]}
+    sizes: dict[str, str] = {name.replace("-", "_"): str(NAMES.get(name, name)) for name in case["size"]}
     teams = {"one student": "students-1", f"{case['students']} students": f"students-{case['students']}"}
 
     def ratios(of: str, name: str) -> dict[str, dict[str, float]]:
