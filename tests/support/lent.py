@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from builder.publish.model_configs import ALIAS
 from hplm.server import TritonServer
@@ -74,11 +75,22 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
         yield lease.server
     finally:
         for model in models:
-            client.unload_model(model, headers=headers)
+            eventually(lambda model=model: _is_unloaded(client, model, headers), PATIENCE)
         eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)), PATIENCE)
         for model in models:
             (lease.repository / model).unlink()
             shutil.rmtree(lease.state / model, ignore_errors=True)
+
+
+def _is_unloaded(client: Any, model: str, headers: dict[str, str]) -> bool:
+    """Unloads a model, or loses a connection that stood idle for as long as the command took. Then it may be asked again."""
+    try:
+        client.unload_model(model, headers=headers)
+    except InferenceServerException as error:
+        if error.status() != "StatusCode.UNAVAILABLE":
+            raise
+        return False
+    return True
 
 
 class LentCopy(ServedCopy):

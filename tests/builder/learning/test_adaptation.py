@@ -22,6 +22,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from testing.random_store import random_documents
+from testing.reference import windows_of
 from tests.builder.checkpoints import VOCABULARY, same, save_bert, weights
 from tests.builder.stores import NO_TIME, corpus
 from tests.support.device import DEVICE
@@ -99,7 +100,7 @@ def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, docu
     texts = documents[:20]
     lesson = lesson_about(checkpoint, texts)
     assert len(lesson.windows) < lesson.tokens
-    whole = Window(3).of(np.concatenate(texts), np.array([len(text) for text in texts]))
+    whole = windows_of(Window(3), texts)
     shrunk = lesson.windows[lesson.window_of].cpu().numpy()
     kept = shrunk != 0
     assert (shrunk[kept] == whole[kept]).all() and kept[:, 1].all()
