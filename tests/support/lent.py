@@ -71,7 +71,7 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
         (lease.repository / model).symlink_to(repository.resolve() / model)
     try:
         for model in models:
-            client.load_model(model, headers=headers)
+            client.load_model(model, headers=headers, client_timeout=PATIENCE)
         yield lease.server
     finally:
         for model in models:
@@ -85,7 +85,7 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
 def _is_unloaded(client: Any, model: str, headers: dict[str, str]) -> bool:
     """Unloads a model, or loses a connection that stood idle for as long as the command took. Then it may be asked again."""
     try:
-        client.unload_model(model, headers=headers)
+        client.unload_model(model, headers=headers, client_timeout=PATIENCE)
     except InferenceServerException as error:
         if error.status() != "StatusCode.UNAVAILABLE":
             raise
