@@ -51,7 +51,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench overload --policies fcfs das:row_tokens=64 --variance 2000": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
-    "bench serve --tenants 2,4": "added_over_noop_ms; share_of_bound; most_to_least/req_per_s",
+    "bench serve --tenants 2": "added_over_noop_ms; share_of_bound",
     "bench students": (
         "toy/one/8/latency_students-2_over_full; toy/batches/16/one_student_throughput_over_ratio_of_layers; "
         "toy/burst/adaptive_over_fixed"
