@@ -25,7 +25,7 @@ from hplm.scheduling.selection import Batch
 from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, SimulatedText, Stream
 
-# What the paper states.
+# The paper states:
 DEVICES, GROUPS = 4, 16  # of a node (B.2); batches that it computes at once (Table 5: M = 4G)
 STUDENTS = 3  # of most tenants after pruning (4.3.1)
 BIN, ELEMENT, LONGEST = 8, 4, 128  # tokens of a bin, texts of a batch from the buffer, tokens of a text (B.4.2)
@@ -39,7 +39,7 @@ TABLE4 = {"2-layer students": (2.8, 3.6), "4-layer": (4.5, 5.2), "padded": (5.1,
 THREE = "2-layer, three students"
 STATED = TABLE4 | {THREE: (3.0, 3.7)}  # mean and 95 % tail in ms; the last one is of Table 2
 
-# What it does not state.
+# These are assumed:
 LENGTHS = Lengths(25, 120, 3, LONGEST)  # SST-2's sentences, about
 TOKEN_MS = (BESIDE_MS + 2 * LAYER_MS - TWO_LAYERS_MS) / (LONGEST - LENGTHS.mean - (BIN - 1) / 2)
 RATE = 2000.0  # texts a second, Poisson: some QUEUED of them come in the time that a batch leaves of the budget

@@ -26,7 +26,7 @@ MEANT = {POSITIONS: 16_384 - SHORT, "`max_tokens`": 2}  # words in the tables, f
 
 @dataclass(frozen=True)
 class Row:
-    """What the line of a table says about one name."""
+    """Holds what the line of a table says about one name."""
 
     name: str
     of: str  # the ways that take it, where a table has several
