@@ -10,8 +10,6 @@ import shutil
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from hplm.request.form import Head, write
 
 NOOP, FLOOR, ECHO = "noop", "floor", "echo"
@@ -67,7 +65,7 @@ def _form(texts: int, tokens: int) -> bytearray:
         Head(0, 0, 0, 0, "general", "tenant-00"),
         [tokens] * texts,
         [1] * texts,
-        np.zeros(texts * tokens, np.int64),
+        bytes(8 * texts * tokens),
         bytes(texts * tokens),
         bytes(12 * texts),
     )

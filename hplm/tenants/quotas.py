@@ -88,7 +88,7 @@ class Quotas:
             if left:
                 self._in_flight[tenant.uid] = left
 
-    def _charge(self, tenant: Tenant, least: float, **cost: int) -> None:
+    def _charge(self, tenant: Tenant, least: float, requests: int = 0, texts: int = 0, tokens: int = 0) -> None:
         """Raises Quota if a bucket holds less, else takes the cost. The tenant's settings may be other ones than before."""
         if not (tenant.rate or tenant.texts_rate or tenant.tokens_rate):
             return
@@ -104,8 +104,9 @@ class Quotas:
                     f"tenant {tenant.id!r} has reached its limit of {account[unit].rate:,.12g} {unit} a second"
                     f"{_part(tenant)}: retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
                 )
+            cost = {"requests": requests, "texts": texts, "tokens": tokens}
             for unit, bucket in account.items():
-                bucket.level -= cost.get(unit, 0)
+                bucket.level -= cost[unit]
 
     def _forget(self, now: float) -> None:
         for _ in range(min(_CHECKED, len(self._accounts))):

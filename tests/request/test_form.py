@@ -37,7 +37,7 @@ def columns(lengths, counts):
 
 def form_of(lengths=(2, 1), counts=(1, 3), passages=()):
     addresses, segments, spans = columns(lengths, counts)
-    return write(b"secret", HEAD, lengths, counts, addresses, segments.tobytes(), spans.tobytes(), passages)
+    return write(b"secret", HEAD, lengths, counts, addresses.tobytes(), segments.tobytes(), spans.tobytes(), passages)
 
 
 texts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.text(max_size=5)), min_size=1, max_size=9)

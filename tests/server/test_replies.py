@@ -197,7 +197,7 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
 
 def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_and_no_probe():
     """Which byte of a ticket was changed: `tests/request/test_form.py`."""
-    ticket, requests = write(b"ours", Head(0, 0, 1, 1, "law", "acme"), [0], [0], np.zeros(0, np.int64), b"", b""), []
+    ticket, requests = write(b"ours", Head(0, 0, 1, 1, "law", "acme"), [0], [0], b"", b"", b""), []
     for form in (ticket, b"forged", PROBE):
         requests.append(Request({}, {}))
         requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
