@@ -20,7 +20,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
-from hplm.request.answers import bits_named
+from hplm.request.answers import Outputs, bits_named
 from hplm.request.form import MOST_RUNG, PROBE
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
@@ -68,7 +68,7 @@ class TritonPythonModel:
                 parameters = replies.taken(request, sender)
                 if sender.is_probe:
                     self._service.check()
-                    _send(sender, PROBE, 1)
+                    replies.send_outputs(sender, _ticket(PROBE, 1))
                 else:
                     taken.append(self._admitted(request, parameters, sender, received, before))
             except Exception as error:
@@ -130,7 +130,7 @@ class TritonPythonModel:
         if isinstance(found, Exception):
             self._refusals.put(sender, found)
             return None
-        return _send(sender, found, texts)
+        return replies.send_outputs(sender, _ticket(found, texts))
 
     def finalize(self) -> None:
         self._service.close()
@@ -154,5 +154,5 @@ def _outputs(given: object) -> int:
     return bits_named(given) if given else 0
 
 
-def _send(sender: replies.Sender, form: bytes | bytearray, texts: int) -> HplmError | None:
-    return replies.send_outputs(sender, {"TICKET": np.ndarray((texts, len(form) // texts), np.uint8, form)})
+def _ticket(form: bytes | bytearray, texts: int) -> Outputs:
+    return {"TICKET": np.ndarray((texts, len(form) // texts), np.uint8, form)}

@@ -62,7 +62,7 @@ def _form(texts: int, tokens: int) -> bytearray:
     """Returns the form of a request to classify texts, with an answer row for each."""
     return write(
         b"",
-        Head(0, 0, 0, 0, "general", "tenant-00"),
+        Head("general", "tenant-00", 0, 0, 0, 0),
         [tokens] * texts,
         [1] * texts,
         bytes(8 * texts * tokens),

@@ -33,8 +33,8 @@ class LookupRequest:
     """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
 
     __slots__ = (
-        "_sizes", "characters_left", "counts", "defer", "head", "ids", "lengths", "pairs", "refuse_at_once", "respond",
-        "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows",
+        "_sizes", "by_words", "characters_left", "counts", "defer", "head", "ids", "lengths", "pairs", "refuse_at_once",
+        "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,7 @@ class LookupRequest:
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
         self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
         self.head = head or head_of(view, tenant)
+        self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
         # Characters of each text and its pair.
         self._sizes = [*map(len, texts)] if pairs is None else [*map(add, map(len, texts), map(len, pairs))]
         self.characters_left = sum(self._sizes)
@@ -91,11 +92,6 @@ class LookupRequest:
         """By when it must leave the line. Later it would be looked up in vain, because the engine needs time too."""
         head = self.head
         return head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
-
-    @property
-    def by_words(self) -> bool:
-        """Whether the tokens are all that is needed of a text."""
-        return self.pairs is None and self.task.reads_first_token
 
     @property
     def left(self) -> int:
@@ -276,7 +272,7 @@ class Lookup:
 def head_of(view: View, tenant: Tenant, *asked: int) -> Head:
     """`asked`: the other fields, in order."""
     snapshot = view.snapshot
-    return Head(snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, tenant.domain, tenant.id, *asked)
+    return Head(tenant.domain, tenant.id, snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, *asked)
 
 
 def check_length(text: str, pair: str | None, where: str = "") -> None:

@@ -31,12 +31,12 @@ PROBE = b"\0"  # instead of a form: whether the engine works
 class Head(NamedTuple):
     """Describes the request. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
 
+    domain: str  # of the tenant
+    tenant: str
     export: int  # of the snapshot: generations are numbered anew in each export
     generation: int  # of the snapshot in which lookup found the tenant
     uid: int
     version: int
-    domain: str  # of the tenant
-    tenant: str
     priority: int = 0
     arrival_ns: int = 0  # at the front door, if there is one
     deadline_ns: int = 0  # 0: no deadline
@@ -51,7 +51,7 @@ class Head(NamedTuple):
 
 
 MOST_RUNG = 255  # a higher one is the tenant's last as well
-NO_HEAD = Head(0, 0, 0, 0, "", "")
+NO_HEAD = Head("", "", 0, 0, 0, 0)
 
 
 class Form:
@@ -95,8 +95,8 @@ def write(
     lengths: Sequence[int],
     counts: Sequence[int],
     addresses: bytes,
-    segments: bytes,
-    spans: bytes,
+    segments: bytes | bytearray,
+    spans: bytes | bytearray,
     passages: Sequence[str] = (),
 ) -> bytearray:
     """Returns a signed form. Its size is a multiple of its texts, because Triton takes tensors with a row for each text.
@@ -109,7 +109,7 @@ def write(
     counted = len(segments), texts, len(spans) // SPAN, len(encoded), len(domain), len(tenant)
     signed = b"".join(
         (
-            _HEAD.pack(*head[:4], *head[6:], *counted),
+            _HEAD.pack(*head[2:], *counted),
             domain,
             tenant,
             bytes(-(len(domain) + len(tenant)) % 8),
@@ -145,7 +145,7 @@ def _read(form: bytes | bytearray) -> tuple[Head, tuple[int, ...], int]:
     tenant = HEAD_BYTES + fields[-2]
     end = tenant + fields[-1]
     names = form[HEAD_BYTES:tenant].decode(), form[tenant:end].decode()
-    return Head._make((*fields[:4], *names, *fields[4:11])), fields[11:15], end + -end % 8
+    return Head._make((*names, *fields[:11])), fields[11:15], end + -end % 8
 
 
 def _signature(secret: bytes, signed: bytes | memoryview) -> bytes:
