@@ -142,16 +142,15 @@ class EngineClient(ABC, Generic[P]):
         now = self._time.monotonic()
         with self._lock:
             worker = self.workers.current
-            numbers = range(self._numbers, self._numbers + len(requests))
-            for number, one in zip(numbers, requests, strict=True):
+            for number, one in enumerate(requests, self._numbers):
                 one.number = number
-            self._numbers = numbers.stop
+            self._numbers += len(requests)
             if worker is not None:
                 if waits:
                     worker.ring(False)
                 else:
                     defer(requests)
-                self._held.update(zip(numbers, requests, strict=True))
+                self._held.update({one.number: one for one in requests})
         if worker is None:
             for one in requests:
                 self._lose(one, Draining(RESTARTING))
