@@ -33,8 +33,8 @@ class LookupRequest:
     """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
 
     __slots__ = (
-        "_sizes", "by_words", "characters_left", "counts", "defer", "head", "ids", "lengths", "pairs", "refuse_at_once",
-        "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows",
+        "_sizes", "by_words", "characters_left", "counts", "deadline_ns", "defer", "head", "ids", "lengths", "owner", "pairs",
+        "refuse_at_once", "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,10 @@ class LookupRequest:
         self.view, self.tenant, self.task = view, tenant, tenant.task_object
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
         self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
-        self.head = head or head_of(view, tenant)
+        self.owner = tenant.uid  # in the line
+        self.head = head = head or head_of(view, tenant)
+        # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
+        self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
         self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
         # Characters of each text and its pair.
         self._sizes = [*map(len, texts)] if pairs is None else [*map(add, map(len, texts), map(len, pairs))]
@@ -83,17 +86,6 @@ class LookupRequest:
             )
 
     @property
-    def owner(self) -> int:
-        """Whose turn it waits for."""
-        return self.tenant.uid
-
-    @property
-    def deadline_ns(self) -> int:
-        """By when it must leave the line. Later it would be looked up in vain, because the engine needs time too."""
-        head = self.head
-        return head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
-
-    @property
     def left(self) -> int:
         """The work that is left, for the line."""
         return self.characters_left + A_TEXT * (len(self.texts) - len(self.ids))
@@ -115,19 +107,16 @@ class LookupRequest:
         """Adds the next texts after they were tokenised. Raises if one of them cannot be read."""
         ids = [one for one in found if isinstance(one, bytes)]
         if len(ids) == len(found):
-            self._take_words(ids)
+            lengths = [len(own) // ITEM for own in ids]
+            spans = array("i", bytes(SPAN * len(ids)))
+            spans[2::3] = array("i", self._sizes[len(self.ids) : len(self.ids) + len(ids)])  # as `first_token`
+            self._add(ids, lengths, lengths, bytes(sum(lengths)), spans.tobytes(), [1] * len(ids))
             return
         for one in found:
             if isinstance(one, bytes):
-                self._take_words([one])
+                self.take([one])
             else:
                 self._take_encoded(one)
-
-    def _take_words(self, ids: Sequence[bytes]) -> None:
-        first, texts = len(self.ids), len(ids)
-        spans = array("i", bytes(SPAN * texts))
-        spans[2::3] = array("i", self._sizes[first : first + texts])  # as `first_token`
-        self._add(ids, bytes(sum(map(len, ids)) // ITEM), spans.tobytes(), [1] * texts)
 
     def _take_encoded(self, encoded: Encoded | InvalidInput) -> None:
         index = len(self.ids)
@@ -137,17 +126,16 @@ class LookupRequest:
             rows = self.task.rows(self.texts[index], self._pair(index), encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {len(self.texts)}: {error}") from None
-        spans = rows.astype(np.int32, copy=False).tobytes()
-        self._add([encoded.tokens.tobytes()], encoded.segments.tobytes(), spans, [len(rows)], encoded.lengths.tolist())
+        ids, segments, spans = encoded.tokens.tobytes(), encoded.segments.tobytes(), rows.astype(np.int32, copy=False).tobytes()
+        self._add([ids], [len(segments)], encoded.lengths.tolist(), segments, spans, [len(rows)])
 
     def _add(
-        self, ids: Sequence[bytes], segments: bytes, spans: bytes, counts: Sequence[int], windows: Sequence[int] = ()
+        self, ids: list[bytes], lengths: list[int], windows: list[int], segments: bytes, spans: bytes, counts: list[int]
     ) -> None:
-        """`windows`: none: each text is one."""
-        first, lengths = len(self.ids), [len(own) // ITEM for own in ids]
+        first = len(self.ids)
         self.ids += ids
         self.lengths += lengths
-        self.windows += windows or lengths
+        self.windows += windows
         self.counts += counts
         self.segments += segments
         self.spans += spans
@@ -172,16 +160,8 @@ class LookupRequest:
                 f"the answer to {len(counts)} texts, the longest with {max(counts):,} words, would have more than "
                 f"{MOST_ROWS:,} rows: send long texts in separate requests"
             )
-        return write(
-            secret,
-            self.head,
-            self.lengths,
-            counts,
-            addresses,
-            self.segments,
-            self.spans,
-            passages=self.pairs if self.pairs is not None and in_windows else (),
-        )
+        passages = self.pairs if self.pairs is not None and in_windows else ()
+        return write(secret, self.head, self.lengths, counts, addresses, self.segments, self.spans, passages)
 
 
 class Lookup:
