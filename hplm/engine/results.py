@@ -27,40 +27,29 @@ def read_answers(
 
     `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
-    by_request: dict[Request, list[int]] = {}
+    alike: dict[tuple[ReadEach, int], dict[Request, list[int]]] = {}
     for number, text in enumerate(texts):
-        by_request.setdefault(text.request, []).append(number)
-    alike: dict[tuple[ReadEach, int], list[list[int]]] = {}
-    for request, numbers in by_request.items():
-        if len(numbers) > 1:
-            numbers.sort(key=lambda number: texts[number].index)
-        read_each = request.tenant.task_object.read_each
-        if (
-            read_each is not None
-            and not request.top_k
-            and all([texts[number].is_one_row and texts[number].windows == 1 for number in numbers])
-            and not texts[numbers[0]].is_first
-        ):
-            alike.setdefault((read_each, len(request.tenant.labels)), []).append(numbers)
-        else:
-            yield from _answers(texts, logits, exit, numbers)
-    for (read_each, labels), parts in alike.items():
-        some = [texts[number] for numbers in parts for number in numbers]
-        own = np.ascontiguousarray(together([logits[number] for numbers in parts for number in numbers])[:, :labels])
-        if not np.isfinite(own).all():
-            for numbers in parts:
-                yield from _answers(texts, logits, exit, numbers)
-            continue
-        names: list[Sequence[str]] = []
-        calibrations: list[Calibration | None] = []
-        levels: list[int] = []
+        request, tenant = text.request, text.request.tenant
+        read_each = tenant.task_object.read_each
+        if read_each is not None and text.is_one_row and text.windows == 1 and not request.top_k and not text.is_first:
+            alike.setdefault((read_each, len(tenant.labels)), {}).setdefault(request, []).append(number)
+        elif (found := _answer(text, logits[number], exit)) != []:
+            yield [text], found
+    for (read_each, labels), by_request in alike.items():
+        parts = by_request.values()
         for numbers in parts:
-            text, count = texts[numbers[0]], len(numbers)
-            names += [text.request.tenant.labels] * count
-            calibrations += [_calibration(text, exit)] * count
-            levels += [_level(text, exit)] * count
+            if len(numbers) > 1:
+                numbers.sort(key=lambda number: texts[number].index)
+        order = [number for numbers in parts for number in numbers]
+        some = [texts[number] for number in order]
+        own = np.ascontiguousarray(together([logits[number] for number in order])[:, :labels])
+        if not np.isfinite(own).all():
+            yield from (([texts[number]], _answer(texts[number], logits[number], exit)) for number in order)
+            continue
+        names = [text.request.tenant.labels for text in some]
+        calibrations = [_calibration(text, exit) for text in some]
         answers = read_each(own, together([text.spans for text in some]), names, calibrations)
-        answers.levels = levels
+        answers.levels = [_level(text, exit) for text in some]
         start = 0
         for numbers in parts:
             stop = start + len(numbers)
@@ -90,16 +79,6 @@ def _level(text: Text, exit: int | None) -> int:
     if text.plan is None:
         return 1
     return 1 + (len(text.exits.calibrations) if exit is None else exit)
-
-
-def _answers(
-    texts: Sequence[Text], logits: Sequence[Array], exit: int | None, numbers: Sequence[int]
-) -> Iterator[tuple[list[Text], list[TextAnswer] | HplmError | None]]:
-    """Yields texts with their answers, one by one, but none for which other windows are to be computed."""
-    for number in numbers:
-        found = _answer(texts[number], logits[number], exit)
-        if found != []:
-            yield [texts[number]], found
 
 
 def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | HplmError | None:

@@ -105,11 +105,11 @@ class Service:
         try:
             form = Form(given)
             respond = partial(self._outbox.put, number, wanted, form.head.version)
-            submit = partial(self.submit, form, respond, id, CONFIDENCE in names_of(wanted), backbone, number)
+            asked = form, respond, id, CONFIDENCE in names_of(wanted), backbone, number
             if self.served[backbone].backbone.is_open(form.head.generation):
-                submit()
-            else:
-                self._unopened.put((submit, respond))  # to read a snapshot may take long, and others do not wait for it
+                self.submit(*asked)
+            else:  # to read a snapshot may take long, and others do not wait for it
+                self._unopened.put((partial(self.submit, *asked), respond))
         except Exception as error:
             self._outbox.put(number, wanted, 0, error)
 

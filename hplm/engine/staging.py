@@ -122,7 +122,7 @@ class Stager:
         if not kept:
             return None
         for own, count in zip(placed, np.bincount(tenants).tolist(), strict=True):
-            for slots, _ in filter(None, own):
+            for slots, _ in filter(None, own) if count > 1 else ():
                 slots.hits += count - 1  # further texts of a tenant find its weights there
         staged, numbers = [texts[number] for number in kept], np.array(tenants)
         arrived: dict[Slots, list[Mark]] = {slots: [] for slots, _ in held}
