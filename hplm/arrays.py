@@ -18,7 +18,10 @@ def together(arrays: Sequence[Array]) -> Array:
 def joined(arrays: Sequence[Array]) -> Array:
     """Returns what `together` does, faster, of arrays of one type that have no gaps in memory."""
     first = arrays[0]
-    return np.frombuffer(bytearray().join(arrays), first.dtype).reshape(-1, *first.shape[1:]) if len(arrays) > 1 else first
+    if len(arrays) == 1:
+        return first
+    whole = bytearray().join(arrays)  # pyright: ignore[reportArgumentType]: the stub does not know that arrays are buffers
+    return np.frombuffer(whole, first.dtype).reshape(-1, *first.shape[1:])
 
 
 def padded(array: Array, size: int) -> Array:

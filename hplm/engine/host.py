@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
+from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Passed, Ready, requests_in
 from hplm.engine.driver import Driver
 from hplm.engine.request import Answer
 from hplm.engine.threads import Beats
@@ -29,7 +29,7 @@ class Serving(Protocol):
     """The service in an engine's process: of backbones of encoders (`hplm.engine.service`), or of a decoder."""
 
     def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Driver: ...  # starts its threads
-    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray, /) -> None: ...  # it does not raise
+    def take(self, requests: Iterable[Passed], /) -> None: ...  # it does not raise
     def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
     def separate(self, apart: Apart, /) -> None: ...
     def begun(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
@@ -85,8 +85,7 @@ class Host:
     def _take_in(self, message: object) -> None:
         if isinstance(message, bytearray):
             with self.outbox:  # what is refused
-                for request in requests_in(message):
-                    self._service.take(*request)
+                self._service.take(requests_in(message))
         elif isinstance(message, Apart):
             self._service.separate(message)
         elif isinstance(message, Cancel):

@@ -58,6 +58,7 @@ class Request:
         self.tenant_number = number_of(backbone, tenant.uid)
         self._number = number
         self.top_k = head.top_k and min(head.top_k, len(tenant.labels))
+        self.with_confidence = with_confidence
         self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
         self.taken_ns = taken_ns
         self.texts = texts = form.texts

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from hplm.arrays import Array, together
+from hplm.arrays import Array, joined, together
 from hplm.engine.request import Request, Text
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.levels.calibration import Calibration
@@ -48,13 +49,10 @@ def read_answers(
             continue
         names = [text.request.tenant.labels for text in some]
         calibrations = [_calibration(text, exit) for text in some]
-        answers = read_each(own, together([text.spans for text in some]), names, calibrations)
+        answers = read_each(own, joined([text.spans for text in some]), names, calibrations)
         answers.levels = [_level(text, exit) for text in some]
-        start = 0
-        for numbers in parts:
-            stop = start + len(numbers)
-            yield some[start:stop], answers.part(start, stop)
-            start = stop
+        ends = accumulate(map(len, parts), initial=0)
+        yield from [(some[start:stop], answers.part(start, stop)) for start, stop in pairwise(ends)]
 
 
 def _calibration(text: Text, exit: int | None) -> Calibration | None:
@@ -89,10 +87,10 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         own = text.rows(logits, len(labels))
         if not np.isfinite(own).all():
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-        joined = request.joined(text, own)
-        if joined is None:
+        whole = request.joined(text, own)
+        if whole is None:
             return []
-        own, spans = joined
+        own, spans = whole
         task = request.tenant.task_object
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
         if (calibration := _calibration(text, exit)) is not None:

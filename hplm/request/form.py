@@ -12,7 +12,7 @@ import hmac
 import struct
 from array import array
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ class Form:
         segments = spans + 12 * rows + 4 * passages
         if segments + tokens > len(form) or passages not in (0, texts):
             raise ValueError(f"a form of {len(form)} bytes cannot have {tokens} tokens and {texts} texts with {rows} rows")
-        sizes = list(struct.unpack_from(f"<{2 * texts}I", form, lengths))
+        sizes = list(_sizes(texts).unpack_from(form, lengths))
         self.lengths: list[int] = sizes[:texts]  # tokens of each text
         self.counts: list[int] = sizes[texts:]  # answer rows of each text
         if not texts or sum(self.lengths) != tokens or sum(self.counts) != rows:
@@ -80,6 +80,11 @@ class Form:
         self.spans: Array = np.ndarray((rows, 3), _INT32, form, spans)
         # One for each text, if the tenant's task answers from the pair.
         self.passages = _passages(form, spans + 12 * rows, passages, segments + tokens) if passages else []
+
+
+@lru_cache
+def _sizes(texts: int) -> struct.Struct:
+    return struct.Struct(f"<{2 * texts}I")
 
 
 def _passages(form: bytes | bytearray, sizes: int, count: int, start: int) -> list[str]:
