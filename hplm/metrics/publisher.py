@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable, Set
@@ -48,6 +49,9 @@ class Publisher:
         """Publishes the last counts and ends the thread."""
         self._ending.set()
         self._thread.join()
+        # Triton would crash if the metrics were freed when the process ends: the memory through which it frees them is gone.
+        for kept in (self._metrics, self._families):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def _run(self) -> None:
         ending = False

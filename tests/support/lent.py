@@ -10,7 +10,8 @@ import os
 import pickle
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +30,8 @@ from loadtest import load
 from loadtest.server import ServedCopy
 from tests.support.servers import Lease
 from tests.support.wait import PATIENCE, eventually
+
+LOST = "StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED"
 
 
 class LoadThread(threading.Thread):
@@ -63,34 +66,67 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
     if known.intersection(models):
         yield lease.server
         return
-    client, (name, secret) = lease.stock("grpc").client, lease.server.admin_header
-    headers = {f"triton-grpc-protocol-{name}": secret}
     for registry in registries_of(repository, lease.state).values():
         registry.begin()
     for model in models:
         (lease.repository / model).symlink_to(repository.resolve() / model)
     try:
-        for model in models:
-            client.load_model(model, headers=headers, client_timeout=PATIENCE)
+        _load(lease, models)
         yield lease.server
     finally:
+        _unload(lease, models)
         for model in models:
-            eventually(lambda model=model: _is_unloaded(client, model, headers), PATIENCE)
-        eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)), PATIENCE)
-        for model in models:
-            (lease.repository / model).unlink()
             shutil.rmtree(lease.state / model, ignore_errors=True)
 
 
-def _is_unloaded(client: Any, model: str, headers: dict[str, str]) -> bool:
+def _load(lease: Lease, models: Sequence[str]) -> None:
+    """Loads models. On a busy machine Triton may end or hang then, as at its start. If so, it is started again with them."""
+    client = lease.stock("grpc").client
+    try:
+        for model in models:
+            client.load_model(model, headers=_opened(lease), client_timeout=PATIENCE)
+    except InferenceServerException as error:
+        if error.status() not in LOST:
+            raise
+        _start_again(lease, "loads", str(error))
+
+
+def _unload(lease: Lease, models: Sequence[str]) -> None:
+    """Unloads models. Starts the server again without them if it has ended or hangs."""
+    client, lost = lease.stock("grpc").client, ""
+    try:
+        for model in models:
+            eventually(lambda model=model: _is_unloaded(lease, client, model))
+        eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)))
+    except (AssertionError, InferenceServerException) as error:
+        lost = str(error)
+    for model in models:
+        (lease.repository / model).unlink()
+    if lost:
+        _start_again(lease, "unloads", lost)
+
+
+def _is_unloaded(lease: Lease, client: Any, model: str) -> bool:
     """Unloads a model, or loses a connection that stood idle for as long as the command took. Then it may be asked again."""
     try:
-        client.unload_model(model, headers=headers, client_timeout=PATIENCE)
+        client.unload_model(model, headers=_opened(lease), client_timeout=PATIENCE)
     except InferenceServerException as error:
-        if error.status() != "StatusCode.UNAVAILABLE":
+        if error.status() != LOST[0] or lease.server.pid is None:
             raise
         return False
     return True
+
+
+def _start_again(lease: Lease, doing: str, why: str) -> None:
+    said = f"{why}\n{lease.server.last_words()}"
+    warnings.warn(f"the server {lease.name!r} is started again, because it {doing} no model: {said}", stacklevel=3)
+    lease.server.start_again()
+
+
+def _opened(lease: Lease) -> dict[str, str]:
+    """Returns the header that opens the server's restricted APIs."""
+    name, secret = lease.server.admin_header
+    return {f"triton-grpc-protocol-{name}": secret}
 
 
 class LentCopy(ServedCopy):
