@@ -61,8 +61,7 @@ class Quotas:
         """Counts a request with all that it costs, and as in flight, or raises Quota. It must be given back once."""
         with self._lock:
             in_flight = self._in_flight.get(tenant.uid, 0)
-            most = max(1, tenant.in_flight // tenant.homes)
-            if tenant.in_flight and in_flight >= most:
+            if tenant.in_flight and in_flight >= (most := max(1, tenant.in_flight // tenant.homes)):
                 raise Quota(
                     f"tenant {tenant.id!r} has reached its limit of {most} requests in flight{_part(tenant)}: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
@@ -88,7 +87,7 @@ class Quotas:
             if left:
                 self._in_flight[tenant.uid] = left
 
-    def _charge(self, tenant: Tenant, least: float, **cost: int) -> None:
+    def _charge(self, tenant: Tenant, least: float, requests: int = 0, texts: int = 0, tokens: int = 0) -> None:
         """Raises Quota if a bucket holds less, else takes the cost. The tenant's settings may be other ones than before."""
         if not (tenant.rate or tenant.texts_rate or tenant.tokens_rate):
             return
@@ -104,8 +103,9 @@ class Quotas:
                     f"tenant {tenant.id!r} has reached its limit of {account[unit].rate:,.12g} {unit} a second"
                     f"{_part(tenant)}: retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
                 )
-            for unit, bucket in account.items():
-                bucket.level -= cost.get(unit, 0)
+            for unit, cost in (("requests", requests), ("texts", texts), ("tokens", tokens)):
+                if unit in account:
+                    account[unit].level -= cost
 
     def _forget(self, now: float) -> None:
         for _ in range(min(_CHECKED, len(self._accounts))):
