@@ -35,7 +35,7 @@ class StudentOptions:
     students: int = 6  # at most
     rank: int = 16
     epochs: int = 3  # of each member, and of all together
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     stacking: float = 0.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
     # Of what is learned by each member but the first, which learns all texts:
     hardest: float = 1.0  # the share of the texts of which most is missing,

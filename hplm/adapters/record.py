@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ENDING = ".safetensors"
 _DIGEST = 24  # characters
@@ -13,9 +13,9 @@ _DIGEST = 24  # characters
 class Record:
     """A head, an adapter or exits, of a tenant or a student, in a record file (`hplm.adapters.records`)."""
 
-    file: str  # name
-    layout: str  # `Layout.key`
-    offset: int  # bytes
+    file: str = field(hash=False)  # name
+    layout: str = field(hash=False)  # `Layout.key`
+    offset: int = field(hash=False)  # bytes
     checksum: int  # CRC-32 of the weights
 
 

@@ -25,7 +25,7 @@ class Backbone(Views):
     @property
     def layouts(self) -> set[Layout]:
         """The layouts of all records that a ticket may still name."""
-        return {Layout.of(key) for view in self._remembered for key in view.snapshot.layouts}
+        return {Layout.of(key) for view in self._remembered.values() for key in view.snapshot.layouts}
 
     def upper(self) -> UpperStack:
         upper = UpperStack(self.config)

@@ -23,6 +23,8 @@ from hplm.registry.store import Place
 
 DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
+# Of a request: its number in the model process, its backbone, its wanted outputs as bits, the client's name for it, its form.
+Passed = tuple[int, int, int, str, bytearray]
 _FRAME = struct.Struct("<Q?")  # bytes behind it, and whether they are pickled
 _REQUEST = struct.Struct("<QHHII")  # number in the model process, backbone, wanted outputs as bits, bytes of id and form
 
@@ -85,7 +87,7 @@ def request_parts(number: int, backbone: int, wanted: int, id: str, form: bytes)
     return _REQUEST.pack(number, backbone, wanted, len(name), len(form)), name, form
 
 
-def requests_in(frame: bytearray) -> Iterator[tuple[int, int, int, str, bytearray]]:
+def requests_in(frame: bytearray) -> Iterator[Passed]:
     """Yields what `request_parts` was given. Each form has memory of its own, so that none keeps the others'."""
     at = 0
     while at < len(frame):

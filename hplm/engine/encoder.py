@@ -198,7 +198,7 @@ class Encoder:
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""
         try:
-            self._in_flight.enter(batch, {text.request.mark for text in batch.texts})
+            self._in_flight.enter(batch, [request.mark for request in {text.request for text in batch.texts}])
             while self._computed:
                 self._computed.popleft()()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
@@ -246,7 +246,7 @@ class Encoder:
                     if isinstance(found, HplmError):
                         _sending(request.fail, found)
                         continue
-                    _sending(request.done, [text.index for text in own], found)
+                    _sending(request.done, own, found)
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
@@ -258,7 +258,7 @@ class Encoder:
         try:
             self.offer(text.for_others())
         except HplmError:  # nothing of it may reach the other texts of the batch
-            _sending(text.request.done, [text.index], [text.request.unsure[text.index]])
+            _sending(text.request.done, [text], [text.request.unsure[text.index]])
 
     @staticmethod
     def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:

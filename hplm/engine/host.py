@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Ready, requests_in
+from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Passed, Ready, requests_in
 from hplm.engine.driver import Driver
 from hplm.engine.request import Answer
 from hplm.engine.threads import Beats
@@ -29,7 +29,7 @@ class Serving(Protocol):
     """The service in an engine's process: of backbones of encoders (`hplm.engine.service`), or of a decoder."""
 
     def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Driver: ...  # starts its threads
-    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray, /) -> None: ...  # it does not raise
+    def take(self, requests: Iterable[Passed], /) -> None: ...  # it does not raise
     def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
     def separate(self, apart: Apart, /) -> None: ...
     def begun(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
@@ -85,8 +85,7 @@ class Host:
     def _take_in(self, message: object) -> None:
         if isinstance(message, bytearray):
             with self.outbox:  # what is refused
-                for request in requests_in(message):
-                    self._service.take(*request)
+                self._service.take(requests_in(message))
         elif isinstance(message, Apart):
             self._service.separate(message)
         elif isinstance(message, Cancel):
@@ -118,6 +117,10 @@ class Host:
             return Beaten({}, {})
 
 
+# The number of a request, its wanted outputs as bits, its tenant's version, and its answer, or a part of that of a decoder.
+Answered = tuple[int, int, int, Answer | Reply]
+
+
 class _Gathered(threading.local):
     """Holds for each thread its answers that have not left, and how many `with outbox` it is within."""
 
@@ -144,53 +147,46 @@ class Outbox:
             self._send(answers)
 
     def put(self, number: int, wanted: int, version: int, answer: Answer | Reply) -> None:
-        answered = Answered(number, wanted, version, answer)
         if self._gathered.depth:
-            self._gathered.answers.append(answered)
+            self._gathered.answers.append((number, wanted, version, answer))
         else:
-            self._send([answered])
+            self._send([(number, wanted, version, answer)])
 
     def _send(self, answers: list[Answered]) -> None:
         try:
-            alike: dict[Hashable, list[Answered]] = {}  # answers that can be outputs of one reply
-            for one in answers:
-                columns = LabelEach.of(one.answer) if isinstance(one.answer, list) else one.answer
+            alike: dict[tuple[int, int], list[tuple[int, int, LabelEach]]] = {}  # answers that can be outputs of one reply
+            others: list[Reply] = []
+            for number, wanted, version, answer in answers:
+                columns = LabelEach.of(answer) if isinstance(answer, list) else answer
                 if isinstance(columns, LabelEach):
-                    alike.setdefault((one.wanted, columns.logits.shape[1]), []).append(one._replace(answer=columns))
+                    alike.setdefault((wanted, columns.logits.shape[1]), []).append((number, version, columns))
                 else:
-                    alike[id(one)] = [one]
-            self._channel.send_bytes([packed([_reply(some) for some in alike.values()])])
+                    others.append(_reply(number, wanted, version, answer))
+            self._channel.send_bytes([packed([_together(wanted, parts) for (wanted, _), parts in alike.items()] + others)])
         except Exception as error:
-            if isinstance(error, OSError) or (len(answers) == 1 and isinstance(answers[0].answer, Exception)):
+            if isinstance(error, OSError) or (len(answers) == 1 and isinstance(answers[0][-1], Exception)):
                 log.exception("cannot send answers")
                 self._channel.shut()  # the model process has gone, or answers for this engine, which ends
             elif len(answers) == 1:
-                self._send([answers[0]._replace(answer=error)])
+                self._send([(*answers[0][:-1], error)])
             else:
                 for answered in answers:  # each by itself, so that only those at fault fail
                     self._send([answered])
 
 
-class Answered(NamedTuple):
-    number: int
-    wanted: int  # outputs, as bits
-    version: int  # of the tenant
-    answer: Answer | Reply  # a reply is a part of an answer of a decoder
-
-
-def _reply(answers: list[Answered]) -> Reply:
-    """Returns the reply to requests whose answers have one shape."""
-    number, wanted, version, answer = answers[0]
+def _reply(number: int, wanted: int, version: int, answer: Answer | Reply) -> Reply:
     if isinstance(answer, Reply):
         return answer
     if isinstance(answer, Exception):
         return Reply([(number, 1)], {}, told(answer, "the engine"))
-    if isinstance(answer, list):
-        return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
-    parts = [(one.number, one.version, one.answer) for one in answers if isinstance(one.answer, LabelEach)]
-    versions = [version for _, version, part in parts for _ in range(len(part))]
-    together = LabelEach.together([part for _, _, part in parts])
-    return Reply([(number, len(part)) for number, _, part in parts], outputs_of(together, names_of(wanted), versions))
+    return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
+
+
+def _together(wanted: int, parts: list[tuple[int, int, LabelEach]]) -> Reply:
+    """Returns the reply to requests, given with their tenants' versions, whose answers have one shape."""
+    requests = [(number, len(part)) for number, _, part in parts]
+    versions = [version for (_, version, _), (_, texts) in zip(parts, requests, strict=True) for _ in range(texts)]
+    return Reply(requests, outputs_of(LabelEach.together([part for _, _, part in parts]), names_of(wanted), versions))
 
 
 def run(open: Callable[[Begin, Host], Serving]) -> None:

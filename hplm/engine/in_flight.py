@@ -28,7 +28,12 @@ class Mark(NamedTuple):
     tenant_id: str
 
     def packed(self) -> bytes:
-        return f"{self.number} {self.tenant} {self.tenant_id}\n".encode()
+        return mark_of(*self)
+
+
+def mark_of(number: int, tenant: int, tenant_id: str) -> bytes:
+    """Returns a packed mark."""
+    return f"{number} {tenant} {tenant_id}\n".encode()
 
 
 def number_of(backbone: int, uid: int) -> int:

@@ -67,6 +67,8 @@ class Instruments:
 
     def started(self, staged: StagedBatch) -> None:
         """Notes when a batch starts to compute."""
+        if self._journal is None:
+            return
         self._batches += 1
         staged.number, started = self._batches, staged.batch.started_ns or 0
         for text in staged.texts:
@@ -76,11 +78,11 @@ class Instruments:
 
     def reached(self, texts: Sequence[Text], exit: int | None) -> None:
         """Notes when texts were computed, before their requests are answered. Those of tenants with exits count by theirs."""
-        now, with_exits = time.monotonic_ns(), 0
-        for text in texts:
-            text.request.computed_ns = now
-            with_exits += text.plan is not None
-        if with_exits:
+        if self._journal is not None:
+            now = time.monotonic_ns()
+            for text in texts:
+                text.request.computed_ns = now
+        if with_exits := sum([text.plan is not None for text in texts]):
             self.meter.add(names.EXIT_TEXTS, with_exits, "end" if exit is None else str(exit))
 
     def computed(self, staged: StagedBatch) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.in_flight import Mark, number_of
+from hplm.engine.in_flight import mark_of, number_of
 from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.request.form import Form
@@ -28,6 +28,14 @@ class Request:
 
     Times are nanoseconds of the monotonic clock; 0 means not yet.
     """
+
+    rung = 0  # of the plans of its exits, for its texts; 0: the dearest
+    started_ns = 0  # when its first batch started
+    computed_ns = 0  # when its last batch was computed
+    batch = 0  # the number of its last batch
+    tokens = 0  # of all texts, after they were checked
+    answered = False
+    _lock = threading.Lock()  # of all requests: it is held for moments
 
     def __init__(
         self,
@@ -48,22 +56,21 @@ class Request:
         self.tenant = tenant
         self.backbone = backbone
         self.tenant_number = number_of(backbone, tenant.uid)
-        self.mark = Mark(number, self.tenant_number, tenant.id).packed()
-        self.top_k = min(head.top_k, len(tenant.labels))
+        self._number = number
+        self.top_k = head.top_k and min(head.top_k, len(tenant.labels))
+        self.with_confidence = with_confidence
         self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
-        self.rung = 0  # of the plans of its exits, for its texts; 0: the dearest
         self.taken_ns = taken_ns
-        self.started_ns = 0  # when its first batch started
-        self.computed_ns = 0  # when its last batch was computed
-        self.batch = 0  # the number of its last batch
         self.texts = texts = form.texts
-        self.tokens = 0  # of all texts, after they were checked
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
         self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows or students, by text
         self.unsure: dict[int, TextAnswer] = {}  # answers of the first students, where the others are asked too
-        self.answered = False
-        self._lock = threading.Lock()
+
+    @property
+    def mark(self) -> bytes:
+        """What shows that it is in a batch."""
+        return mark_of(self._number, self.tenant_number, self.tenant.id)
 
     @property
     def team(self) -> Team | None:
@@ -81,9 +88,9 @@ class Request:
         return texts if team is None else [one for text in texts for one in text.for_students(team)]
 
     def _texts(self, form: Form) -> list[Text]:
-        reads_first = len(form.spans) == self.texts and not form.spans[:, 0].any()
+        reads_first = len(form.spans) == self.texts and not any(form.spans[:, 0].tolist())
         if self.texts == 1 and not form.passages:
-            return [Text(self, 0, form.addresses, form.segments, form.spans, reads_first=reads_first)]
+            return [Text(self, 0, form.addresses, form.segments, form.spans, "", 0, 1, reads_first)]
         token = row = 0
         texts: list[Text] = []
         for index, (tokens, rows) in enumerate(zip(form.lengths, form.counts, strict=True)):
@@ -120,14 +127,14 @@ class Request:
             return np.sum([own for own, _ in parts], axis=0), text.spans
         return np.concatenate([own for own, _ in parts]), np.concatenate([spans for _, spans in parts])
 
-    def done(self, indexes: Sequence[int], answers: Answers) -> None:
+    def done(self, texts: Sequence[Text], answers: Answers) -> None:
         """Takes the answers to texts, in their order, and of each text the first one if there are several."""
         with self._lock:
             if self.answered:
                 return
-            if len(indexes) < self.texts:  # its texts were not computed together
-                for index, rows in zip(indexes, answers, strict=True):
-                    self._rows[index] = self._rows[index] or rows
+            if len(texts) < self.texts:  # they were not computed together
+                for text, rows in zip(texts, answers, strict=True):
+                    self._rows[text.index] = self._rows[text.index] or rows
                 answers = [rows for rows in self._rows if rows is not None]
                 if len(answers) < self.texts:
                     return
@@ -164,6 +171,9 @@ class Text:
     It waits in the queue (`hplm.scheduling.waiting`); the engine computes it.
     """
 
+    depth = 0  # the layers that it passes; 0: all
+    guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
+
     def __init__(
         self,
         request: Request,
@@ -198,8 +208,6 @@ class Text:
         self.backbone = request.backbone
         self.slot_key, exits = request.tenant.weights, request.tenant.exits
         self.plan = exits.plans[request.rung] if exits is not None else None
-        self.depth = 0  # the layers that it passes; 0: all
-        self.guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute
         if self.plan is not None:
             self.tokens = max(1, round(self.tokens * self.plan.cost))
@@ -238,8 +246,7 @@ class Text:
     @property
     def is_first(self) -> bool:
         """Whether only the first students are asked, and others if these are unsure."""
-        team = self.request.team
-        return team is not None and self.windows < team.members
+        return bool(self.depth) and (team := self.request.team) is not None and self.windows < team.members
 
     @property
     def exits(self) -> Exits:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from hplm.arrays import Array, together
+from hplm.arrays import Array, joined, together
 from hplm.engine.request import Request, Text
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.levels.calibration import Calibration
@@ -27,45 +28,31 @@ def read_answers(
 
     `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
-    by_request: dict[Request, list[int]] = {}
+    alike: dict[tuple[ReadEach, int], dict[Request, list[int]]] = {}
     for number, text in enumerate(texts):
-        by_request.setdefault(text.request, []).append(number)
-    alike: dict[tuple[ReadEach, int], list[list[int]]] = {}
-    for request, numbers in by_request.items():
-        if len(numbers) > 1:
-            numbers.sort(key=lambda number: texts[number].index)
-        read_each = request.tenant.task_object.read_each
-        if (
-            read_each is not None
-            and not request.top_k
-            and all([texts[number].is_one_row and texts[number].windows == 1 for number in numbers])
-            and not texts[numbers[0]].is_first
-        ):
-            alike.setdefault((read_each, len(request.tenant.labels)), []).append(numbers)
-        else:
-            yield from _answers(texts, logits, exit, numbers)
-    for (read_each, labels), parts in alike.items():
-        some = [texts[number] for numbers in parts for number in numbers]
-        own = np.ascontiguousarray(together([logits[number] for numbers in parts for number in numbers])[:, :labels])
+        request, tenant = text.request, text.request.tenant
+        read_each = tenant.task_object.read_each
+        if read_each is not None and text.is_one_row and text.windows == 1 and not request.top_k and not text.is_first:
+            alike.setdefault((read_each, len(tenant.labels)), {}).setdefault(request, []).append(number)
+        elif (found := _answer(text, logits[number], exit)) != []:
+            yield [text], found
+    for (read_each, labels), by_request in alike.items():
+        parts = by_request.values()
+        for numbers in parts:
+            if len(numbers) > 1:
+                numbers.sort(key=lambda number: texts[number].index)
+        order = [number for numbers in parts for number in numbers]
+        some = [texts[number] for number in order]
+        own = np.ascontiguousarray(together([logits[number] for number in order])[:, :labels])
         if not np.isfinite(own).all():
-            for numbers in parts:
-                yield from _answers(texts, logits, exit, numbers)
+            yield from (([texts[number]], _answer(texts[number], logits[number], exit)) for number in order)
             continue
-        names: list[Sequence[str]] = []
-        calibrations: list[Calibration | None] = []
-        levels: list[int] = []
-        for numbers in parts:
-            text, count = texts[numbers[0]], len(numbers)
-            names += [text.request.tenant.labels] * count
-            calibrations += [_calibration(text, exit)] * count
-            levels += [_level(text, exit)] * count
-        answers = read_each(own, together([text.spans for text in some]), names, calibrations)
-        answers.levels = levels
-        start = 0
-        for numbers in parts:
-            stop = start + len(numbers)
-            yield some[start:stop], answers.part(start, stop)
-            start = stop
+        names = [text.request.tenant.labels for text in some]
+        calibrations = [_calibration(text, exit) for text in some]
+        answers = read_each(own, joined([text.spans for text in some]), names, calibrations)
+        answers.levels = [_level(text, exit) for text in some]
+        ends = accumulate(map(len, parts), initial=0)
+        yield from [(some[start:stop], answers.part(start, stop)) for start, stop in pairwise(ends)]
 
 
 def _calibration(text: Text, exit: int | None) -> Calibration | None:
@@ -92,16 +79,6 @@ def _level(text: Text, exit: int | None) -> int:
     return 1 + (len(text.exits.calibrations) if exit is None else exit)
 
 
-def _answers(
-    texts: Sequence[Text], logits: Sequence[Array], exit: int | None, numbers: Sequence[int]
-) -> Iterator[tuple[list[Text], list[TextAnswer] | HplmError | None]]:
-    """Yields texts with their answers, one by one, but none for which other windows are to be computed."""
-    for number in numbers:
-        found = _answer(texts[number], logits[number], exit)
-        if found != []:
-            yield [texts[number]], found
-
-
 def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | HplmError | None:
     """Returns the answer to a text; none while other windows of it are to be computed. None: the first students are unsure."""
     request = text.request
@@ -110,10 +87,10 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         own = text.rows(logits, len(labels))
         if not np.isfinite(own).all():
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
-        joined = request.joined(text, own)
-        if joined is None:
+        whole = request.joined(text, own)
+        if whole is None:
             return []
-        own, spans = joined
+        own, spans = whole
         task = request.tenant.task_object
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
         if (calibration := _calibration(text, exit)) is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 import torch
 
-from hplm.engine.channel import Apart, Begin, Channel
+from hplm.engine.channel import Apart, Begin, Channel, Passed
 from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.host import Host, Outbox, run
@@ -99,19 +99,34 @@ class Service:
         self._wake = driver.wake
         return driver
 
-    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
-        """Takes the form of a request, and answers it through the outbox. It does not raise."""
+    def take(self, requests: Iterable[Passed]) -> None:
+        """Takes the forms of requests, and answers them through the outbox. It does not raise.
+
+        It does each step for all of them before the next step, whose code would take the place of this one's in the caches.
+        """
         assert self._outbox is not None
-        try:
-            form = Form(given)
+        read: list[tuple[Form, Passed]] = []
+        for passed in requests:
+            try:
+                read.append((Form(passed[-1]), passed))
+            except Exception as error:
+                self._outbox.put(passed[0], passed[2], 0, error)
+        admitted: list[tuple[Request, Form, Callable[[Answer], None]]] = []
+        for form, (number, backbone, wanted, id, _) in read:
             respond = partial(self._outbox.put, number, wanted, form.head.version)
-            submit = partial(self.submit, form, respond, id, CONFIDENCE in names_of(wanted), backbone, number)
-            if self.served[backbone].backbone.is_open(form.head.generation):
-                submit()
-            else:
-                self._unopened.put((submit, respond))  # to read a snapshot may take long, and others do not wait for it
-        except Exception as error:
-            self._outbox.put(number, wanted, 0, error)
+            asked = form, respond, id, CONFIDENCE in names_of(wanted), backbone, number
+            try:
+                if self.served[backbone].backbone.is_open(form.head.generation):
+                    admitted.append((self._admit(*asked), form, respond))
+                else:  # to read a snapshot may take long, and others do not wait for it
+                    self._unopened.put((partial(self.submit, *asked), respond))
+            except Exception as error:
+                respond(error)
+        for request, form, respond in admitted:
+            try:
+                self._offer(request, form)
+            except Exception as error:
+                respond(error)
 
     def _open_next(self) -> bool:
         submit, respond = self._unopened.get()
@@ -143,6 +158,12 @@ class Service:
         Confidences are computed only `with_confidence`.
         `backbone`: the number of the one whose lookup has signed the form. `number`: the request's, in the model process.
         """
+        self._offer(self._admit(form, respond, id, with_confidence, backbone, number), form)
+
+    def _admit(
+        self, form: Form, respond: Callable[[Answer], None], id: str, with_confidence: bool, backbone: int, number: int
+    ) -> Request:
+        """Returns a request that its tenant may send now, and counts it, or raises."""
         served, head = self.served[backbone], form.head
         if head.export != served.backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
@@ -156,20 +177,26 @@ class Service:
             if now - head.received_ns > TICKET_SECONDS * 1_000_000_000:
                 raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
             served.quotas.take(tenant, form.texts, form.tokens)
-            try:
-                self._check(request, form)
-                costs = tenant.costs
-                # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
-                allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
-                request.rung = min(head.rung, len(costs)) - 1 if head.rung else allowed
-                if with_confidence and (team := request.team) is not None:
-                    request.calibration = team.calibration
-                request.tokens = form.tokens
-                self.encoder.offer(request.texts_from(form))
-            except BaseException:
-                served.quotas.give_back(tenant)  # the request was not taken, so no answer will give it back
-                raise
         except Exception as error:
+            served.instruments.left(request, error)
+            raise
+        return request
+
+    def _offer(self, request: Request, form: Form) -> None:
+        """Brings an admitted request into the line, or raises."""
+        try:
+            self._check(request, form)
+            costs, asked = request.tenant.costs, form.head.rung
+            # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
+            allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
+            request.rung = min(asked, len(costs)) - 1 if asked else allowed
+            if request.with_confidence and (team := request.team) is not None:
+                request.calibration = team.calibration
+            request.tokens = form.tokens
+            self.encoder.offer(request.texts_from(form))
+        except Exception as error:
+            served = self.served[request.backbone]
+            served.quotas.give_back(request.tenant)  # the request was not taken, so no answer will give it back
             served.instruments.left(request, error)
             raise
 

@@ -17,7 +17,7 @@ from hplm.adapters.groups import starts_of_runs
 from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Part, Placed, parts_of
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array, padded, together
+from hplm.arrays import Array, joined, padded, together
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
 from hplm.engine.stages import Stage
@@ -88,11 +88,11 @@ class Sheet:
         self._settings, self._heads, self._placed, self._arrived = settings, config.heads, placed, arrived
         self.indexes: list[int] = arrangement.texts.tolist()  # of its texts in the batch
         self.texts = [texts[index] for index in self.indexes]
-        self.addresses = together([text.addresses for text in self.texts])
+        self.addresses = joined([text.addresses for text in self.texts])
         self.lengths = arrangement.lengths  # of all its texts, also of those that have left
         self.rows = arrangement.rows  # of its tensors, padding included
         tokens = arrangement.tokens if arrangement.is_scattered else slice(len(self.addresses))
-        places = arrangement.offsets + together([text.segments for text in self.texts]) * np.int64(config.positions)
+        places = arrangement.offsets + joined([text.segments for text in self.texts]) * np.int64(config.positions)
         if len(places) < self.rows:
             own, places = places, np.zeros(self.rows, dtype=np.int64)
             places[tokens] = own

@@ -42,6 +42,7 @@ class Stager:
         self._gatherer = Gatherer(settings.device, settings.dtype, settings.resident_rows)
         self._copies = copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
+        self._slots_of: dict[str, Slots] = {}  # by the key of a layout, since slots were last allotted
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
         for layout in backbone.layouts:
             self._slots_for(layout)
@@ -103,26 +104,25 @@ class Stager:
         held: list[tuple[Slots, int]],
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
-        pinned: dict[TenantWeights, int | HplmError] = {}  # of each tenant's weights, or why they cannot be used
         placed: list[list[Placed | None]] = []  # by this number: where the weights are
         kept: list[int] = []
         tenants: list[int] = []
         forest = self._backbone.view.forest
         addresses = [text.addresses for text in texts]
-        for number in self._gatherer.readable(forest, addresses, lambda number, error: broken(texts[number], error)):
-            text = texts[number]
-            tenant = pinned.get(text.slot_key)
-            if tenant is None:
-                tenant = pinned[text.slot_key] = self._pin(text, placed, held)
+        readable = self._gatherer.readable(forest, addresses, lambda number, error: broken(texts[number], error))
+        # The number of each tenant's weights, or why they cannot be used.
+        pinned = {key: self._pin(key, placed, held) for key in dict.fromkeys([texts[number].slot_key for number in readable])}
+        for number in readable:
+            tenant = pinned[texts[number].slot_key]
             if isinstance(tenant, HplmError):
-                broken(text, tenant)
+                broken(texts[number], tenant)
                 continue
             kept.append(number)
             tenants.append(tenant)
         if not kept:
             return None
         for own, count in zip(placed, np.bincount(tenants).tolist(), strict=True):
-            for slots, _ in filter(None, own):
+            for slots, _ in filter(None, own) if count > 1 else ():
                 slots.hits += count - 1  # further texts of a tenant find its weights there
         staged, numbers = [texts[number] for number in kept], np.array(tenants)
         arrived: dict[Slots, list[Mark]] = {slots: [] for slots, _ in held}
@@ -139,15 +139,15 @@ class Stager:
             arrangements = settings.packing.lay(lengths, places)
         return [one.rounded_up() for one in arrangements] if settings.few_sizes else arrangements
 
-    def _pin(self, text: Text, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
-        """Gives slots to the weights of a text. Returns their number among those of the batch, or the reason why it cannot."""
+    def _pin(self, weights: TenantWeights, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
+        """Gives slots to weights. Returns their number among those of the batch, or the reason why it cannot."""
         own: list[Placed | None] = []
         try:
-            for record in (text.slot_key.head, text.slot_key.adapter, text.slot_key.exits):
+            for record in (weights.head, weights.adapter, weights.exits):
                 if record is None:
                     own.append(None)
                     continue
-                slots = self._slots_for(Layout.of(record.layout))
+                slots = self._slots_of.get(record.layout) or self._slots_for(Layout.of(record.layout))
                 held.append((slots, slots.hold(record, self._backbone.records)))
                 own.append(held[-1])
         except HplmError as error:
@@ -174,7 +174,10 @@ class Stager:
 
     def _slots_for(self, layout: Layout) -> Slots:
         slots = self._slots.get(layout)
-        return slots if slots is not None and slots.count else self._allot(layout, self._settings.slots)
+        if slots is None or not slots.count:
+            slots = self._allot(layout, self._settings.slots)
+        self._slots_of[layout.key] = slots
+        return slots
 
     def _give_room_back(self) -> None:
         """Frees the slots of layouts that no tenant has any more. Pinned slots are freed with a later batch."""
@@ -190,6 +193,7 @@ class Stager:
             self._view = ref(view)
 
     def _allot(self, layout: Layout, count: int) -> Slots:
+        self._slots_of.clear()
         before, settings = self._slots.get(layout), self._settings
         devices = settings.devices_of(layout)
         slots = self._slots[layout] = Slots(layout, count, settings.device, layout.computed_in(settings.dtype), devices)

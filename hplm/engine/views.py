@@ -80,7 +80,7 @@ class Views:
         self._seen: WeakSet[View] = WeakSet()  # views of requests in flight, and the remembered ones
         self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
         self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
-        self._remembered: list[View] = []  # in order of generation; the list is replaced, never changed
+        self._remembered: dict[int, View] = {}  # by generation, in their order; it is replaced, never changed
         self.view: View  # the newest one that was opened
         self._read = self._current()  # the generation that CURRENT named last
         self.is_behind = False  # whether that one is newer than the view, and could not be opened
@@ -121,27 +121,21 @@ class Views:
 
     def is_open(self, generation: int) -> bool:
         """Whether `at` returns this generation without reading files."""
-        return self._known(generation) is not None
+        return generation in self._remembered
 
     def at(self, generation: int) -> View:
         """Returns the view that a ticket names. Opens it if lookup has seen a generation that this process has not."""
-        if (found := self._known(generation)) is not None:
+        if (found := self._remembered.get(generation)) is not None:
             return found
         with self._lock:
-            if self._known(generation) is None and self.state is not None and self.state.has(generation):
+            if generation not in self._remembered and self.state is not None and self.state.has(generation):
                 newest = self.view.snapshot
                 self._take(self._snapshot(generation))
                 if generation < newest.generation:
                     self._take(newest)  # batches are gathered from its forest, which now has the tables of both
-        if (found := self._known(generation)) is not None:
+        if (found := self._remembered.get(generation)) is not None:
             return found
         raise Draining("the served tenants or tables changed while the request was on its way: send it again")
-
-    def _known(self, generation: int) -> View | None:
-        for view in reversed(self._remembered):
-            if view.snapshot.generation == generation:
-                return view
-        return None
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)
@@ -194,14 +188,16 @@ class Views:
         view = View(snapshot, forest)
         self._seen.add(view)
         self._used[view] = self._time.monotonic()
-        by_generation = {view.snapshot.generation: view for view in (*self._remembered, view)}
-        self._remembered = [by_generation[generation] for generation in sorted(by_generation)][-REMEMBERED:]
-        self.view = self._remembered[-1]
+        remembered = {**self._remembered, snapshot.generation: view}
+        generations = sorted(remembered)[-REMEMBERED:]
+        self._remembered = {generation: remembered[generation] for generation in generations}
+        self.view = remembered[generations[-1]]
 
     def _forget(self) -> None:
         """Forgets old views and closes their tables, so that deleted files leave the disk."""
         since = self._time.monotonic() - KEPT_SECONDS
-        kept = [view for view in self._remembered if view is self.view or self._used[view] > since]
+        views = self._remembered.items()
+        kept = {generation: view for generation, view in views if view is self.view or self._used[view] > since}
         if len(kept) < len(self._remembered):
             self._remembered = kept
             self._take(self.view.snapshot)

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Apart, Begin, Channel
+from hplm.engine.channel import Apart, Begin, Channel, Passed
 from hplm.engine.driver import Driver
 from hplm.engine.host import Host, Outbox, run
 from hplm.engine.in_flight import InFlight, Mark, number_of
@@ -124,14 +124,15 @@ class Service:
         self.reader.wake = driver.wake
         return driver
 
-    def take(self, number: int, backbone: int, wanted: int, id: str, given: bytearray) -> None:
-        """Takes a request, and answers it through the outbox. It does not raise."""
+    def take(self, requests: Iterable[Passed]) -> None:
+        """Takes requests, and answers them through the outbox. It does not raise."""
         assert self._outbox is not None
-        put = partial(self._outbox.put, number, wanted, 0)
-        try:
-            self._take(Asked.read(given), number, put)
-        except Exception as error:
-            put(error)
+        for number, _, wanted, _, given in requests:
+            put = partial(self._outbox.put, number, wanted, 0)
+            try:
+                self._take(Asked.read(given), number, put)
+            except Exception as error:
+                put(error)
 
     def _take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.arrays import Array, together
+from hplm.arrays import Array, joined
 from hplm.errors import Broken
 from hplm.model.prepacked import with_rows
 from hplm.model.tensors import sent
@@ -61,7 +61,7 @@ class Gatherer:
 
         `broken` is called with the indexes of the others.
         """
-        bad = self.broken(forest, together(texts))
+        bad = self.broken(forest, joined(texts))
         if not len(bad):
             return range(len(texts))
         kept: list[int] = []

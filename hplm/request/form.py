@@ -12,7 +12,7 @@ import hmac
 import struct
 from array import array
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from hplm.errors import NoTenant
 
 _SIGNATURE_BYTES = 16
 _HEAD = struct.Struct("<QQQIiqqqHBBIIIIHH")
+_INT64, _INT32, _UINT8 = map(np.dtype, (np.int64, np.int32, np.uint8))
 HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
 SPAN = 12  # bytes of an answer row's span
 PROBE = b"\0"  # instead of a form: whether the engine works
@@ -70,16 +71,21 @@ class Form:
         segments = spans + SPAN * rows + 4 * passages
         if segments + tokens > len(form) or passages not in (0, texts):
             raise ValueError(f"a form of {len(form)} bytes cannot have {tokens} tokens and {texts} texts with {rows} rows")
-        sizes = np.frombuffer(form, np.uint32, 2 * texts, lengths).tolist()
+        sizes = list(_sizes(texts).unpack_from(form, lengths))
         self.lengths: list[int] = sizes[:texts]  # tokens of each text
         self.counts: list[int] = sizes[texts:]  # answer rows of each text
         if not texts or sum(self.lengths) != tokens or sum(self.counts) != rows:
             raise ValueError(f"{texts} texts do not have {tokens} tokens and {rows} rows in all")
-        self.addresses: Array = np.frombuffer(form, np.int64, tokens, addresses)  # of each token
-        self.segments: Array = np.frombuffer(form, np.uint8, tokens, segments)  # of each token
-        self.spans: Array = np.frombuffer(form, np.int32, 3 * rows, spans).reshape(rows, 3)
+        self.addresses: Array = np.ndarray(tokens, _INT64, form, addresses)  # of each token
+        self.segments: Array = np.ndarray(tokens, _UINT8, form, segments)  # of each token
+        self.spans: Array = np.ndarray((rows, 3), _INT32, form, spans)
         # One for each text, if the tenant's task answers from the pair.
         self.passages = _passages(form, spans + SPAN * rows, passages, segments + tokens) if passages else []
+
+
+@lru_cache
+def _sizes(texts: int) -> struct.Struct:
+    return struct.Struct(f"<{2 * texts}I")
 
 
 def _passages(form: bytes | bytearray, sizes: int, count: int, start: int) -> list[str]:

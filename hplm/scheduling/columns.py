@@ -95,10 +95,10 @@ class Columns(Generic[T]):
         self.all_tokens = 0  # of all texts
         self.bytes = 0  # the memory that all texts keep
         self._length = 0
+        self._joined: list[Sequence[T]] = []  # the texts of the newest requests, which have no rows yet
         self._rows = np.empty(FIRST_ROOM, ROW)
         self._texts: dict[int, T] = {}  # by number
         self._slot_keys, self._tenants = Numbers(), Numbers()
-        self._demand = np.zeros(FIRST_ROOM, np.int64)
         self._requests = self._entries = 0
         for text in texts:
             self.add([text])
@@ -108,29 +108,38 @@ class Columns(Generic[T]):
 
     @property
     def rows(self) -> Array:
+        if self._joined:
+            self._fill()
         return self._rows[: self._length]
 
     @property
     def slot_keys(self) -> int:
+        if self._joined:
+            self._fill()
         return len(self._slot_keys)
 
     @property
     def tenants(self) -> int:
+        if self._joined:
+            self._fill()
         return len(self._tenants)
 
     @property
     def demand(self) -> Array:
         """The waiting tokens of each tenant, by its number."""
-        return self._demand[: len(self._tenants)]
+        return np.bincount(self.tenant, self.tokens, len(self._tenants)).astype(np.int64)  # exact: below 2^53
 
     def number_of(self, tenant: Hashable) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
+        if self._joined:
+            self._fill()
         return self._tenants.number_of(tenant)
 
     def by_tenant(self) -> Iterator[tuple[Hashable, int]]:
         """Yields the tenants with waiting texts, and the tokens of these."""
-        for number in np.flatnonzero(self.demand).tolist():
-            yield self._tenants.value_of(number), int(self._demand[number])
+        for number, tokens in enumerate(self.demand.tolist()):
+            if tokens:
+                yield self._tenants.value_of(number), tokens
 
     def text(self, index: int) -> T:
         return self._texts[int(self.rows["number"][index])]
@@ -146,53 +155,49 @@ class Columns(Generic[T]):
             end = first
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request. They have one tenant."""
-        while self._length + len(texts) > len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._requests += 1
-        first, count = texts[0], len(texts)
-        tenant, take = self._tenants.take(first.tenant, count), self._slot_keys.take
-        is_one = texts[-1].slot_key is first.slot_key  # as of all requests but those that students answer
-        slot_keys = [take(first.slot_key, count)] * count if is_one else [take(text.slot_key) for text in texts]
-        row, tokens, size = self._length, 0, 0
-        for number, (text, slot_key) in enumerate(zip(texts, slot_keys, strict=True), self._entries + 1):
-            self._texts[number] = text
-            self._rows[row] = (
-                *(text.arrival_ns, text.deadline_ns or NEVER, self._requests, number),
-                *(text.tokens, text.priority, slot_key, tenant),
-            )
-            row, tokens, size = row + 1, tokens + text.tokens, size + text.bytes
-        self._length, self._entries = row, self._entries + count
-        if tenant == len(self._demand):
-            self._demand = np.concatenate([self._demand, np.zeros_like(self._demand)])
-        self._demand[tenant] += tokens
-        self.all_tokens += tokens
+        """Adds the texts of one request. They have one tenant. They get rows with those of others, when these are read."""
+        size = 0
+        for text in texts:
+            self.all_tokens += text.tokens
+            size += text.bytes
+        self._joined.append(texts)
+        self._length += len(texts)
         self.bytes += size
-        self.shares.add(first.tenant, count, size)
+        self.shares.add(texts[0].tenant, len(texts), size)
+
+    def _fill(self) -> None:
+        """Gives rows to the texts that have joined."""
+        rows: list[tuple[int, ...]] = []
+        take, number = self._slot_keys.take, self._entries
+        for request, texts in enumerate(self._joined, self._requests + 1):
+            tenant = self._tenants.take(texts[0].tenant, len(texts))
+            for text in texts:
+                number += 1
+                self._texts[number] = text
+                deadline, slot_key = text.deadline_ns or NEVER, take(text.slot_key)
+                rows.append((text.arrival_ns, deadline, request, number, text.tokens, text.priority, slot_key, tenant))
+        self._requests += len(self._joined)
+        self._joined, self._entries = [], number
+        while self._length > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[self._length - len(rows) : self._length] = rows
 
     def remove(self, indexes: Array) -> list[T]:
         """Removes these texts and returns them in the order given."""
         if not len(indexes):
             return []
-        gone = self._rows[indexes]
+        gone = self.rows[indexes]
         out = [self._texts.pop(number) for number in gone["number"].tolist()]
         self.all_tokens -= sum(gone["tokens"].tolist())
-        left: dict[Hashable, tuple[int, int]] = {}  # texts and bytes of each tenant
         for text in out:
-            texts, size = left.get(text.tenant, (0, 0))
-            left[text.tenant] = texts + 1, size + text.bytes
-        for tenant, (texts, size) in left.items():
-            self.bytes -= size
-            self.shares.remove(tenant, texts, size)
+            self.bytes -= text.bytes
+            self.shares.remove(text.tenant, 1, text.bytes)
         if len(out) == self._length:  # nothing stays
             self._length = 0
-            self._demand[: len(self._tenants)] = 0
             self._slot_keys, self._tenants = Numbers(), Numbers()
             return out
-        tenant, tenants = gone["tenant"], len(self._tenants)
-        self._demand[:tenants] -= np.bincount(tenant, gone["tokens"], tenants).astype(np.int64)  # exact: below 2^53
         self._slot_keys.give_back(gone["slot_key"].tolist())
-        self._tenants.give_back(tenant.tolist())
+        self._tenants.give_back(gone["tenant"].tolist())
         stays = np.ones(self._length, bool)
         stays[indexes] = False
         first = int(stays.argmin())  # texts before the first gap do not move
@@ -216,8 +221,7 @@ class Columns(Generic[T]):
         if len(indexes) == len(self):
             return self
         own: Columns[T] = Columns()
-        own._length, own._rows = len(indexes), self._rows[indexes]
+        own._length, own._rows = len(indexes), self.rows[indexes]
         own._texts, own._slot_keys, own._tenants = self._texts, self._slot_keys, self._tenants
-        own._demand = np.bincount(own.tenant, own.tokens, len(self._tenants)).astype(np.int64)
-        own.all_tokens = int(own._demand.sum())
+        own.all_tokens = int(own.tokens.sum())
         return own

@@ -161,7 +161,7 @@ class Queues(Generic[T]):
         leaving = self.shares.room_for(texts, self._newest)
         self._admit(texts, now_ns)
         evicted: list[T] = []
-        for own in {own for own, _ in leaving}:
+        for own in {own for own, _ in leaving} if leaving else ():
             evicted += self._remove(own, np.concatenate([indexes for loses, indexes in leaving if loses is own]))
         self._queues[texts[0].backbone].add(texts)
         return evicted

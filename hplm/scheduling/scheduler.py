@@ -80,7 +80,7 @@ class Scheduler(Queues[T]):
         if admission.must_count:
             admission.count(self._start_at(now_ns) + self._answering_ns, bool(self._running))
         try:
-            admission.check(texts, self._predicts(now_ns) or self.shares.items > 0, now_ns)
+            admission.check(texts, self.shares.items > 0 or self._predicts(now_ns), now_ns)
         except DeadlineMissed:
             self._unserved += sum([text.tokens for text in texts])
             raise

@@ -100,7 +100,7 @@ class Outcome:
         return float(np.percentile((self.answered_ns - self.arrivals.at_ns)[self.answered], 99)) / 1e6
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """A simulated text is a request of its own."""
 

@@ -61,8 +61,7 @@ class Quotas:
         """Counts a request with all that it costs, and as in flight, or raises Quota. It must be given back once."""
         with self._lock:
             in_flight = self._in_flight.get(tenant.uid, 0)
-            most = max(1, tenant.in_flight // tenant.homes)
-            if tenant.in_flight and in_flight >= most:
+            if tenant.in_flight and in_flight >= (most := max(1, tenant.in_flight // tenant.homes)):
                 raise Quota(
                     f"tenant {tenant.id!r} has reached its limit of {most} requests in flight{_part(tenant)}: "
                     f"retry after {RETRY_IN_FLIGHT_S:g} s"
@@ -104,9 +103,9 @@ class Quotas:
                     f"tenant {tenant.id!r} has reached its limit of {account[unit].rate:,.12g} {unit} a second"
                     f"{_part(tenant)}: retry after {math.ceil(waits[unit] * 1000) / 1000:.3f} s"
                 )
-            cost = {"requests": requests, "texts": texts, "tokens": tokens}
-            for unit, bucket in account.items():
-                bucket.level -= cost[unit]
+            for unit, cost in (("requests", requests), ("texts", texts), ("tokens", tokens)):
+                if unit in account:
+                    account[unit].level -= cost
 
     def _forget(self, now: float) -> None:
         for _ in range(min(_CHECKED, len(self._accounts))):

@@ -40,6 +40,7 @@ from research.imports.checkpoints import exported_back, finetune, mix
 from research.result_file import ResultFile, digest_of
 
 FIRST, MIXED = "imported", "mixed"
+OF_MATCHING = "rank", "epochs", "learning_rate"  # options of a case that are among those of the matching too
 Call = tuple[str, Callable[[], object]]  # with its name
 
 
@@ -67,6 +68,7 @@ class Case:
     rank: int = 32
     times: int = 1  # as many texts, and as many tokens of them at most
     epochs: int | None = None
+    learning_rate: float = MatchingOptions.learning_rate
     # own: those of the training, then its domain's. corpus: its domain's alone. like: those most like the training's.
     texts: Literal["own", "corpus", "like"] = "own"
     lower: int = 2  # layers in tables
@@ -78,6 +80,7 @@ CASES = {
     FIRST: Case("without labels"),
     "labelled": Case("then with the labelled data", labelled={"epochs": 3, "learning_rate": 5e-4}),
     "rank-64": Case("rank 64", rank=64),
+    "rate-3": Case("three times the learning rate", learning_rate=3e-3),
     "once": Case("one pass", epochs=1),
     "more-once": Case("three times the texts, one pass", times=3, epochs=1),
     "more": Case("three times the texts", times=3),
@@ -123,7 +126,7 @@ class Imports:
         """Returns everything that the result depends on."""
         about = {"task": task.id, "kind": task.task, "labels": len(task.labels), "case": case}
         about |= {"data": digest_of_files(task.train, task.dev, task.test), "matching": asdict(self._matching(CASES[case]))}
-        own = {name: value for name, value in asdict(CASES[case]).items() if name not in ("about", "rank", "epochs")}
+        own = {name: value for name, value in asdict(CASES[case]).items() if name not in ("about", *OF_MATCHING)}
         return about | {"options": own, "setting": self.setting}
 
     def told_mixed(self, number: int) -> dict[str, Any]:
@@ -166,7 +169,7 @@ class Imports:
 
     def _matching(self, case: Case) -> MatchingOptions:
         epochs = self.amounts.epochs if case.epochs is None else case.epochs
-        return MatchingOptions(case.rank, epochs, most_texts=case.times * self.amounts.texts, least=0)
+        return MatchingOptions(case.rank, epochs, case.learning_rate, most_texts=case.times * self.amounts.texts, least=0)
 
     def _import(self, task: DemoTenant, tenant_id: str, folder: Path, case: Case, test: Path | None) -> dict[str, Any]:
         store = self.store(case.lower)

@@ -55,7 +55,7 @@ def students(
     students: Whole = 4,
     rank: Whole = 16,
     epochs: Whole = 3,
-    learning_rate: Positive = 1e-3,
+    learning_rate: Positive = 3e-3,
     teacher: Literal["own", "dedicated"] = "own",
     adapter: Literal["bottleneck", "lora"] = "bottleneck",
     texts: int = 0,

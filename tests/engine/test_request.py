@@ -38,7 +38,7 @@ def test_it_is_answered_once_and_never_with_an_error_afterwards(make, texts, eve
             request.fail(error := Broken(str(number)))
             expected = expected or [error]
         elif event < texts:
-            request.done([event], [rows := SimpleNamespace(number=number)])
+            request.done([SimpleNamespace(index=event)], [rows := SimpleNamespace(number=number)])
             done.setdefault(event, rows)
             if len(done) == texts:
                 expected = expected or [[done[text] for text in range(texts)]]

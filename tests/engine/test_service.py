@@ -1,11 +1,14 @@
 """The upper half passes requests to the engine within its limits. `test_encoder_machine` tests random runs."""
 
 import time
+from collections import defaultdict
 
 import numpy as np
 import pytest
 
 from builder.store.store import TenantFile
+from hplm.engine.backbone import Backbone
+from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import MOST_NUMBERS, TICKET_SECONDS, Service
 from hplm.engine.settings import Settings
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
@@ -73,3 +76,44 @@ def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
         Service([(folder, Settings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
+
+
+FRAME = {  # the tenant of each request, what its head says, and why it is refused
+    "good": ("acme", {}, None),
+    "of another export": ("acme", {"export": 1}, Draining),
+    "of an unknown tenant": ("acme", {"uid": 999}, NoTenant),
+    "cut off": ("acme", {}, ValueError),
+    "whose task has no best labels": ("beta", {"top_k": 2}, InvalidInput),
+    "also good": ("acme", {}, None),
+}
+
+
+def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
+    class Kept(defaultdict):
+        """An outbox that keeps the answers to each request."""
+
+        def put(self, number, wanted, version, answer):
+            self[number].append(answer)
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *raised):
+            pass
+
+    outbox, backbone = Kept(list), Backbone(toy.folder)
+    service, view = Service([(toy.folder, Settings.read(PARAMETERS))], None, outbox), backbone.view
+    passed = []
+    for number, (name, (tenant, changes, _)) in enumerate(FRAME.items()):
+        request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]], arrival_ns=time.monotonic_ns())
+        request.head = request.head._replace(**changes)
+        (form,) = Lookup(backbone).read([request], MOST_CHARACTERS)
+        passed.append((number, 0, 1, name, form[:9] if name == "cut off" else form))
+    service.take(iter(passed))
+    assert len(service.served[0].quotas) == 1, "a refused request is in flight, or a good one is not"
+    service.encoder.compute(service.encoder.prepare())
+    for number, (name, (*_, error)) in enumerate(FRAME.items()):
+        (answer,) = outbox[number]
+        assert type(answer) is error if error else len(answer) == 1, name
+    assert not len(service.served[0].quotas)
+    service.close()
