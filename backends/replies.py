@@ -83,7 +83,6 @@ class Sender:
         self._response: pb_utils.InferenceResponse | None = None  # that the call returns
         self._held = held
         self.is_probe = False
-        self._talking = threading.Lock()
         self._ended = False
         if call is None:
             self.defer()
@@ -97,6 +96,7 @@ class Sender:
     def defer(self) -> None:
         """Lets any thread answer from now on. Before, only the thread that Triton has called may do so."""
         if self._request is not None:
+            self._talking = threading.Lock()
             self._sender, self._request = self._request.get_response_sender(), None
 
     @property
@@ -135,8 +135,10 @@ class Sender:
     @property
     def is_cancelled(self) -> bool:
         """Whether the client has gone before the last response. To ask is a round trip to the server process."""
+        if self._sender is None:
+            return False
         with self._talking:
-            return not self._ended and self._sender is not None and self._sender.is_cancelled()
+            return not self._ended and self._sender.is_cancelled()
 
 
 class Refusals:

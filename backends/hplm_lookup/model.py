@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from hplm.engine.lookup import Lookup, LookupRequest
+from hplm.engine.lookup import Lookup, LookupRequest, head_of
 from hplm.engine.lookup_service import LookupService
 from hplm.engine.views import Views, Watch
 from hplm.errors import DeadlineMissed, HplmError, InvalidInput, word_of
@@ -20,7 +20,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
-from hplm.request.answers import bits_named
+from hplm.request.answers import Outputs, bits_named
 from hplm.request.form import MOST_RUNG, PROBE
 from hplm.server.control import REVIVED
 from hplm.server.held import Held, HeldBy
@@ -68,7 +68,7 @@ class TritonPythonModel:
                 parameters = replies.taken(request, sender)
                 if sender.is_probe:
                     self._service.check()
-                    _send(sender, PROBE, 1)
+                    replies.send_outputs(sender, _ticket(PROBE, 1))
                 else:
                     taken.append(self._admitted(request, parameters, sender, received, before))
             except Exception as error:
@@ -94,13 +94,24 @@ class TritonPythonModel:
         arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
         before.append((received_ns - arrival_ns) / 1e9)
         timeout_us = asked_timeout_us(parameters, request.timeout()) or tenant.deadline_us or self._deadline_us
-        timeout_us = min(timeout_us, LONGEST_TIMEOUT_US)
-        deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else 0
-        if deadline_ns and deadline_ns <= received_ns:
+        deadline_ns = arrival_ns + min(timeout_us, LONGEST_TIMEOUT_US) * 1000 if timeout_us else 0
+        if 0 < deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
         self._quotas.spend(tenant)  # upper counts again, over all lookups; a refusal here saves the look-up
         inputs = replies.inputs_of(request)
         texts = replies.texts(inputs, "TEXT")
+        head = head_of(
+            view,
+            tenant,
+            # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
+            asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
+            arrival_ns,
+            deadline_ns,
+            received_ns - arrival_ns,
+            asked_number(parameters, "top_k", 0, 2**16 - 1),
+            min(asked_number(parameters, "hplm_rung", 0, 2**16 - 1), MOST_RUNG),
+            _outputs(parameters.get("outputs", "")),
+        )
         return LookupRequest(
             view,
             tenant,
@@ -110,15 +121,8 @@ class TritonPythonModel:
             partial(self._respond, sender, len(texts)),
             sender.defer,
             # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-            refuse_at_once=self._mark.is_on(parameters),
-            arrival_ns=arrival_ns,
-            deadline_ns=deadline_ns,
-            waited_ns=received_ns - arrival_ns,
-            # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
-            priority=asked_number(parameters, "hplm_priority", -(2**31), 2**31 - 1),
-            top_k=asked_number(parameters, "top_k", 0, 2**16 - 1),
-            rung=min(asked_number(parameters, "hplm_rung", 0, 2**16 - 1), MOST_RUNG),
-            outputs=_outputs(parameters.get("outputs", "")),
+            self._mark.is_on(parameters),
+            head,
         )
 
     def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> HplmError | None:
@@ -126,7 +130,7 @@ class TritonPythonModel:
         if isinstance(found, Exception):
             self._refusals.put(sender, found)
             return None
-        return _send(sender, found, texts)
+        return replies.send_outputs(sender, _ticket(found, texts))
 
     def finalize(self) -> None:
         self._service.close()
@@ -150,5 +154,5 @@ def _outputs(given: object) -> int:
     return bits_named(given) if given else 0
 
 
-def _send(sender: replies.Sender, form: bytes | bytearray, texts: int) -> HplmError | None:
-    return replies.send_outputs(sender, {"TICKET": np.frombuffer(form, dtype=np.uint8).reshape(texts, -1)})
+def _ticket(form: bytes | bytearray, texts: int) -> Outputs:
+    return {"TICKET": np.ndarray((texts, len(form) // texts), np.uint8, form)}

@@ -41,6 +41,7 @@ class TritonPythonModel:
             for name, own in zip(backbones, self._client.outcomes, strict=True)
         ]
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
+        self._has_journal = bool(parameters.get("journal"))
         self._held = Held(args["model_name"])
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
@@ -57,7 +58,8 @@ class TritonPythonModel:
                     self._client.workers.check()
                     replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
                 else:
-                    backbone, head, id = check(form, self._secrets), read_head(form), replies.request_id(request)
+                    backbone, head = check(form, self._secrets), read_head(form)
+                    id = replies.request_id(request) if self._has_journal else ""  # nothing else names it
                     # The ensemble asks for all outputs, whatever its client wants.
                     wanted = head.outputs or bits_of(request.requested_output_names())
                     pending.append(Pending(form, sender.answer, sender.defer, id, wanted, backbone, head))

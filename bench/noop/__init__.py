@@ -10,8 +10,6 @@ import shutil
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from hplm.request.form import Head, write
 
 NOOP, FLOOR, ECHO = "noop", "floor", "echo"
@@ -64,10 +62,10 @@ def _form(texts: int, tokens: int) -> bytearray:
     """Returns the form of a request to classify texts, with an answer row for each."""
     return write(
         b"",
-        Head(0, 0, 0, 0, "general", "tenant-00"),
+        Head("general", "tenant-00", 0, 0, 0, 0),
         [tokens] * texts,
         [1] * texts,
-        np.zeros(texts * tokens, np.int64),
+        bytes(8 * texts * tokens),
         bytes(texts * tokens),
         bytes(12 * texts),
     )

@@ -150,7 +150,7 @@ class EngineClient(ABC, Generic[P]):
                     worker.ring(False)
                 else:
                     defer(requests)
-                self._held.update((one.number, one) for one in requests)
+                self._held.update({one.number: one for one in requests})
         if worker is None:
             for one in requests:
                 self._lose(one, Draining(RESTARTING))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hplm.arrays import Array
 from hplm.compiled import kernel
 from hplm.engine.views import View, Views
 from hplm.errors import HplmError, InvalidInput
@@ -18,13 +17,12 @@ from hplm.model.tokenizer import Encoded, Given
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain
 from hplm.plot.levels import Tally
-from hplm.request.form import Form, Head, write
+from hplm.request.form import SPAN, Form, Head, write
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
 LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_TOKENS = 1 << 19  # of a request: 1,024 texts of 512 tokens
-ROW = 12  # bytes of an answer row's span
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
 A_TEXT = 256  # a text costs as much as so many characters more than it has
 IN_LINE = 0.5  # share of the time that a request has left which it may wait for its look-up
@@ -33,6 +31,11 @@ Found = bytes | Encoded | InvalidInput  # what tokenising a text gives; bytes: i
 
 class LookupRequest:
     """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
+
+    __slots__ = (
+        "_sizes", "by_words", "characters_left", "counts", "deadline_ns", "defer", "head", "ids", "lengths", "owner", "pairs",
+        "refuse_at_once", "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,39 +47,38 @@ class LookupRequest:
         respond: Callable[[bytearray | Exception], HplmError | None] = lambda found: None,
         defer: Callable[[], None] = lambda: None,
         refuse_at_once: bool = False,
-        **asked: int,
+        head: Head | None = None,
     ) -> None:
         """`respond` sends its form, or an error, and returns the error that was sent instead. `defer` is called before another
         thread may do so.
 
-        `refuse_at_once`: even if its tenant is refused often. `asked`: what else the head of its form says (`arrival_ns`, ...).
+        `refuse_at_once`: even if its tenant is refused often. `head`: of its form, if it says more than `head_of`.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
+        self.view, self.tenant, self.task = view, tenant, tenant.task_object
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
-        # Characters of each text and its pair.
-        self._sizes = [*map(len, texts)] if pairs is None else [*map(add, map(len, texts), map(len, pairs))]
-        if max(self._sizes, default=0) > LONGEST_TEXT:
-            for index, text in enumerate(texts):
-                check_length(text, self._pair(index), f"text {index + 1} of {len(texts)}: ")
-        self.view = view
-        self.tenant = tenant
-        self.owner = tenant.uid  # in the line
         self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
-        snapshot = view.snapshot
-        of_tenant = tenant.uid, tenant.version, tenant.domain, tenant.id
-        self.head = head = Head(snapshot.export_number, snapshot.generation, *of_tenant, **asked)
+        self.owner = tenant.uid  # in the line
+        self.head = head = head or head_of(view, tenant)
         # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
         self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
-        self.task = tenant.task_object
         self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
+        # Characters of each text and its pair.
+        self._sizes = [*map(len, texts)] if pairs is None else [*map(add, map(len, texts), map(len, pairs))]
+        self.characters_left = sum(self._sizes)
+        if self.characters_left > LONGEST_TEXT:
+            self._check_lengths()
         self.ids: list[bytes] = []  # the tokens of each text that was read, as int64
-        self.tokens = 0  # of these texts
+        self.lengths: list[int] = []  # the tokens of each
+        self.tokens = 0  # of all
         self.windows: list[int] = []  # tokens of each window of these texts
         self.counts: list[int] = []  # answer rows of each
-        self.segments: list[bytes] = []  # of one or more of these texts, as are the spans, both as a form has them
-        self.spans: list[bytes] = []
-        self.characters_left = sum(self._sizes)
+        self.segments, self.spans = bytearray(), bytearray()  # of these texts, as a form has them
+
+    def _check_lengths(self) -> None:
+        for index, text in enumerate(self.texts):
+            check_length(text, self._pair(index), f"text {index + 1} of {len(self.texts)}: ")
         if self.characters_left > MOST_CHARACTERS:
             raise InvalidInput(
                 f"the request has {self.characters_left:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send "
@@ -105,19 +107,16 @@ class LookupRequest:
         """Adds the next texts after they were tokenised. Raises if one of them cannot be read."""
         ids = [one for one in found if isinstance(one, bytes)]
         if len(ids) == len(found):
-            self._take_words(ids)
+            lengths = [len(own) // ITEM for own in ids]
+            spans = array("i", bytes(SPAN * len(ids)))
+            spans[2::3] = array("i", self._sizes[len(self.ids) : len(self.ids) + len(ids)])  # as `first_token`
+            self._add(ids, lengths, lengths, bytes(sum(lengths)), spans.tobytes(), [1] * len(ids))
             return
         for one in found:
             if isinstance(one, bytes):
-                self._take_words([one])
+                self.take([one])
             else:
                 self._take_encoded(one)
-
-    def _take_words(self, ids: Sequence[bytes]) -> None:
-        sizes = [len(own) // ITEM for own in ids]
-        spans = array("i", bytes(ROW * len(ids)))
-        spans[2::3] = array("i", map(len, self.texts[len(self.ids) : len(self.ids) + len(ids)]))  # as `first_token`
-        self._add(ids, sizes, bytes(sum(sizes)), spans.tobytes(), [1] * len(ids))
 
     def _take_encoded(self, encoded: Encoded | InvalidInput) -> None:
         index = len(self.ids)
@@ -127,21 +126,24 @@ class LookupRequest:
             rows = self.task.rows(self.texts[index], self._pair(index), encoded)
         except InvalidInput as error:
             raise InvalidInput(f"text {index + 1} of {len(self.texts)}: {error}") from None
-        spans = rows.astype(np.int32, copy=False).tobytes()
-        self._add([encoded.tokens.tobytes()], encoded.lengths.tolist(), encoded.segments.tobytes(), spans, [len(rows)])
+        ids, segments, spans = encoded.tokens.tobytes(), encoded.segments.tobytes(), rows.astype(np.int32, copy=False).tobytes()
+        self._add([ids], [len(segments)], encoded.lengths.tolist(), segments, spans, [len(rows)])
 
-    def _add(self, ids: Sequence[bytes], windows: Sequence[int], segments: bytes, spans: bytes, counts: Sequence[int]) -> None:
+    def _add(
+        self, ids: list[bytes], lengths: list[int], windows: list[int], segments: bytes, spans: bytes, counts: list[int]
+    ) -> None:
         first = len(self.ids)
         self.ids += ids
-        self.tokens += sum(windows)
+        self.lengths += lengths
         self.windows += windows
         self.counts += counts
-        self.segments.append(segments)
-        self.spans.append(spans)
+        self.segments += segments
+        self.spans += spans
+        self.tokens += len(segments)
         self.characters_left -= sum(self._sizes[first : len(self.ids)])
         if self.tokens > MOST_TOKENS:
-            totals = accumulate(len(own) // ITEM for own in self.ids)
-            count, tokens = next((count, tokens) for count, tokens in enumerate(totals, 1) if tokens > MOST_TOKENS)
+            totals = enumerate(accumulate(self.lengths), 1)
+            count, tokens = next((count, tokens) for count, tokens in totals if tokens > MOST_TOKENS)
             raise InvalidInput(
                 f"the first {count} of {len(self.texts)} texts have {tokens:,} tokens in all their windows, "
                 f"but at most {MOST_TOKENS:,} are allowed: send several requests"
@@ -150,7 +152,7 @@ class LookupRequest:
     def _pair(self, index: int) -> str | None:
         return self.pairs[index] if self.pairs is not None else None
 
-    def form(self, secret: bytes, addresses: Array) -> bytearray:
+    def form(self, secret: bytes, addresses: bytes) -> bytearray:
         """Returns the signed form, with the addresses of all tokens."""
         in_windows, counts = self.task.needs_pair, self.counts
         if not in_windows and len(counts) * max(counts) > MOST_ROWS:  # else the answer has one row a text
@@ -158,16 +160,8 @@ class LookupRequest:
                 f"the answer to {len(counts)} texts, the longest with {max(counts):,} words, would have more than "
                 f"{MOST_ROWS:,} rows: send long texts in separate requests"
             )
-        return write(
-            secret,
-            self.head,
-            lengths=[len(own) // ITEM for own in self.ids],
-            counts=counts,
-            addresses=addresses,
-            segments=b"".join(self.segments),
-            spans=b"".join(self.spans),
-            passages=self.pairs if self.pairs is not None and in_windows else (),
-        )
+        passages = self.pairs if self.pairs is not None and in_windows else ()
+        return write(secret, self.head, self.lengths, counts, addresses, self.segments, self.spans, passages)
 
 
 class Lookup:
@@ -178,9 +172,10 @@ class Lookup:
         kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
 
-    def resolve(self, *given: Any, **asked: Any) -> Form:
+    def resolve(self, view: View, tenant: Tenant, *given: Any, **asked: int) -> Form:
         """Returns the form of a request that is made of these arguments. Raises what is wrong with it."""
-        (found,) = self.read([LookupRequest(*given, **asked)], MOST_CHARACTERS)
+        request = LookupRequest(view, tenant, *given, head=head_of(view, tenant)._replace(**asked))
+        (found,) = self.read([request], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):
             raise found
@@ -246,13 +241,18 @@ class Lookup:
         ids = b"".join([own for request in requests for own in request.ids])
         windows = np.array([length for request in requests for length in request.windows], dtype=np.int64)
         hits = chain.lookup(np.frombuffer(ids, dtype=np.int64), windows)
-        ends = accumulate(request.tokens for request in requests)
-        found = [
-            request.form(self._secret, hits.addresses[end - request.tokens : end])
-            for request, end in zip(requests, ends, strict=True)
-        ]
+        addresses, at, found = hits.addresses.tobytes(), 0, list[bytearray]()
+        for request in requests:
+            start, at = at, at + ITEM * request.tokens
+            found.append(request.form(self._secret, addresses[start:at]))
         self.tally.add(requests[0].tenant.domain, chain, hits)
         return found
+
+
+def head_of(view: View, tenant: Tenant, *asked: int) -> Head:
+    """`asked`: the other fields, in order."""
+    snapshot = view.snapshot
+    return Head(tenant.domain, tenant.id, snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, *asked)
 
 
 def check_length(text: str, pair: str | None, where: str = "") -> None:

@@ -25,18 +25,19 @@ _SIGNATURE_BYTES = 16
 _HEAD = struct.Struct("<QQQIiqqqHBBIIIIHH")
 _INT64, _INT32, _UINT8 = map(np.dtype, (np.int64, np.int32, np.uint8))
 HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
+SPAN = 12  # bytes of an answer row's span
 PROBE = b"\0"  # instead of a form: whether the engine works
 
 
 class Head(NamedTuple):
     """Describes the request. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
 
+    domain: str  # of the tenant
+    tenant: str
     export: int  # of the snapshot: generations are numbered anew in each export
     generation: int  # of the snapshot in which lookup found the tenant
     uid: int
     version: int
-    domain: str  # of the tenant
-    tenant: str
     priority: int = 0
     arrival_ns: int = 0  # at the front door, if there is one
     deadline_ns: int = 0  # 0: no deadline
@@ -51,7 +52,7 @@ class Head(NamedTuple):
 
 
 MOST_RUNG = 255  # a higher one is the tenant's last as well
-NO_HEAD = Head(0, 0, 0, 0, "", "")
+NO_HEAD = Head("", "", 0, 0, 0, 0)
 
 
 class Form:
@@ -67,7 +68,7 @@ class Form:
         self.tokens, self.texts = tokens, texts
         lengths = addresses + 8 * tokens
         spans = lengths + 8 * texts
-        segments = spans + 12 * rows + 4 * passages
+        segments = spans + SPAN * rows + 4 * passages
         if segments + tokens > len(form) or passages not in (0, texts):
             raise ValueError(f"a form of {len(form)} bytes cannot have {tokens} tokens and {texts} texts with {rows} rows")
         sizes = list(_sizes(texts).unpack_from(form, lengths))
@@ -79,7 +80,7 @@ class Form:
         self.segments: Array = np.ndarray(tokens, _UINT8, form, segments)  # of each token
         self.spans: Array = np.ndarray((rows, 3), _INT32, form, spans)
         # One for each text, if the tenant's task answers from the pair.
-        self.passages = _passages(form, spans + 12 * rows, passages, segments + tokens) if passages else []
+        self.passages = _passages(form, spans + SPAN * rows, passages, segments + tokens) if passages else []
 
 
 @lru_cache
@@ -99,44 +100,42 @@ def write(
     head: Head,
     lengths: Sequence[int],
     counts: Sequence[int],
-    addresses: Array,
-    segments: bytes,
-    spans: bytes,
+    addresses: bytes,
+    segments: bytes | bytearray,
+    spans: bytes | bytearray,
     passages: Sequence[str] = (),
 ) -> bytearray:
     """Returns a signed form. Its size is a multiple of its texts, because Triton takes tensors with a row for each text.
 
-    `segments` and `spans` are as a form has them. `spans` are answer rows x 3: the token to read (-1: none), and the first and
-    last code point that the row is about.
+    `addresses`, `segments` and `spans` are as a form has them. `spans` are answer rows x 3: the token to read (-1: none), and
+    the first and last code point that the row is about.
     """
     encoded = [passage.encode() for passage in passages]
-    domain, tenant = head.domain.encode(), head.tenant.encode()
-    counted = sum(lengths), len(lengths), sum(counts), len(encoded), len(domain), len(tenant)
-    form = bytearray().join(
+    domain, tenant, texts = head.domain.encode(), head.tenant.encode(), len(lengths)
+    counted = len(segments), texts, len(spans) // SPAN, len(encoded), len(domain), len(tenant)
+    signed = b"".join(
         (
-            bytes(_SIGNATURE_BYTES),
-            _HEAD.pack(*head[:4], *head[6:], *counted),
+            _HEAD.pack(*head[2:], *counted),
             domain,
             tenant,
             bytes(-(len(domain) + len(tenant)) % 8),
-            addresses.data,
+            addresses,
             array("I", [*lengths, *counts]),
             spans,
-            array("I", map(len, encoded)),
+            array("I", [*map(len, encoded)]) if encoded else b"",
             segments,
             *encoded,
         )
     )
-    form += bytes(-len(form) % len(lengths))
-    form[:_SIGNATURE_BYTES] = _signature(secret, form)
-    return form
+    signed += bytes(-(_SIGNATURE_BYTES + len(signed)) % texts)
+    return bytearray().join((_signature(secret, signed), signed))
 
 
 def check(form: bytes, secrets: Sequence[bytes]) -> int:
     """Returns which of these secrets a form was signed with. Raises if it was none."""
     if len(form) >= HEAD_BYTES:
         for number, secret in enumerate(secrets):
-            if hmac.compare_digest(form[:_SIGNATURE_BYTES], _signature(secret, form)):
+            if hmac.compare_digest(form[:_SIGNATURE_BYTES], _signature(secret, memoryview(form)[_SIGNATURE_BYTES:])):
                 return number
     raise NoTenant
 
@@ -152,12 +151,12 @@ def _read(form: bytes | bytearray) -> tuple[Head, tuple[int, ...], int]:
     tenant = HEAD_BYTES + fields[-2]
     end = tenant + fields[-1]
     names = form[HEAD_BYTES:tenant].decode(), form[tenant:end].decode()
-    return Head._make((*fields[:4], *names, *fields[4:11])), fields[11:15], end + -end % 8
+    return Head._make((*names, *fields[:11])), fields[11:15], end + -end % 8
 
 
-def _signature(secret: bytes, form: bytes | bytearray) -> bytes:
+def _signature(secret: bytes, signed: bytes | memoryview) -> bytes:
     keyed = _keyed(secret).copy()
-    keyed.update(memoryview(form)[_SIGNATURE_BYTES:])
+    keyed.update(signed)
     return keyed.digest()[:_SIGNATURE_BYTES]
 
 

@@ -24,7 +24,7 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_s
     if name is not None and not isinstance(name, str):
         raise InvalidInput(f"parameter 'tenant' is {name!r}: send the name of a tenant")
     headers = [value for key, value in parameters.items() if key.lower() == HEADER]
-    if any(value not in (name, UNSEEN) for value in headers):
+    if not all([value in (name, UNSEEN) for value in headers]):
         raise InvalidInput(f"the header {HEADER} is not the parameter 'tenant': send the same name in both, or no such header")
     try:
         tenant = snapshot.find(name)

@@ -13,8 +13,6 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-import numpy as np
-
 from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
 from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
@@ -133,9 +131,7 @@ class Asked:
         self.allowed_s, self.sends = allowed_s, sends
         arrival_ns = world.clock.monotonic_ns() - 10**9
         times = {"arrival_ns": arrival_ns, "deadline_ns": arrival_ns + round(1e9 * allowed_s) if allowed_s else 0}
-        form = write(
-            b"", Head(0, 0, 0, uid_of(name), "law", name.split()[0], **times), [0], [0], np.zeros(0, np.int64), b"", b""
-        )
+        form = write(b"", Head("law", name.split()[0], 0, 0, 0, uid_of(name), **times), [0], [0], b"", b"", b"")
         respond = partial(self._answered)
         self.kept = weakref.ref(respond)
         pending = Pending(form, respond, partial(self.events.append, "deferred"), name, 1, head=read_head(form))

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from hplm.engine.lookup import A_TEXT, LookupRequest
+from hplm.engine.lookup import A_TEXT, LookupRequest, head_of
 from hplm.engine.lookup_service import (
     AT_ONCE,
     AT_ONCE_SECONDS,
@@ -56,7 +56,9 @@ class Asked(LookupRequest):
         rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if name == "poor" else 0, "homes": 1}
         tenant = SimpleNamespace(id=name, uid=hash(name), version=1, domain="law", task_object=find_task("classify"), **rates)
         self.answers, self.is_deferred = [], False
-        super().__init__(VIEW, tenant, ["a" * characters], None, False, None, self._defer, at_once, **times)
+        super().__init__(
+            VIEW, tenant, ["a" * characters], None, False, None, self._defer, at_once, head_of(VIEW, tenant)._replace(**times)
+        )
         self.tokens = 100
 
     def sent(self, respond):

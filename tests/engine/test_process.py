@@ -193,8 +193,8 @@ class Modelled:
         """Sends requests together. The forms of some are cut. `more`: what their heads say."""
         view, parts = self._backbone.view, []
         for number in numbers:
-            own = LookupRequest(view, view.snapshot.find("acme"), [WORDS[0]], arrival_ns=time.monotonic_ns())
-            own.head = own.head._replace(**more)
+            own = LookupRequest(view, view.snapshot.find("acme"), [WORDS[0]])
+            own.head = own.head._replace(arrival_ns=time.monotonic_ns(), **more)
             (form,) = Lookup(self._backbone).read([own], MOST_CHARACTERS)
             parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
         self.channel.send_bytes(parts)

@@ -23,7 +23,7 @@ def make(reference):
     view = reference.backbone.view
 
     def make(texts, respond=lambda request, answer: None):
-        form = Form(write(b"", Head(0, 0, 1, 1, "law", "acme"), [0] * texts, [0] * texts, NONE, b"", b""))
+        form = Form(write(b"", Head("law", "acme", 0, 0, 1, 1), [0] * texts, [0] * texts, b"", b"", b""))
         return Request(form, view, view.snapshot.find("acme"), respond)
 
     return make

@@ -105,8 +105,8 @@ def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
     service, view = Service([(toy.folder, Settings.read(PARAMETERS))], None, outbox), backbone.view
     passed = []
     for number, (name, (tenant, changes, _)) in enumerate(FRAME.items()):
-        request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]], arrival_ns=time.monotonic_ns())
-        request.head = request.head._replace(**changes)
+        request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]])
+        request.head = request.head._replace(**{"arrival_ns": time.monotonic_ns(), **changes})
         (form,) = Lookup(backbone).read([request], MOST_CHARACTERS)
         passed.append((number, 0, 1, name, form[:9] if name == "cut off" else form))
     service.take(iter(passed))

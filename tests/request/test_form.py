@@ -26,7 +26,7 @@ from hplm.request.answers import (
 from hplm.request.form import HEAD_BYTES, Form, Head, check, read_head, write
 from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each
 
-HEAD = Head(2**63, 3, 9, 2, "law", "acme-ä", priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1, outputs=66)
+HEAD = Head("law", "acme-ä", 2**63, 3, 9, 2, priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1, outputs=66)
 SIZES = 76  # where the head says how many tokens, texts, rows and passages there are
 
 
@@ -37,7 +37,7 @@ def columns(lengths, counts):
 
 def form_of(lengths=(2, 1), counts=(1, 3), passages=()):
     addresses, segments, spans = columns(lengths, counts)
-    return write(b"secret", HEAD, lengths, counts, addresses, segments.tobytes(), spans.tobytes(), passages)
+    return write(b"secret", HEAD, lengths, counts, addresses.tobytes(), segments.tobytes(), spans.tobytes(), passages)
 
 
 texts = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.text(max_size=5)), min_size=1, max_size=9)

@@ -197,7 +197,7 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
 
 def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_and_no_probe():
     """Which byte of a ticket was changed: `tests/request/test_form.py`."""
-    ticket, requests = write(b"ours", Head(0, 0, 1, 1, "law", "acme"), [0], [0], np.zeros(0, np.int64), b"", b""), []
+    ticket, requests = write(b"ours", Head("law", "acme", 0, 0, 1, 1), [0], [0], b"", b"", b""), []
     for form in (ticket, b"forged", PROBE):
         requests.append(Request({}, {}))
         requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
@@ -206,7 +206,7 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
         model, meter = module.TritonPythonModel(), Meter()
         check = MagicMock(side_effect=Draining("soon"))
         model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
-        model._secrets, model._held = [b"ours"], Held("toy-upper")
+        model._secrets, model._held, model._has_journal = [b"ours"], Held("toy-upper"), True
         assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
