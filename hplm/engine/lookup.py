@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 from operator import add
-from typing import Any
 
 import numpy as np
 
@@ -172,9 +171,17 @@ class Lookup:
         kernel()  # now, so that the log says at start whether it is there
         self.tally = Tally()
 
-    def resolve(self, view: View, tenant: Tenant, *given: Any, **asked: int) -> Form:
-        """Returns the form of a request that is made of these arguments. Raises what is wrong with it."""
-        request = LookupRequest(view, tenant, *given, head=head_of(view, tenant)._replace(**asked))
+    def resolve(
+        self,
+        view: View,
+        tenant: Tenant,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        truncate: bool = False,
+        **asked: int,
+    ) -> Form:
+        """Returns the form of a request. Raises what is wrong with it. `asked`: what else its head says (`arrival_ns`, ...)."""
+        request = LookupRequest(view, tenant, texts, pairs, truncate, head=head_of(view, tenant)._replace(**asked))
         (found,) = self.read([request], MOST_CHARACTERS)
         assert found is not None
         if isinstance(found, Exception):
