@@ -19,7 +19,7 @@ from builder.students import boosting, build
 from builder.students.augmentation import GUESSES, augmented
 from builder.students.boosting import StudentOptions, lesson_of
 from builder.students.build import build_students, most_layers
-from builder.students.team import asked_first
+from builder.students.team import StudentTeam, asked_first
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
@@ -82,6 +82,27 @@ def test_each_student_learns_the_texts_of_its_lesson_and_all_together_learn_all(
     all_texts = Counter(range(TEXTS))
     assert learned["student 1 of 2"] == learned["students together"] == all_texts
     assert set(learned["student 2 of 2"].values()) == {1} and 10 <= len(learned["student 2 of 2"]) <= 14
+
+
+def test_all_numbers_of_students_learn_in_one_backward_pass_as_each_by_itself(store):
+    found, of_all = {}, StudentTeam.prefixes
+    with by_one_step(), pytest.MonkeyPatch.context() as patch:
+        one_step = boosting.train
+
+        def noting(training, *given):
+            parameters = [own for group in training.groups for own in group.parameters.values()]
+            for number in (None, 0, 1) if training.title == "students together" else ():
+                at = slice(None) if number is None else slice(number, number + 1)
+                patch.setattr(StudentTeam, "prefixes", lambda *given, at=at: of_all(*given)[at])
+                found[number] = torch.autograd.grad(training.loss(np.arange(8))[0], parameters)
+            patch.setattr(StudentTeam, "prefixes", of_all)
+            return one_step(training, *given)
+
+        patch.setattr(boosting, "train", noting)
+        build_students(store, "classify", OPTIONS, DEVICE)
+    for whole, first, both in zip(found[None], found[0], found[1], strict=True):
+        torch.testing.assert_close(whole, (first + both) / 2)
+    assert any((first != both).any() for first, both in zip(found[0], found[1], strict=True))
 
 
 def test_augmented_texts_have_some_guessed_words_and_no_label(store, tmp_path):
