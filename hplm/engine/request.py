@@ -69,7 +69,7 @@ class Request:
 
     @property
     def mark(self) -> bytes:
-        """What shows that it is in a batch."""
+        """The bytes that name it while it is in a batch."""
         return mark_of(self._number, self.tenant_number, self.tenant.id)
 
     @property

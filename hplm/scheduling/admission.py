@@ -58,11 +58,8 @@ class Admission:
 
     def check(self, texts: Sequence[Waiting], predicts: bool, now_ns: int) -> None:
         """Raises if this request and all promised texts cannot be answered in time. Otherwise counts it."""
-        deadline = tokens = 0
-        for text in texts:
-            tokens += text.tokens
-            if text.deadline_ns and not 0 < deadline < text.deadline_ns:
-                deadline = text.deadline_ns
+        deadline = min([text.deadline_ns for text in texts if text.deadline_ns], default=0)
+        tokens = sum([text.tokens for text in texts])
         if deadline and predicts and self._queue.known:
             done_ns = self._done_at(texts, tokens, deadline, now_ns)
             if done_ns > deadline:

@@ -85,9 +85,7 @@ class Shares:
 
     def room_for(self, texts: Sequence[Waiting], newest: Newest[L]) -> list[L]:
         """Returns what has to leave for the texts of a request. Raises if they get no room."""
-        size = 0
-        for text in texts:
-            size += text.bytes
+        size = sum([text.bytes for text in texts])
         leaving = self.evicted(texts[0].tenant, len(texts), size, newest)
         if leaving is not None:
             return leaving
