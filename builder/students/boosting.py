@@ -60,6 +60,10 @@ class StudentOptions:
                 raise InvalidInput(f"--{option} {given:g}: give {way_out}")
 
 
+class LearnsNothing(InvalidInput):
+    """The first student of a depth brings no gain."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """Holds what a teacher says of texts: of each the rows that its head reads, and their logits."""
@@ -105,7 +109,7 @@ def boosted(
         left = after
         told.append({"alpha": round(alpha, 4), "residual": round(residual / whole, 5)})
     if not told:
-        raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
+        raise LearnsNothing("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
     return told
 
 

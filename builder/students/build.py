@@ -19,7 +19,7 @@ from builder.learning.bodies import Body, PlotBody
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.students.augmentation import augmented
-from builder.students.boosting import Seen, StudentOptions, boosted, learn_together, seen_by
+from builder.students.boosting import LearnsNothing, Seen, StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import StudentTeam, asked_first, served
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
@@ -120,7 +120,12 @@ def _made(
     wanted, tried = ENOUGH * taught.main, list[tuple[StudentKnowledge, dict[str, Any]]]()
     for depth in range(1 if options.search else options.depth, options.depth + 1):
         own = replace(options, depth=depth)
-        tried.append(_of_depth(body, model, data, seen, own, tenant.dtype, folder / f"depth-{depth}"))
+        try:
+            tried.append(_of_depth(body, model, data, seen, own, tenant.dtype, folder / f"depth-{depth}"))
+        except LearnsNothing:
+            if depth < options.depth or tried:  # students of another depth may learn
+                continue
+            raise
         if _score(tried[-1][1]) >= wanted:
             break
     found, told = max(tried, key=lambda one: _score(one[1]))  # the first of equal ones

@@ -17,7 +17,7 @@ from builder.learning.masked import MaskedHead
 from builder.store.store import Store
 from builder.students import boosting, build
 from builder.students.augmentation import GUESSES, augmented
-from builder.students.boosting import StudentOptions, lesson_of
+from builder.students.boosting import LearnsNothing, StudentOptions, lesson_of
 from builder.students.build import build_students, most_layers
 from builder.students.team import StudentTeam, asked_first
 from builder.tasks.examples import Example
@@ -160,6 +160,26 @@ def test_a_search_keeps_the_fewest_layers_that_are_good_enough(store, monkeypatc
         assert anew == [True] * 2 * tried  # each student, and its classifier
         assert report["depth"] == store.knowledge(store.tenant("classify")).students.students.depth == kept
         assert build_students(store, "classify", options, DEVICE) == (report, False)
+
+
+@pytest.mark.parametrize("wrong", [(1, 3), (3,), (1, 2, 3)], ids=str)
+def test_a_search_passes_over_layers_with_which_the_first_student_learns_nothing(store, monkeypatch, wrong):
+    learned, options = build.boosted, replace(OPTIONS, depth=3, students=1, search=True)
+
+    def boosted(*given):
+        if given[4].depth in wrong:
+            raise LearnsNothing("nothing")
+        return learned(*given)
+
+    monkeypatch.setattr(build, "boosted", boosted)
+    monkeypatch.setattr(build, "ENOUGH", 2.0)  # so that it tries all depths
+    with by_one_step():
+        if len(wrong) == 3:
+            with refusing(LearnsNothing):
+                build_students(store, "classify", options, DEVICE)
+            return
+        report, _ = build_students(store, "classify", options, DEVICE)
+    assert {int(depth) for depth in report["depths"]} == {1, 2, 3} - {*wrong}
 
 
 @pytest.mark.parametrize(
