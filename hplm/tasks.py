@@ -154,7 +154,9 @@ class Task:
     def rows(self, text: str, pair: str | None, encoded: Encoded) -> Array:
         """Returns for each row the token that a head reads (-1: none), and the row's code points: rows x 3, int32."""
         if self.needs_pair and pair is None:
-            raise InvalidInput("the tenant needs a passage: send the question as TEXT and the passage as TEXT_PAIR")
+            raise InvalidInput(
+                "the tenant needs a passage: send the question as TEXT and the passage as TEXT_PAIR (in files: text, text_pair)"
+            )
         return self.find_rows(text, pair, encoded)
 
     def answer(self, logits: Array, spans: Array, labels: Sequence[str], top_k: int = 0, passage: str = "") -> TextAnswer:

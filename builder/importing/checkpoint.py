@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check_shapes, read_json
-from builder.importing.heads import Linear, chosen_labels, classifier, reordered
+from builder.importing.heads import Linear, chosen_labels, classifier, numbered_labels, reordered
 from builder.learning.bodies import WholeBody, checkpoint_of
 from builder.store.resumable import digest_of
 from builder.training.cutting import cut
@@ -65,8 +66,8 @@ class Finetuned:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder has a whole model: a configuration, and no adapter beside it."""
-    return (folder / CONFIG).exists() and not (folder / ADAPTER_CONFIG).exists()
+    """Whether a folder has a whole model: a configuration, and no adapter beside it. One that nobody may read has none."""
+    return os.path.exists(folder / CONFIG) and not os.path.exists(folder / ADAPTER_CONFIG)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -144,7 +145,7 @@ class Family:
                 f"the weights of {folder} differ from those of {self._model!r} by {distance:.2f} of their size, more than "
                 f"fine-tuning changes ({FAR} at most)",
             )
-        names = [name for _, name in sorted(configuration.id2label.items())]  # of two, transformers 4 has not saved them
+        names = numbered_labels({"id2label": configuration.id2label})  # of two, transformers 4 has not saved them
         head = _head(folder, named, configuration.model_type, ending, task, names)
         labels = chosen_labels(head.task, labels, names, len(head.weights["weight"]), path)
         found = Finetuned(checkpoint, head, labels, distance)
@@ -186,7 +187,7 @@ def _distance(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> floa
     return float(torch.tensor(changes).median())
 
 
-def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str]) -> ForeignHead:
+def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str] | None) -> ForeignHead:
     """Reads the head by the class that saved it."""
     path, trained = folder / CONFIG, TASK_OF_ENDING[ending]
     model, report = weights_of(str(folder), getattr(silent_transformers(), f"AutoModel{ending}"))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, Family, is_checkpoint, size
+from builder.importing.checkpoint import Family, is_checkpoint, size
+from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, WRITTEN
 from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
 from builder.importing.tenant import ImportOptions, import_tenant
 from builder.importing.texts import UnlabelledTexts
@@ -77,7 +79,7 @@ class Importer:
         """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
         store, options = self.store, self.options
         if not is_named:
-            _check_name(tenant_id, folder)
+            _check(tenant_id, folder)
             tenant = store.tenant(tenant_id)
             came = store.report(tenant).get("imported", {}).get("from") if tenant is not None else folder
             if came is None or Path(came).resolve() != folder.resolve():
@@ -110,15 +112,7 @@ class Importer:
 
     @no_progress_bars()
     def tried(self, tenant_id: str, folder: Path) -> Imported:
-        """Returns what became of a folder. Only what concerns all folders is raised."""
-        try:
-            return Imported(tenant_id, folder, *self.one(tenant_id, folder, is_named=False))
-        except HplmError as error:
-            return Imported(tenant_id, folder, None, error.report if isinstance(error, Unlike) else {}, str(error))
-        except OSError as error:  # a file that nobody may read
-            if error.errno == errno.ENOSPC:
-                raise
-            return Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
+        return _tried(tenant_id, folder, partial(self.one, is_named=False))
 
 
 @cache
@@ -133,48 +127,60 @@ def planned(
 ) -> Iterator[Imported]:
     """Reads and checks each checkpoint for a root of this model, and yields what would become of it."""
     family, adapter = Family(model, config), matching.layout(config).weight_bytes
-    for tenant_id, folder in folders:
-        report: dict[str, Any] = {}
-        try:
-            _check_name(tenant_id, folder)
-            if not (folder / ADAPTER_CONFIG).exists():
-                found = family.read(folder, options.labels, options.task)
-                sizes = {"before": size(folder), "after": adapter + found.head_layout.weight_bytes}
-                report = {"task": found.head.task, "labels": len(found.labels), "distance": found.distance, "bytes": sizes}
-        except HplmError as error:
-            yield Imported(tenant_id, folder, refused=str(error))
-        else:
-            yield Imported(tenant_id, folder, None, report)
+
+    def one(tenant_id: str, folder: Path) -> tuple[None, dict[str, Any]]:
+        _check(tenant_id, folder)
+        if not is_checkpoint(folder):
+            return None, {}
+        found = family.read(folder, options.labels, options.task)
+        sizes = {"before": size(folder), "after": adapter + found.head_layout.weight_bytes}
+        return None, {"task": found.head.task, "labels": len(found.labels), "distance": found.distance, "bytes": sizes}
+
+    yield from (_tried(*folder, one) for folder in folders)
+
+
+def _tried(tenant_id: str, folder: Path, work: Callable[[str, Path], tuple[TenantFile | None, dict[str, Any]]]) -> Imported:
+    """Returns what became of a folder. Only what concerns all folders is raised."""
+    try:
+        return Imported(tenant_id, folder, *work(tenant_id, folder))
+    except HplmError as error:
+        return Imported(tenant_id, folder, None, error.report if isinstance(error, Unlike) else {}, str(error))
+    except OSError as error:  # a file that nobody may read
+        if error.errno == errno.ENOSPC:
+            raise
+        return Imported(tenant_id, folder, None, {}, f"{error.filename or folder}: {error.strerror or error}")
 
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Returns each folder with the tenant's name that its own name gives. A folder without a model stands for those in it."""
-    models, found = list[Path](), dict[str, Path]()
+    """Returns each folder with the tenant's name that its own name gives. A folder without a model stands for those in it.
+
+    A folder that gives no name, or the same as another, stands for itself. It is refused later, and the others go on.
+    """
+    models, found = list[Path](), dict[str, list[Path]]()
     for folder in folders:
         if not folder.is_dir():
             raise InvalidInput(f"{folder} is no folder: give folders that a library saved, or one with such folders in it")
-        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        inside = sorted(path for path in folder.iterdir() if not (path.name.startswith(".") or os.path.isfile(path)))
         models += [folder] if (folder / CONFIG).exists() or (folder / ADAPTER_CONFIG).exists() or not inside else inside
     for folder in models:
         own = folder.absolute().name
-        name = NOT_IN_NAMES.sub("-", own.lower()).strip("._-") or own  # which `_check_name` refuses
-        if name in found:
-            raise InvalidInput(f"{found[name]} and {folder} would both be tenant {name!r}: import one of them with --id")
-        found[name] = folder
-    return list(found.items())
+        found.setdefault(NOT_IN_NAMES.sub("-", own.lower()).strip("._-") or str(folder), []).append(folder)
+    return [(name if len(same) == 1 else str(folder), folder) for name, same in found.items() for folder in same]
 
 
-def _check_name(tenant_id: str, folder: Path) -> None:
+def _check(tenant_id: str, folder: Path) -> None:
     if not NAME.fullmatch(tenant_id):
         raise InvalidInput(
-            f"{folder} cannot be tenant {tenant_id!r}: import it alone and give --id NAME, 1-64 lower-case letters, digits, "
-            "'.', '_' and '-', no leading sign"
+            f"the name of {folder} makes no tenant's name, or the same as another folder's: import it alone and give --id "
+            "NAME, 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign"
         )
+    if not any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG)):
+        raise InvalidInput(f"{folder} has no {CONFIG} and no {ADAPTER_CONFIG}: {WRITTEN}")
 
 
 def called(tenant_id: str, folder: Path) -> str:
     """Returns a tenant's name, with the folder that it comes from if that has another one."""
-    return tenant_id if folder.absolute().name == tenant_id else f"{tenant_id} (from {folder})"
+    return tenant_id if tenant_id in (folder.absolute().name, str(folder)) else f"{tenant_id} (from {folder})"
 
 
 def write_page(store: Store, found: Sequence[Imported]) -> Path:

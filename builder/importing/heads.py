@@ -12,6 +12,7 @@ from torch import Tensor
 
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Parts, accepted, grouped, read_json, tensor_file
 from builder.tasks.tasks import training_task
+from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
 from hplm.model.layer import ACTIVATIONS
 from hplm.model.original import silent_transformers, weights_of
@@ -58,7 +59,7 @@ def peft_head(
     if weight is None:
         raise InvalidInput(f"{source} has no classifier: train with task_type, or with modules_to_save=['classifier']")
     trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "")
-    labels = _labels(model_config(path.parent), path.with_name(CONFIG))
+    labels = numbered_labels(model_config(path.parent))
 
     def pooler() -> Linear:
         is_whole = pooler_parts.keys() == {"weight", "bias"}
@@ -87,7 +88,7 @@ def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
         raise InvalidInput(f"{source} lacks, or has beyond what {path} says: {', '.join(sorted(wrong))}. Save the head again")
     if config is None:
         linear = (others["classifier.weight"], others["classifier.bias"])
-        return classifier(path, source, linear, trained, task, _labels(stored, path), lambda: _base_pooler(model, path))
+        return classifier(path, source, linear, trained, task, numbered_labels(stored), lambda: _base_pooler(model, path))
     if trained == "classify" and len(linears[-1][0]) == 1:
         trained = "regress"  # `adapters` has no other head for regression
     task, function = chosen_task(task, trained, path), None
@@ -101,7 +102,7 @@ def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
         linears, function = [_base_pooler(model, path), *linears], "tanh"
     elif count == 2:
         function = known_function(config, "activation_function", path)
-    return ForeignHead(source, task, head_of(*linears), function, _labels(config, path))
+    return ForeignHead(source, task, head_of(*linears), function, numbered_labels(config))
 
 
 def classifier(
@@ -140,13 +141,12 @@ def known_function(config: Mapping[str, Any], option: str, path: Path) -> str:
     return FUNCTIONS[name]
 
 
-def _labels(stored: Mapping[str, Any], source: Path) -> list[str] | None:
-    """Reads `label2id` or `id2label`; None if there is neither."""
+def numbered_labels(stored: Mapping[str, Any]) -> list[str] | None:
+    """Reads `label2id` or `id2label`; None if neither numbers labels 0, 1, 2, ..."""
     pairs = [(number, label) for label, number in (stored.get("label2id") or {}).items()]
     by_id = {int(number): str(label) for number, label in pairs or (stored.get("id2label") or {}).items()}
-    if sorted(by_id) != list(range(max(len(pairs), len(by_id)))):
-        raise InvalidInput(f"{source}: label2id does not number its labels 0, 1, 2, ...: give --labels in their order")
-    return [by_id[number] for number in range(len(by_id))] or None
+    is_numbered = sorted(by_id) == list(range(max(len(pairs), len(by_id))))
+    return [by_id[number] for number in range(len(by_id))] or None if is_numbered else None
 
 
 def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, rows: int, source: Path) -> list[str]:
@@ -157,8 +157,12 @@ def chosen_labels(task: str, given: list[str] | None, found: list[str] | None, r
         raise InvalidInput(f"{source} answers as every {task} does, without labels of its own: leave --labels out")
     if not fixed and rows < wanted.fewest_labels:
         raise InvalidInput(f"{source} has a single output, which tells no labels apart: train with 2 labels or more")
+    if rows > SIZES[-1]:
+        raise InvalidInput(f"{source} has {rows:,} outputs, and heads go up to {SIZES[-1]:,}: leave this model dedicated")
     if (labels := fixed or given or found) is None:
-        raise InvalidInput(f"{source} does not name the labels of its {rows} outputs: give --labels a,b,... in order of id")
+        raise InvalidInput(
+            f"{source} does not name the labels of its {rows} outputs 0, 1, 2, ...: give --labels a,b,... in order of id"
+        )
     if len(labels) != rows:
         way_out = f"train a head for {task}" if fixed else "give --labels for each, in order"
         raise InvalidInput(f"{source} has {rows} outputs, and there are {len(labels)} labels ({', '.join(labels)}): {way_out}")

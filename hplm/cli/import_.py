@@ -3,6 +3,7 @@ were fine-tuned in full."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,7 +130,7 @@ def import_(
     found = named(folders)
     if one.id is not None and len(found) == 1:
         found = [(one.id, found[0][1])]
-    if not any((folder / name).exists() for _, folder in found for name in (CONFIG, ADAPTER_CONFIG)):
+    if not any(os.path.exists(folder / name) for _, folder in found for name in (CONFIG, ADAPTER_CONFIG)):
         raise InvalidInput(
             f"--from {' '.join(map(str, folders))}: there is no checkpoint ({CONFIG}) and no adapter ({ADAPTER_CONFIG}): "
             "give the folder that a library saved, or one with such folders in it"
@@ -232,7 +233,7 @@ def _plan(
     for one in planned(model, config, folders, options, matching):
         found.append(one)
         of = one.report
-        fits = f"{of['task']}, {of['labels']} labels, changed by {of['distance']:.3f}" if of else "an adapter"
+        fits = f"{of['task']}, {of['labels']:,} labels, changed by {of['distance']:.3f}" if of else "an adapter"
         say(f"{called(one.id, one.folder)}: {one.refused or fits}")
     kept = {one.id: one.report for one in found if one.report}
     refused = {one.id: one.refused for one in found if one.refused}

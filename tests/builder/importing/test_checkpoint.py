@@ -1,6 +1,8 @@
 """Checkpoints become tenants: they are read as `transformers` reads them, and what does not fit is named."""
 
+import errno
 import json
+import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -15,7 +17,7 @@ import transformers
 
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
-from builder.importing.folders import Importer, named, write_page
+from builder.importing.folders import Importer, named, planned, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
 from builder.importing.tenant import ImportOptions
@@ -188,6 +190,8 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
 def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, config, task):
     folder, file = tuned(tmp_path / "tuned", ending, **config), texts(tmp_path, 60)
     if task == "span":
+        with pytest.raises(InvalidInput, match=mentioning(file, "text_pair")):
+            imported(store, folder, file)
         lines = file.read_text("utf-8").splitlines()
         file = write(tmp_path / "pairs.jsonl", ({"text": line[:20], "text_pair": line} for line in lines))
     tenant, report = imported(store, folder, file, rank=4, least=0)
@@ -195,7 +199,7 @@ def test_a_checkpoint_of_each_task_becomes_a_tenant(store, tmp_path, ending, con
     assert report["after"]["answers"] == report["texts"]["judged"] * {"tag": 9, "multilabel": 3}.get(task, 1)
 
 
-@pytest.mark.parametrize("way", ["default labels", "bin", "shards"])
+@pytest.mark.parametrize("way", ["default labels", "numbers", "bin", "shards"])
 def test_the_files_of_other_releases_are_read(store, tmp_path, way):
     """Of two labels without names transformers 4 saves none."""
     folder = tuned(tmp_path / "tuned", num_labels=2)
@@ -203,6 +207,8 @@ def test_the_files_of_other_releases_are_read(store, tmp_path, way):
     if way == "default labels":
         stored = json.loads(config.read_text())
         config.write_text(json.dumps({name: stored[name] for name in stored.keys() - {"id2label", "label2id"}}))
+    elif way == "numbers":
+        put(config, id2label={"0": 0, "1": 1}, label2id={"0": 0, "1": 1})
     else:
         (folder / "model.safetensors").unlink()
         (folder / "training_args.bin").write_bytes(b"not weights")
@@ -211,7 +217,7 @@ def test_the_files_of_other_releases_are_read(store, tmp_path, way):
         else:
             stock.save_pretrained(folder, max_shard_size="20KB")
     found = family_of(store).read(folder)
-    assert found.labels == ["LABEL_0", "LABEL_1"]
+    assert found.labels == (["0", "1"] if way == "numbers" else ["LABEL_0", "LABEL_1"])
     assert torch.allclose(found.head.weights["weight"], stock.classifier.weight, atol=1e-3)
     assert all("training_args" not in file.name for file in weight_files(folder))
 
@@ -261,6 +267,8 @@ FIELDS = {
     "code-and-class": ({"architectures": ["OwnForSequenceClassification"], "auto_map": OWN_CODE}, ["Own", "own"]),
     "decoder": ({"is_decoder": True}, ["decoder"]),
     "labels": ({"id2label": {"0": "a", "1": "a", "2": "b"}, "label2id": {"a": 1, "b": 2}}, ["--labels"]),
+    "unnumbered": ({"id2label": {"0": "a", "1": "b", "3": "c"}, "label2id": {"a": 0, "b": 1, "c": 3}}, ["--labels"]),
+    "counted": ({"id2label": dict(enumerate("abcd")), "label2id": None}, ["config.json", "labels"]),
     "typed": ({"hidden_size": "large"}, ["typed"]),
 }
 CONTENTS = {
@@ -273,8 +281,9 @@ CONTENTS = {
 OTHERS = {
     "pickled-adapter": ["adapter_model.bin"], "far": ["differ", "--root MODEL"], "words": ["vocabulary", "--root MODEL"],
     "other-family": ["a roberta (3 layers of width 24", "hplm import --root roberta-base"], "smaller": ["--root"],
-    "empty": ["adapter_config"], "not-finite": ["not finite", "layer.1", "not-finite"],
-    "no-tokenizer": ["models/no-tokenizer", "tokenizer.json", "vocab.txt", "copy"], "日本": ["models/日本", "--id"],
+    "empty": ["adapter_config"], "dangling": ["adapter_config"], "0-locked": ["denied"], "many-labels": ["5,000", "4,096"],
+    "no-tokenizer": ["models/no-tokenizer", "tokenizer.json", "vocab.txt", "copy"],
+    "not-finite": ["not finite", "layer.1", "not-finite"],
 }  # fmt: skip
 
 
@@ -293,6 +302,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
         (folder / name / "own.py").write_text(f"import pathlib\npathlib.Path({str(harm)!r}).touch()\n")
     put(folder / "code-and-class" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Tokenizer", "own.Tokenizer"]})
     tuned(folder / "far", change=2.0)
+    tuned(folder / "many-labels", num_labels=5000)
     infinite = {"bert.encoder.layer.1.output.dense.weight": lambda own: own / 0}
     put_tensors(shutil.copytree(good, folder / "not-finite") / "model.safetensors", **infinite)
     for file in shutil.copytree(good, folder / "no-tokenizer").glob("*token*"):
@@ -301,19 +311,31 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     save_family(folder / "other-family", "roberta", SEQUENCE)
     put(folder / "other-family" / "config.json", _name_or_path="roberta-base")  # as transformers 4 has saved it
     save_family(folder / "smaller", "bert", SEQUENCE)
-    for name in ("empty", ".git", "日本"):
+    for name in ("empty", ".git", "日本", "Twin", "twin", "0-locked"):
         (folder / name).mkdir()
+    (folder / "dangling").symlink_to(folder / "nowhere")
 
 
 @pytest.mark.usefixtures("one_step")
-def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path):
-    """A pickle runs no code, and neither does a model that brings some."""
+def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, monkeypatch):
+    """A pickle runs no code, and neither does a model that brings some. A plan names the same, but for the adapters."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
     make_odd(folder, tuned(folder / "Good One"), harm)
     wanted = {name: row[-1] for name, row in (FIELDS | CONTENTS).items()} | OTHERS
+    wanted |= {str(folder / name): [f"models/{name}", "--id"] for name in ("日本", "Twin", "twin")}
+    stat = os.stat
+
+    def denied(path, **options):
+        if str(folder / "0-locked") in str(path) and Path(path).name != "0-locked":
+            raise PermissionError(errno.EACCES, "permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", denied)  # the super-user may read all
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
+    plan = planned(store.model, store.config, named([folder]), importer.options, importer.matching)
+    assert {one.id for one in plan if one.refused} == wanted.keys() - {"pickled-adapter"}
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:
@@ -359,10 +381,6 @@ def test_what_may_help_depends_on_how_a_tenant_has_learned():
     assert mentions(advice(report), "--rank", 4, "50%", "--epochs")
 
 
-def test_folders_that_would_be_one_tenant_are_refused(tmp_path):
-    for name in ("a/Luna", "b/luna"):
-        (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(InvalidInput, match=mentioning("luna", "--id")):
-        named([tmp_path / "a", tmp_path / "b"])
+def test_what_is_no_folder_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match=mentioning("nowhere", "no folder")):
         named([tmp_path / "nowhere"])

@@ -83,6 +83,7 @@ FIRST, HUB_FIRST = (  # the first output of a head
         ("peft-everywhere", {MODEL: {"problem_type": "regression"}, WEIGHTS: FIRST}, {}, "regress"),
         ("peft-everywhere", {WEIGHTS: FIRST, CONFIG: NAMELESS}, {"task": "regress"}, "regress"),
         ("adapters-double", {"pytorch_model_head.bin": HUB_FIRST}, {}, "regress"),
+        ("adapters-double", {HEAD: {"label2id": {"red": 0, "blue": 3}}}, {"labels": LABELS}, "classify"),
     ],
 )
 def test_the_task_is_that_of_the_files_or_the_users(store, tmp_path, name, changes, given, task):
@@ -204,7 +205,7 @@ REFUSED = {  # by fixture and file: what the file gets, and what the message men
         (b'{"config": {}}', "head_type multilabel_classification"),
         ({"use_pooler": True}, "use_pooler=True 3"),
         ({"activation_function": None}, "no activation_function: gelu"),
-        ({"label2id": {"red": 0, "green": 1, "blue": 3}}, "label2id --labels"),
+        ({"label2id": {"red": 0, "green": 1, "blue": 3}}, "3 --labels"),
         ({"label2id": None}, "3 --labels"),
         ({"label2id": {"red": 0, "green": 1}}, "3 2 --labels"),
         (None, "with_head=True"),
