@@ -92,16 +92,9 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
 
 
 def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> Counts:
-    """Adds counts: the result is as if the corpora of all parts had been counted together."""
-    space = parts[0].space
-    for part in parts:
-        if part.space != space:
-            raise InvalidInput(
-                f"{part.folder} counts {part.space}, {parts[0].folder} {space}: only counts with the same vocabulary, n and "
-                "causal can be added"
-            )
+    """Adds counts of one store: the result is as if the corpora of all parts had been counted together."""
     sums = sum(part.tokens for part in parts), sum(part.documents for part in parts)
-    return _merged(folder, space, *sums, memory, lambda level: [part.run(level) for part in parts])
+    return _merged(folder, parts[0].space, *sums, memory, lambda level: [part.run(level) for part in parts])
 
 
 def _merged(
