@@ -11,10 +11,7 @@ POOLED = 40  # batches cut from one sorted pool: their lengths nearly agree, and
 
 
 def packed_batches(
-    lengths: np.ndarray,
-    most_texts: int | None = None,
-    rng: np.random.Generator | None = None,
-    most_tokens: int = PACK_TOKENS,
+    lengths: np.ndarray, most_texts: int | None = None, rng: np.random.Generator | None = None, most_tokens: int = PACK_TOKENS
 ) -> Iterator[np.ndarray]:
     """Yields the indices of each batch, ordered by length. With `rng`, the batches come in a random order."""
     most_texts = most_texts or len(lengths)

@@ -117,6 +117,8 @@ def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequenc
     if training is not None:
         return [*read_unlabelled(training)], texts.fresh
     different = list(dict.fromkeys(map(key_of, texts.fresh)))  # the same text is not in both parts
+    if len(different) < 2:
+        raise InvalidInput(f"{texts.file}: all texts are the same: give different ones, of which half are learned")
     order = np.random.default_rng(0).permutation(len(different)).tolist()
     learned = {different[number] for number in order[: round(LEARN * len(order))]}
     learning, choosing = ([one for one in texts.fresh if (key_of(one) in learned) == learns] for learns in (True, False))

@@ -142,12 +142,15 @@ def just_finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path],
 
 
 def put_away(folder: Path) -> None:
-    """Removes the folder's content, the plan last: as long as it is there, the same command is recognised."""
+    """Removes the folder's content, the plan last: as long as it is there, the same command is recognised.
+
+    A folder in it that has a plan of its own stays: another command was interrupted there.
+    """
     for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
+        if path.is_file():
             path.unlink()
+        elif begun_plan(path) is None:
+            shutil.rmtree(path)
 
 
 def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:

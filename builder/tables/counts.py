@@ -34,7 +34,7 @@ TIMED = 200_000  # tokens that are counted to tell how long all take
 
 class Counts:
     def __init__(self, folder: Path) -> None:
-        meta = read_json(folder / META, InvalidInput, "count a corpus into this folder first")
+        meta = read_json(folder / META, InvalidInput, "build its branch again, with --corpus")
         self.folder = folder
         self.tokens: int = meta["tokens"]
         self.documents: int = meta["documents"]
@@ -92,16 +92,9 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
 
 
 def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> Counts:
-    """Adds counts: the result is as if the corpora of all parts had been counted together."""
-    space = parts[0].space
-    for part in parts:
-        if part.space != space:
-            raise InvalidInput(
-                f"{part.folder} counts {part.space}, {parts[0].folder} {space}: only counts with the same vocabulary, n and "
-                "causal can be added"
-            )
+    """Adds counts of one store: the result is as if the corpora of all parts had been counted together."""
     sums = sum(part.tokens for part in parts), sum(part.documents for part in parts)
-    return _merged(folder, space, *sums, memory, lambda level: [part.run(level) for part in parts])
+    return _merged(folder, parts[0].space, *sums, memory, lambda level: [part.run(level) for part in parts])
 
 
 def _merged(
@@ -154,8 +147,6 @@ def _count_pieces(corpus: Corpus, space: KeySpace, piece: Callable[[int], Run], 
     with progress_bar(title="counting n-grams", total=corpus.tokens, unit="token", unit_scale=True) as bar:
         for number, (tokens, lengths) in enumerate(corpus.pieces(rows_in(memory, space.words))):
             if not (run := piece(number)).keys.exists():
-                if (highest := tokens.max(initial=0)) >= space.vocabulary:
-                    raise InvalidInput(f"{corpus.folder} holds token {highest}, the vocabulary {space.vocabulary}: tokenise it")
                 keys = space.of(tokens, lengths)
                 run.write(*summed(keys, np.ones(len(keys), dtype=np.uint64)))
             bar.update(len(tokens))

@@ -75,7 +75,7 @@ class Run:
         for path, width in ((self.keys, self.words), (self.counts, 1)):
             expected, size = rows * width * BYTES, path.stat().st_size
             if size != expected:
-                raise Broken(f"{path} has {size} bytes, not {expected}: count the corpus again")
+                raise Broken(f"{path} has {size} bytes, not {expected}: build its branch again")
 
 
 def row_bytes(words: int) -> int:

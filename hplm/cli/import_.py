@@ -4,7 +4,6 @@ were fine-tuned in full."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +28,7 @@ from hplm.errors import InvalidInput
 from hplm.options import MIN_TOKENS
 
 if TYPE_CHECKING:
-    from builder.importing.folders import Importer
+    from builder.importing.folders import Folders, Importer
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
     from builder.store.store import Store
@@ -210,12 +209,7 @@ def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dic
 
 
 def _plan(
-    folder: Path,
-    root: str | None,
-    lower: int | None,
-    folders: Sequence[tuple[str, Path]],
-    options: ImportOptions,
-    matching: MatchingOptions,
+    folder: Path, root: str | None, lower: int | None, folders: Folders, options: ImportOptions, matching: MatchingOptions
 ) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import called, planned
@@ -251,7 +245,7 @@ def _plan(
     }, int(bool(refused))
 
 
-def _many(store: Store, importer: Importer, folders: Sequence[tuple[str, Path]], at_once: int) -> tuple[dict[str, Any], int]:
+def _many(store: Store, importer: Importer, folders: Folders, at_once: int) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
     from tqdm import tqdm
 

@@ -138,6 +138,13 @@ def test_tenants_that_cannot_have_exits_are_refused_with_the_reason(tasks, file,
         built(tasks.store, tenant, file, **options)
 
 
+def test_texts_that_are_all_the_same_are_refused(store, file):
+    """A tenant that has learned from no file needs some to learn from, and others to choose by."""
+    file.write_text(100 * f'{{"text": "{ASKED[0]}"}}\n', "utf-8")
+    with pytest.raises(InvalidInput, match=mentioning(file, "same")):
+        built(store, TENANTS["multilabel"], file)
+
+
 def test_exits_can_be_made_right_after_the_training(store, file, tmp_path, capsys):
     train = made(tmp_path, "classify", 150, seed=1)
     command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]

@@ -68,6 +68,9 @@ def test_what_a_decoder_cannot_have_is_refused(folder, tmp_path):
     store = decoder_store(folder, tmp_path / "store")
     with pytest.raises(InvalidInput, match=mentioning("tiny", "root")):
         build_domain(store, "law", [], DomainOptions(), NO_TIME, DEVICE)
+    (corpus := tmp_path / "corpus.txt").write_text(TEXTS, "utf-8")
+    with pytest.raises(InvalidInput, match=mentioning(store.counts_folder("root", 1), "again, with --corpus")):
+        update_domain(store, "root", [corpus], UpdateOptions(), NO_TIME, DEVICE)
     pack_root(store, tmp_path / "root.tar")
     assert unpack_root(tmp_path / "root.tar", tmp_path / "there").domains() == [("root", 1)]
 

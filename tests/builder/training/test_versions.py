@@ -18,7 +18,7 @@ from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import build, give_other_values, interrupted, some_lines
+from tests.builder.stores import build, cut, give_other_values, interrupted, some_lines
 from tests.builder.training.small_tenants import made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
@@ -147,6 +147,17 @@ def test_exits_and_students_do_not_end_an_interrupted_training(store, tmp_path):
         build_students(store, "acme", StudentOptions(1, 1, rank=2, epochs=1, learning_rate=0.1), DEVICE)
     assert {path.name for path in left.parent.iterdir()} == {"plan.json", left.name}
     assert pretend(store, "classify", train).version == 4 and not left.parent.exists()
+
+
+def test_a_training_that_is_done_does_not_end_interrupted_students(store, tmp_path):
+    """Such as in a script that begins again at its first line."""
+    train, working = made(tmp_path, "classify", 40, 1), store.tenant_work_folder("acme")
+    pretend(store, "classify", train)
+    with by_one_step():
+        cut(store, build_students, "acme", StudentOptions(1, 1, rank=2, epochs=1, learning_rate=0.1), DEVICE, at="save_next")
+    left = {path.name for path in working.glob("*/*")}
+    assert pretend(store, "classify", train, trainer=unexpected).version == 1
+    assert {path.name for path in working.glob("*/*")} == left > {"plan.json"}
 
 
 @pytest.mark.parametrize("change_of", ["seed", "table"])
