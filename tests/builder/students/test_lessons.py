@@ -1,6 +1,7 @@
 """Students get texts to learn and a depth. Here their tenants are not trained, and they learn in one step."""
 
 import json
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from builder.evaluation.calibration import calibrate_tenant
+from builder.evaluation.tenant import evaluate_tenant
 from builder.evaluation.unseen import count_learned
 from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
@@ -28,8 +30,10 @@ from hplm.cli.main import main
 from hplm.cli.tenant_store import _students_text
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
+from testing.random_store import random_students
 from tests.builder.stores import some_lines
 from tests.builder.training.small_tenants import made, pretend
+from tests.cli.commands import run
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions, refusing
@@ -214,6 +218,20 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(store, tmp
     assert count_learned(store, store.tenant("classify"), tests) == 0
     file.unlink()
     assert count_learned(store, store.tenant("classify"), tests) == 0
+
+
+def test_the_command_scores_each_number_of_students_and_the_full_stack_also_from_a_pipe(store, tmp_path, capsys):
+    random_students(store, store.tenant("classify"), (3,))
+    test = made(tmp_path, "classify", 30, 3)
+    reading, writing = os.pipe()
+    os.write(writing, test.read_bytes())
+    os.close(writing)
+    command = ["evaluate", "--id", "classify", "--store", store.folder, "--device", DEVICE, "--int8"]
+    told = run(capsys, *command, "--test", f"/dev/fd/{reading}")
+    os.close(reading)
+    for name, members in {"hplm": None, "students 2": 2, "students 1": 1, "full stack": 0}.items():
+        assert told[name] == round(evaluate_tenant(store, "classify", test, DEVICE, members=members).scores.main, 4)
+    assert "students 3" not in told and told["int8"] > 0
 
 
 @pytest.mark.parametrize(
