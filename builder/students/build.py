@@ -111,7 +111,7 @@ def _made(
     tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, folder: Path
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
-    whole, model = _teacher(body, tenant, data, teacher, folder)
+    whole, model = _teacher(body, tenant, data, teacher, options.seed, folder)
     unlabelled = data.reader.read(further, data.task.unlabelled(), data.labels).texts if further else []
     more, labelled = augmented(body, data, options.augmented, options.seed), len(data.train.texts)
     data = extended(data, unlabelled, more)
@@ -187,9 +187,9 @@ def team_of(
     return team
 
 
-def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, folder: Path) -> tuple[Body, TenantModel]:
+def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, seed: int, folder: Path) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
-        trained = dedicated(data, TrainingOptions(), folder / "teacher.pt")
+        trained = dedicated(data, TrainingOptions(seed=seed), folder / "teacher.pt")
         return trained.body, trained.model
     layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
     return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)

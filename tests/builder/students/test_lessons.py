@@ -31,7 +31,7 @@ from hplm.cli.tenant_store import _students_text
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from testing.random_store import random_students
-from tests.builder.stores import some_lines
+from tests.builder.stores import interrupted, some_lines
 from tests.builder.training.small_tenants import made, pretend
 from tests.cli.commands import run
 from tests.support.device import DEVICE
@@ -232,6 +232,14 @@ def test_the_command_scores_each_number_of_students_and_the_full_stack_also_from
     for name, members in {"hplm": None, "students 2": 2, "students 1": 1, "full stack": 0}.items():
         assert told[name] == round(evaluate_tenant(store, "classify", test, DEVICE, members=members).scores.main, 4)
     assert "students 3" not in told and told["int8"] > 0
+
+
+def test_the_seed_is_that_of_a_dedicated_teacher_too(store, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(build, "dedicated", lambda data, options, saved: seeds.append(options.seed) or interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        build_students(store, "classify", replace(OPTIONS, seed=7), DEVICE, "dedicated")
+    assert seeds == [7]
 
 
 @pytest.mark.parametrize(
