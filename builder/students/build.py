@@ -99,12 +99,14 @@ def most_layers(store: Store, teacher: str) -> int:
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
-    """Refuses tasks without students, and members with more layers than there are."""
+    """Refuses tasks without students, and members that are deeper or wider than the backbone."""
     if task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
-    layers = store.config.upper_layers
+    layers, width = store.config.upper_layers, store.config.hidden
     if options.depth > layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
+    if options.rank > width:
+        raise InvalidInput(f"--rank {options.rank}: give 1 to {width}, the width of the backbone")
 
 
 def _made(
