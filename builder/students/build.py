@@ -79,6 +79,7 @@ def build_students(
         folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
+        report.pop("exits", None)
         report["students"] = {"asked": asked, "report": told}
         if unlabelled is not None:
             report["students"]["unlabelled"] = str(unlabelled.absolute())

@@ -14,6 +14,7 @@ import torch
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
 from builder.evaluation.unseen import count_learned
+from builder.exits.build import build_exits
 from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
 from builder.store.store import Store
@@ -32,7 +33,7 @@ from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from testing.random_store import random_students
 from tests.builder.stores import interrupted, some_lines
-from tests.builder.training.small_tenants import made, pretend
+from tests.builder.training.small_tenants import made, pretend, write
 from tests.cli.commands import run
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
@@ -213,11 +214,15 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(store, tmp
     with refusing(InvalidInput, "students"):
         calibrate_tenant(store, "classify", seen, resolve_precision("fp32", DEVICE), DEVICE)
     tests = [Example(tmp_path / "test.jsonl", 1, text) for text in (fresh[0], fresh[1], "a text of no file")]
-    assert count_learned(store, store.tenant("classify"), tests) == 2
+    judging = write(tmp_path / "judging.jsonl", ({"text": line} for line in some_lines(120, 6)))
+    learned = store.tenant("classify")
+    with by_one_step():
+        build_exits(store, "classify", judging, resolve_precision("fp32", DEVICE), DEVICE)
+    assert [count_learned(store, tenant, tests) for tenant in (learned, store.tenant("classify"))] == [2, 0]
     file.write_text("other texts")
-    assert count_learned(store, store.tenant("classify"), tests) == 0
+    assert count_learned(store, learned, tests) == 0
     file.unlink()
-    assert count_learned(store, store.tenant("classify"), tests) == 0
+    assert count_learned(store, learned, tests) == 0
 
 
 def test_the_command_scores_each_number_of_students_and_the_full_stack_also_from_a_pipe(store, tmp_path, capsys):
