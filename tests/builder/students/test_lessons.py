@@ -20,7 +20,7 @@ from builder.learning.masked import MaskedHead
 from builder.store.store import Store
 from builder.students import boosting, build
 from builder.students.augmentation import GUESSES, augmented
-from builder.students.boosting import LearnsNothing, StudentOptions, lesson_of
+from builder.students.boosting import LearnsNothing, Seen, StudentOptions, boosted, lesson_of
 from builder.students.build import build_students, most_layers
 from builder.students.team import StudentTeam, asked_first
 from builder.tasks.examples import Example
@@ -108,6 +108,32 @@ def test_all_numbers_of_students_learn_in_one_backward_pass_as_each_by_itself(st
     for whole, first, both in zip(found[None], found[0], found[1], strict=True):
         torch.testing.assert_close(whole, (first + both) / 2)
     assert any((first != both).any() for first, both in zip(found[0], found[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    "useless", [{"train": 0.0, "dev": 0.0}, {"train": -1.0, "dev": -1.0}, {"train": 1.0, "dev": -1.0}], ids=str
+)
+def test_a_student_without_gain_is_dropped_and_no_more_are_made(monkeypatch, useless):
+    """The first one says half of each number of the rows; the next one as many times what is missing."""
+    wanted = {part: [torch.randn(1, 8) for _ in range(6)] for part in ("train", "dev")}
+    learned, team = [], SimpleNamespace(members=[], rows=max)
+    team.add = lambda: team.members.append(SimpleNamespace(head={"weight": torch.ones(2), "bias": torch.ones(2)}))
+    half = torch.arange(8) < 4
+
+    def said(part, compute):
+        first = compute.keywords["number"] == start
+        return [0.5 * own * half if first else useless[part] * own * ~half for own in wanted[part]]
+
+    data = SimpleNamespace(train="train", dev="dev", by_text=said)
+    monkeypatch.setattr(boosting, "learn_member", lambda *given: learned.append(given[5]))
+    teacher = [Seen(wanted[part], []) for part in wanted]
+    start = 0
+    (told,) = boosted(None, team, data, teacher, replace(OPTIONS, students=3), None)
+    assert told["alpha"] == 2 and 0 < told["residual"] < 1 and learned == [0, 1]
+    assert [member.head["weight"].tolist() for member in team.members] == [[2.0, 2.0]]
+    start, team.members[:] = 1, []
+    with refusing(LearnsNothing):
+        boosted(None, team, data, teacher, OPTIONS, None)
 
 
 def test_augmented_texts_have_some_guessed_words_and_no_label(store, tmp_path):
