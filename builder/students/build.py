@@ -163,9 +163,7 @@ def _of_depth(
     if options.drop is not None:
         sizes = asked_first(sizes, joined, data.dev.lengths, options.drop)
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), learned[:best])
-    size = sum(
-        part.nbytes for (_, adapter), (_, head) in found.members for layer in (*adapter, head) for part in layer.values()
-    )
+    size = sum(layout.weight_bytes for member in learned[:best] for layout, _ in member)
     return found, {
         "rungs": [_told(team) for team in sizes], "depth": options.depth, "boosting": boosting,
         "scores": [round(score, 5) for score in scores], "kept": best, "bytes": size,
