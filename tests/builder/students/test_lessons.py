@@ -13,7 +13,7 @@ import torch
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
-from builder.evaluation.unseen import count_learned
+from builder.evaluation.unseen import PARTS, count_learned
 from builder.exits.build import build_exits
 from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
@@ -245,6 +245,7 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(store, tmp
     with by_one_step():
         build_exits(store, "classify", judging, resolve_precision("fp32", DEVICE), DEVICE)
     assert [count_learned(store, tenant, tests) for tenant in (learned, store.tenant("classify"))] == [2, 0]
+    assert count_learned(store, learned, tests, PARTS[:1]) == 0, "who trains it on has its full stack, which learned none"
     file.write_text("other texts")
     assert count_learned(store, learned, tests) == 0
     file.unlink()
