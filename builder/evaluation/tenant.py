@@ -44,14 +44,16 @@ class Evaluation:
 
 
 def evaluate_tenant(
-    store: Store, tenant_id: str, file: Path, device: torch.device, eight_bits: bool = False, members: int | None = None,
+    store: Store, tenant_id: str, test: Path | Sequence[Example], device: torch.device, eight_bits: bool = False,
+    members: int | None = None,
 ) -> Evaluation:  # fmt: skip
-    """`eight_bits`: computes the shared products in 8 bits, on the CPU.
+    """`test`: a file, or what was read of it. `eight_bits`: computes the shared products in 8 bits, on the CPU.
 
     `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
     """
     tenant = store.known_tenant(tenant_id)
-    examples, found = training_task(tenant.task).read(file), store.knowledge(tenant).students
+    examples = training_task(tenant.task).read(test) if isinstance(test, Path) else test
+    found = store.knowledge(tenant).students
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
     students = served(found.members[:members], found.students.depth, device) if found is not None and members != 0 else None
     return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, eight_bits, students)

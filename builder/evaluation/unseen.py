@@ -77,7 +77,7 @@ def count_learned(store: Store, tenant: TenantFile, examples: Sequence[Example],
     with suppress(InvalidInput):
         for path in learned_by(store, tenant, given, parts):
             known |= {key_of(example) for example in task.read(path)}
-    learned = store.report(tenant).get("students", {})
+    learned = store.report(tenant).get("students", {}) if parts == PARTS else {}  # a training goes on from the full stack
     file = Path(learned.get("unlabelled", ""))  # of texts without labels
     if file.is_file() and digest_of(file) == learned["asked"]["unlabelled"]:
         known |= {key_of(example) for example in read_unlabelled(file)}

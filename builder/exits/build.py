@@ -91,6 +91,7 @@ def build_exits(
             "learned_texts": len(learning.rows_of), "texts": len(judged.rows_of), "precision": precision.name,
             "delta": near if task.served.is_number else None, "plans": told,
         }  # fmt: skip
+        report.pop("students", None)
         report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         store.save_next(tenant, replace(before, exits=exits, students=None), report)

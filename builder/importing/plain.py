@@ -29,6 +29,7 @@ from hplm.tasks import TASKS
 # A head of one layer passes through a function of two: tanh of a small number is the number, to a millionth, and relu and gelu
 # leave a large one as it is.
 SMALL, LARGE = 1e-3, 100.0
+STUDENTS = "its students: the checkpoint answers as its full stack"
 NO_ANSWER = "the score of no answer, for which transformers' head has no output: the checkpoint always answers"
 
 
@@ -65,6 +66,8 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     report: dict[str, Any] = {"tenant": tenant.id, "version": tenant.version, "folder": str(folder)}
     if tenant.task == SPAN and len(tenant.labels) > len(TASKS[SPAN].fixed_labels):
         report["lost"] = NO_ANSWER
+    if store.knowledge(tenant).students is not None:
+        report["lost"] = STUDENTS
     if texts is not None:
         models = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
         reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()

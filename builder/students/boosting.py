@@ -100,7 +100,7 @@ def boosted(
         flat, wanted = torch.cat(own[0]), torch.cat(left[0])
         alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
         after = [[missed - alpha * rows for missed, rows in zip(*pair, strict=True)] for pair in zip(left, own, strict=True)]
-        if alpha <= 0 or (residual := _square(after[1])) >= _square(left[1]):
+        if not (alpha > 0 and (residual := _square(after[1])) < _square(left[1])):  # also where its rows are zero
             del team.members[number]
             break
         with torch.no_grad():

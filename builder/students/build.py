@@ -79,6 +79,7 @@ def build_students(
         folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
+        report.pop("exits", None)
         report["students"] = {"asked": asked, "report": told}
         if unlabelled is not None:
             report["students"]["unlabelled"] = str(unlabelled.absolute())
@@ -99,19 +100,21 @@ def most_layers(store: Store, teacher: str) -> int:
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
-    """Refuses tasks without students, and members with more layers than there are."""
+    """Refuses tasks without students, and members that are deeper or wider than the backbone."""
     if task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
-    layers = store.config.upper_layers
+    layers, width = store.config.upper_layers, store.config.hidden
     if options.depth > layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
+    if options.rank > width:
+        raise InvalidInput(f"--rank {options.rank}: give 1 to {width}, the width of the backbone")
 
 
 def _made(
     tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, folder: Path
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
-    whole, model = _teacher(body, tenant, data, teacher, folder)
+    whole, model = _teacher(body, tenant, data, teacher, options.seed, folder)
     unlabelled = data.reader.read(further, data.task.unlabelled(), data.labels).texts if further else []
     more, labelled = augmented(body, data, options.augmented, options.seed), len(data.train.texts)
     data = extended(data, unlabelled, more)
@@ -160,9 +163,7 @@ def _of_depth(
     if options.drop is not None:
         sizes = asked_first(sizes, joined, data.dev.lengths, options.drop)
     found = StudentKnowledge(Students(options.depth, tuple(sizes)), learned[:best])
-    size = sum(
-        part.nbytes for (_, adapter), (_, head) in found.members for layer in (*adapter, head) for part in layer.values()
-    )
+    size = sum(layout.weight_bytes for member in learned[:best] for layout, _ in member)
     return found, {
         "rungs": [_told(team) for team in sizes], "depth": options.depth, "boosting": boosting,
         "scores": [round(score, 5) for score in scores], "kept": best, "bytes": size,
@@ -187,9 +188,9 @@ def team_of(
     return team
 
 
-def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, folder: Path) -> tuple[Body, TenantModel]:
+def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, seed: int, folder: Path) -> tuple[Body, TenantModel]:
     if teacher == DEDICATED:
-        trained = dedicated(data, TrainingOptions(), folder / "teacher.pt")
+        trained = dedicated(data, TrainingOptions(seed=seed), folder / "teacher.pt")
         return trained.body, trained.model
     layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
     return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)

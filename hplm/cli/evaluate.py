@@ -58,9 +58,10 @@ def evaluate(
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
     evaluation = evaluate_tenant(opened, id, test, on)
-    if learned := count_learned(opened, evaluation.tenant, evaluation.texts.examples):
+    examples = evaluation.texts.examples  # a pipe cannot be read again
+    if learned := count_learned(opened, evaluation.tenant, examples):
         print(
-            f"{learned:,} of the {len(evaluation.texts.examples):,} texts of {test} occur in the training or dev data of "
+            f"{learned:,} of the {len(examples):,} texts of {test} occur in the training or dev data of "
             f"tenant {id!r}: new texts may have lower scores",
             file=sys.stderr,
         )
@@ -73,9 +74,9 @@ def evaluate(
     if (students := opened.knowledge(evaluation.tenant).students) is not None:
         fewer = {f"students {size}": size for size in range(len(students.members) - 1, 0, -1)}
         for name, members in {**fewer, "full stack": 0}.items():
-            scores[name] = evaluate_tenant(opened, id, test, on, members=members).scores
+            scores[name] = evaluate_tenant(opened, id, examples, on, members=members).scores
     if int8:
-        scores["int8"] = evaluate_tenant(opened, id, test, torch.device("cpu"), eight_bits=True).scores
+        scores["int8"] = evaluate_tenant(opened, id, examples, torch.device("cpu"), eight_bits=True).scores
     if connection.url is not None:
         from builder.evaluation.tenant import score_served
 

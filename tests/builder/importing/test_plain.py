@@ -18,7 +18,7 @@ from builder.tasks.tasks import training_task
 from builder.training.model import TenantModel
 from hplm.adapters.layout import head_layout
 from hplm.model.checkpoint import load_checkpoint, split
-from testing.random_store import random_tenant
+from testing.random_store import random_students, random_tenant
 from tests.builder.importing.stores import FIXTURES, LABELS, texts
 from tests.builder.stores import build
 from tests.builder.training.small_tenants import write
@@ -103,3 +103,5 @@ def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, c
     command[-1] = tmp_path / "other"
     assert mentions(refused(capsys, *command, "hub"), "bottleneck", "LoRA")
     assert mentions(refused(capsys, *command, "nobody"), "nobody", "luna")
+    random_students(store, store.tenant("luna"))
+    assert mentions(printed(capsys, *command, "luna"), "lost", "students", "full stack")

@@ -1,6 +1,7 @@
 """Students get texts to learn and a depth. Here their tenants are not trained, and they learn in one step."""
 
 import json
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 from builder.evaluation.calibration import calibrate_tenant
-from builder.evaluation.unseen import count_learned
+from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.unseen import PARTS, count_learned
+from builder.exits.build import build_exits
 from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
 from builder.store.store import Store
 from builder.students import boosting, build
 from builder.students.augmentation import GUESSES, augmented
-from builder.students.boosting import LearnsNothing, StudentOptions, lesson_of
+from builder.students.boosting import LearnsNothing, Seen, StudentOptions, boosted, lesson_of
 from builder.students.build import build_students, most_layers
 from builder.students.team import StudentTeam, asked_first
 from builder.tasks.examples import Example
@@ -28,8 +31,10 @@ from hplm.cli.main import main
 from hplm.cli.tenant_store import _students_text
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
-from tests.builder.stores import some_lines
-from tests.builder.training.small_tenants import made, pretend
+from testing.random_store import random_students
+from tests.builder.stores import interrupted, some_lines
+from tests.builder.training.small_tenants import made, pretend, write
+from tests.cli.commands import run
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions, refusing
@@ -103,6 +108,32 @@ def test_all_numbers_of_students_learn_in_one_backward_pass_as_each_by_itself(st
     for whole, first, both in zip(found[None], found[0], found[1], strict=True):
         torch.testing.assert_close(whole, (first + both) / 2)
     assert any((first != both).any() for first, both in zip(found[0], found[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    "useless", [{"train": 0.0, "dev": 0.0}, {"train": -1.0, "dev": -1.0}, {"train": 1.0, "dev": -1.0}], ids=str
+)
+def test_a_student_without_gain_is_dropped_and_no_more_are_made(monkeypatch, useless):
+    """The first one says half of each number of the rows; the next one as many times what is missing."""
+    wanted = {part: [torch.randn(1, 8) for _ in range(6)] for part in ("train", "dev")}
+    learned, team = [], SimpleNamespace(members=[], rows=max)
+    team.add = lambda: team.members.append(SimpleNamespace(head={"weight": torch.ones(2), "bias": torch.ones(2)}))
+    half = torch.arange(8) < 4
+
+    def said(part, compute):
+        first = compute.keywords["number"] == start
+        return [0.5 * own * half if first else useless[part] * own * ~half for own in wanted[part]]
+
+    data = SimpleNamespace(train="train", dev="dev", by_text=said)
+    monkeypatch.setattr(boosting, "learn_member", lambda *given: learned.append(given[5]))
+    teacher = [Seen(wanted[part], []) for part in wanted]
+    start = 0
+    (told,) = boosted(None, team, data, teacher, replace(OPTIONS, students=3), None)
+    assert told["alpha"] == 2 and 0 < told["residual"] < 1 and learned == [0, 1]
+    assert [member.head["weight"].tolist() for member in team.members] == [[2.0, 2.0]]
+    start, team.members[:] = 1, []
+    with refusing(LearnsNothing):
+        boosted(None, team, data, teacher, OPTIONS, None)
 
 
 def test_augmented_texts_have_some_guessed_words_and_no_label(store, tmp_path):
@@ -209,11 +240,38 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(store, tmp
     with refusing(InvalidInput, "students"):
         calibrate_tenant(store, "classify", seen, resolve_precision("fp32", DEVICE), DEVICE)
     tests = [Example(tmp_path / "test.jsonl", 1, text) for text in (fresh[0], fresh[1], "a text of no file")]
-    assert count_learned(store, store.tenant("classify"), tests) == 2
+    judging = write(tmp_path / "judging.jsonl", ({"text": line} for line in some_lines(120, 6)))
+    learned = store.tenant("classify")
+    with by_one_step():
+        build_exits(store, "classify", judging, resolve_precision("fp32", DEVICE), DEVICE)
+    assert [count_learned(store, tenant, tests) for tenant in (learned, store.tenant("classify"))] == [2, 0]
+    assert count_learned(store, learned, tests, PARTS[:1]) == 0, "who trains it on has its full stack, which learned none"
     file.write_text("other texts")
-    assert count_learned(store, store.tenant("classify"), tests) == 0
+    assert count_learned(store, learned, tests) == 0
     file.unlink()
-    assert count_learned(store, store.tenant("classify"), tests) == 0
+    assert count_learned(store, learned, tests) == 0
+
+
+def test_the_command_scores_each_number_of_students_and_the_full_stack_also_from_a_pipe(store, tmp_path, capsys):
+    random_students(store, store.tenant("classify"), (3,))
+    test = made(tmp_path, "classify", 30, 3)
+    reading, writing = os.pipe()
+    os.write(writing, test.read_bytes())
+    os.close(writing)
+    command = ["evaluate", "--id", "classify", "--store", store.folder, "--device", DEVICE, "--int8"]
+    told = run(capsys, *command, "--test", f"/dev/fd/{reading}")
+    os.close(reading)
+    for name, members in {"hplm": None, "students 2": 2, "students 1": 1, "full stack": 0}.items():
+        assert told[name] == round(evaluate_tenant(store, "classify", test, DEVICE, members=members).scores.main, 4)
+    assert "students 3" not in told and told["int8"] > 0
+
+
+def test_the_seed_is_that_of_a_dedicated_teacher_too(store, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(build, "dedicated", lambda data, options, saved: seeds.append(options.seed) or interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        build_students(store, "classify", replace(OPTIONS, seed=7), DEVICE, "dedicated")
+    assert seeds == [7]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +290,7 @@ def test_numbers_that_make_no_students_are_refused(option, value):
         ("multilabel", {"augmented": 1}, "own", ["--augmented", "multilabel"]),  # a row has several labels
         ("multilabel", {"drop": 1}, "own", ["--drop", "multilabel"]),
         ("classify", {"depth": 4}, "own", ["--layers 4", "1 to 3"]),
+        ("classify", {"rank": 33}, "own", ["--rank 33", "1 to 32"]),
         ("classify", {}, "mine", ["--teacher mine"]),
     ],
 )

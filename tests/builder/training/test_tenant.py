@@ -160,6 +160,10 @@ def test_the_stored_heads_of_each_number_of_students_add_up_to_what_their_classi
             part.copy_(torch.randn_like(part).half())
         hidden = torch.randn(4, TOY.hidden)
         said = team.read(team.joined(torch.stack([member.read(hidden) for member in team.members])))
+    team.add()
+    before, last = (member.state_dict() for member in team.members[-2:])
+    assert all(torch.equal(part, before[name]) for name, part in last.items()), "a student does not start as the one before it"
+    del team.members[-1]
     stored = torch.stack([hidden @ head["weight"].float().T + head["bias"] for _, (_, head) in team.knowledge()]).cumsum(0)
     assert stored.shape == said.shape == (3, 4, 3)
     torch.testing.assert_close(stored, said, rtol=1e-2, atol=0.01 * float(said.std()))
