@@ -215,14 +215,14 @@ class Engine:
                 x = yield from self._leaving(sheet, at, x, number)
                 if not sheet.texts:
                     break
-            parts, rows = sheet.adapters[number], None
+            parts, attend, rows = sheet.adapters[number], sheet.attend[number], None
             adapt = partial(adapted, parts, at)
             # Whether no text passes another layer, although there is one.
             all_end = sheet.may_leave and at < last and len(sheet.done(at + 1)) == len(sheet.texts)
             if at == last or all_end:
-                rows, of_rows = sheet.ending
+                rows, attend, of_rows = sheet.ending
                 adapt = partial(adapted_last, parts, of_rows, at)
-            x = layer(x, sheet.attend[number], adapt, rows)
+            x = layer(x, attend, adapt, rows)
             if self._after_layer is not None:
                 self._after_layer()
             if all_end:

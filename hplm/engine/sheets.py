@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 
 import numpy as np
@@ -108,7 +108,7 @@ class Sheet:
             self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
             self._lie(arrangement, tenants[arrangement.texts])
             if not self.may_leave:  # all come to the end, which can be prepared ahead
-                _, adapters = self.ending
+                _, _, adapters = self.ending
                 if block is not None and settings.recorded:
                     self._note_shape(block, self.attend[0], [*self.adapters[0], *adapters])
                 _ = self.heads
@@ -141,13 +141,16 @@ class Sheet:
             self.shape = (self.rows, attend.longest, *block.taken, *layouts, *addresses)
 
     @cached_property
-    def ending(self) -> tuple[Tensor, list[Part]]:
-        """The token that each answer row reads, and the adapters of these rows. Further rows are not read."""
-        last, counts = self._settings.devices[-1], self.rows_of
-        reading = together([text.reading for text in self.texts]) + self._arrangement.starts.repeat(counts)
+    def ending(self) -> tuple[Tensor, Attend, list[Part]]:
+        """The token that each answer row reads, attention of these tokens, and their adapters. Further rows are not read."""
+        last, counts, attend = self._settings.devices[-1], self.rows_of, self.attend[-1]
+        reading = together([text.reading for text in self.texts])
+        if isinstance(attend, PackedAttention):
+            attend = partial(attend, reads=np.maximum.reduceat(reading, counts.cumsum() - counts) + 1)
+        reading = reading + self._arrangement.starts.repeat(counts)
         if self._settings.recorded and (more := rounded_up(len(reading)) - len(reading)):
             reading, counts = padded(reading, len(reading) + more), np.append(counts[:-1], counts[-1] + more)
-        return sent(reading, last), self._parts(ADAPTER, counts, last)
+        return sent(reading, last), attend, self._parts(ADAPTER, counts, last)
 
     @cached_property
     def heads(self) -> list[Part]:

@@ -66,12 +66,16 @@ class PackedAttention:
     def runs(self) -> list[tuple[int, int]]:
         return runs_of(self._lengths.tolist())
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reads: Array | None = None) -> Tensor:
+        """`reads`: how many first tokens of each text are read. The rows of others, and of further texts, may be anything."""
         compiled = kernel.attending(query, query.shape[1] // self.heads, self.longest) if self._compiled else None
         if compiled is not None:
             assert query.shape[0] == self._tokens
-            texts = len(self._lengths)
-            return kernel.attend(compiled, query, key, value, self._starts, texts, self.heads, self._scores)
+            scores, first = self._scores, None
+            if reads is not None:
+                first = reads.astype(np.int64).tobytes() + bytes(8 * (len(self._lengths) - len(reads)))
+                scores = int(self._lengths[: len(reads)].dot(reads))
+            return kernel.attend(compiled, query, key, value, self._starts, self.heads, scores, first)
         if len(self.runs) == 1 and not self.few_shapes:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads)

@@ -9,7 +9,7 @@
 
 #include "kernel.h"
 
-API int64_t hplm_version(void) { return 4; } /* of all functions, as in hplm/compiled.py */
+API int64_t hplm_version(void) { return 5; } /* of all functions, as in hplm/compiled.py */
 
 /* Returns the best set of instructions: 0 none, 1 AVX2 with FMA and F16C, 2 AVX-512 with BW, DQ and VL. */
 API int64_t hplm_instructions(void) {
@@ -80,6 +80,7 @@ typedef struct {
     How how;
     const float *query, *key, *value;
     const int64_t *starts; /* the first token of each text and the end of the last one */
+    const int64_t *reads;  /* how many first tokens of each text attend; NULL: all */
     float *out;            /* like `query`, without gaps */
     int64_t query_stride, key_stride, value_stride, texts, heads, head;
 } Attention;
@@ -128,8 +129,8 @@ TARGET INLINE void AT(soften)(float *restrict scores, int64_t count, int64_t lan
     for (int64_t t = 0; t < lanes; t += WIDTH) OP(storeu)(scores + t, OP(mul)(OP(loadu)(scores + t), by));
 }
 
-/* One head of one text, a block of rows after the other. */
-TARGET static void AT(attend_text)(const Attention *a, int64_t start, int64_t length, int64_t head) {
+/* One head of the first tokens of a text, a block of rows after the other. */
+TARGET static void AT(attend_text)(const Attention *a, int64_t start, int64_t length, int64_t reads, int64_t head) {
     int64_t lanes = (length + LANES - 1) / LANES * LANES, width = a->heads * a->head, at = head * a->head;
     int64_t stride = lanes | LANES; /* odd in cache lines, so that rows do not compete for places in the cache */
     float keys[a->head * stride] ALIGNED, scores[MOST_ROWS * stride] ALIGNED;
@@ -137,8 +138,8 @@ TARGET static void AT(attend_text)(const Attention *a, int64_t start, int64_t le
     float *out = a->out + start * width + at;
     float scale = LOG2_E / sqrtf((float)a->head);
     transpose(a->key + start * a->key_stride + at, a->key_stride, length, a->head, scale, keys, lanes, stride);
-    for (int64_t row = 0, rows; row < length; row += rows) {
-        rows = length - row < MOST_ROWS ? length - row : MOST_ROWS;
+    for (int64_t row = 0, rows; row < reads; row += rows) {
+        rows = reads - row < MOST_ROWS ? reads - row : MOST_ROWS;
         AT(multiply)((Product){query + row * a->query_stride, a->query_stride, keys, stride, a->head, NULL, scores, stride, 0, 0},
                      rows, lanes);
         for (int64_t r = 0; r < rows; r++) AT(soften)(scores + r * stride, length, lanes);
@@ -150,8 +151,9 @@ TARGET static void AT(attend_text)(const Attention *a, int64_t start, int64_t le
 static void AT(attend)(const void *given, int64_t next, int64_t end) {
     const Attention *a = given;
     for (; next < end; next++) {
-        const int64_t *starts = a->starts + next / a->heads;
-        AT(attend_text)(a, starts[0], starts[1] - starts[0], next % a->heads);
+        int64_t text = next / a->heads, start = a->starts[text], length = a->starts[text + 1] - start;
+        int64_t reads = a->reads && a->reads[text] < length ? a->reads[text] : length;
+        AT(attend_text)(a, start, length, reads, next % a->heads);
     }
 }
 #endif

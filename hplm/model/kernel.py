@@ -27,8 +27,8 @@ class _Rounding(ctypes.Structure):
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        *HOW, *pointer_fields("query", "key", "value"), ("starts", ctypes.c_char_p), *pointer_fields("out"),
-        *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "head"),
+        *HOW, *pointer_fields("query", "key", "value"), ("starts", ctypes.c_char_p), ("reads", ctypes.c_char_p),
+        *pointer_fields("out"), *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "head"),
     )  # fmt: skip
 
 
@@ -53,20 +53,21 @@ def attending(query: Tensor, head: int, longest: int) -> Kernel | None:
 
 
 def attend(
-    compiled: Kernel, query: Tensor, key: Tensor, value: Tensor, starts: bytes, texts: int, heads: int, scores: int
+    compiled: Kernel, query: Tensor, key: Tensor, value: Tensor, starts: bytes, heads: int, scores: int, reads: bytes | None
 ) -> Tensor:
     """Computes attention inside packed texts: tokens x (heads * head).
 
     It computes in 32 bits, and returns the type that it was given. `starts`: the first token of each text, and the end of the
-    last one, as int64. `scores` are those of one head, of all texts.
+    last one, as int64. `scores` are those of one head, of all texts. `reads`: how many first tokens of each text attend, as
+    int64; the rows of others are anything. None: all.
     """
     dtype, width = query.dtype, query.shape[1]
     query, key, value = [x.float() if x.stride(1) == 1 else x.float().contiguous() for x in (query, key, value)]
     out = query.new_empty(query.shape)
     threads = torch.get_num_threads() if scores * width >= WORTH_ATTENDING else 1
     attention = _Attention(
-        *compiled.how(threads), query.data_ptr(), key.data_ptr(), value.data_ptr(), starts, out.data_ptr(),
-        query.stride(0), key.stride(0), value.stride(0), texts, heads, width // heads,
+        *compiled.how(threads), query.data_ptr(), key.data_ptr(), value.data_ptr(), starts, reads, out.data_ptr(),
+        query.stride(0), key.stride(0), value.stride(0), len(starts) // 8 - 1, heads, width // heads,
     )  # fmt: skip
     compiled.library.hplm_attend(ctypes.byref(attention))
     return out.to(dtype)

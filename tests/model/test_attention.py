@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -49,12 +50,12 @@ def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
     assert torch.allclose(attention(0, *whole), PackedAttention(lengths, heads)(0, *whole), atol=0.05)
 
 
-def _attended(attention, three, instructions):
+def _attended(attention, three, instructions, reads=None):
     """Computes with a set of instructions of the compiled kernel; with gradients, torch computes."""
     with torch.set_grad_enabled(instructions == 0), patch.object(compiled, "instructions", instructions):
         used = kernels.attending(three[0], three[0].shape[1] // attention.heads, max(attention.runs)[0])
         assert (used is not None) == (instructions > 0)
-        return attention(0, *three)
+        return attention(0, *three, reads)
 
 
 @needs_kernel()
@@ -90,6 +91,17 @@ def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions):
     parts = three.split(lengths, dim=1)
     alone = [_attended(PackedAttention([part.shape[1]], 4), part, instructions) for part in parts]
     assert torch.equal(together, torch.cat(alone))
+
+
+@needs_kernel()
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_tokens_that_are_read_are_the_same_bits_without_the_others(instructions):
+    lengths, reads = [300, 64, 33, 16, 9], [1, 19, 33, 40]
+    three, attention = torch.randn(3, sum(lengths), 128), PackedAttention(lengths, 4)
+    whole = _attended(attention, three, instructions).split(lengths)
+    first = _attended(attention, three, instructions, np.array(reads, dtype=np.int32)).split(lengths)
+    for one, other, read in zip(first, whole, reads, strict=False):
+        assert torch.equal(one[:read], other[:read])
 
 
 @needs_kernel()
