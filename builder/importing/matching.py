@@ -23,7 +23,7 @@ from builder.importing.reports import advice
 from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_options
+from builder.learning.limits import Epochs, check_options, check_rank
 from builder.learning.loop import Exam, Group, Training, train
 from builder.packed_batches import packed_batches
 from builder.page import import_page
@@ -67,6 +67,7 @@ class MatchingOptions:
             raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
 
     def layout(self, config: BackboneConfig) -> Layout:
+        check_rank(self.rank, config.hidden)
         layout = adapter_layout(config, "lora", self.rank, tuple(PROJECTIONS))
         assert layout is not None  # its rank is not 0
         return layout

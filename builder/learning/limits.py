@@ -143,3 +143,9 @@ def check_options(options: Any, **least: float) -> None:
     for name, number in least.items():
         if not (given := getattr(options, name)) >= number:
             raise InvalidInput(f"--{name.replace('_', '-')} {given:g}: give {number:g} or more")
+
+
+def check_rank(rank: int, width: int) -> None:
+    """Refuses an adapter that is wider than the backbone."""
+    if rank > width:
+        raise InvalidInput(f"--rank {rank}: give at most {width}, the width of the backbone")

@@ -16,6 +16,7 @@ from builder.evaluation.unseen import learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import Body, PlotBody
+from builder.learning.limits import check_rank
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.students.augmentation import augmented
@@ -103,11 +104,10 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
     """Refuses tasks without students, and members that are deeper or wider than the backbone."""
     if task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
-    layers, width = store.config.upper_layers, store.config.hidden
+    layers = store.config.upper_layers
     if options.depth > layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
-    if options.rank > width:
-        raise InvalidInput(f"--rank {options.rank}: give 1 to {width}, the width of the backbone")
+    check_rank(options.rank, store.config.hidden)
 
 
 def _made(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from builder.learning.bodies import Body
-from builder.learning.limits import Epochs, check_options
+from builder.learning.limits import Epochs, check_options, check_rank
 from builder.learning.loop import Exam, Group, Progress, Training, train
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
@@ -83,6 +83,7 @@ def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) 
 
 
 def adapter_of(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
+    check_rank(options.rank, config.hidden)
     return adapter_layout(config, options.adapter, options.rank, options.worked_on, options.function, options.dtype)
 
 

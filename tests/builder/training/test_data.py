@@ -226,6 +226,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
         ((far, far), {}, [f"{far}:2", "100,000"]),
         ((train,), {"body_rate": 1e-4}, ["'bottleneck'", "lora"]),
         ((train,), {"rank": 0, "body_rate": 1e-4}, ["--rank"]),
+        ((train,), {"rank": 1 << 40}, [f"--rank {1 << 40}"]),
     ]:
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             learn(store, "classify", *files, **options)
