@@ -32,9 +32,9 @@ WAY_OUT = "Use a smaller --learning-rate"
 @dataclass(frozen=True)
 class StudentOptions:
     depth: int  # upper layers of a member
-    students: int = 6  # at most
-    rank: int = 16
-    epochs: int = 3  # of each member, and of all together
+    students: int = 3  # at most
+    rank: int = 48
+    epochs: int = 9  # of each member, and of all together
     learning_rate: float = 3e-3
     stacking: float = 0.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
     # Of what is learned by each member but the first, which learns all texts:

@@ -129,8 +129,8 @@ def _exits_text(report: dict[str, Any]) -> str:
 
 
 def students(
-    id: Id, /, *, store: StoreFolder, layers: int | Literal["auto"], students: int = 6,
-    teacher: Literal["own", "dedicated"] = "own", rank: int = 16, epochs: int = 3, learning_rate: float = 3e-3,
+    id: Id, /, *, store: StoreFolder, layers: int | Literal["auto"], students: int = 3,
+    teacher: Literal["own", "dedicated"] = "own", rank: int = 48, epochs: int = 9, learning_rate: float = 3e-3,
     stacking: float = 0.0, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, augmented: Annotated[int, OF_TEXTS] = 0,
     hardest: Annotated[float, OF_TEXTS] = 1.0, drawn: Annotated[float, OF_TEXTS] = 0.0, drop: float | None = None,
     seed: Seed = 0, device: Device = "auto", json: Json = False,

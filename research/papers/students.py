@@ -42,7 +42,7 @@ PAIRS = (
 )  # fmt: skip
 
 
-@benchmark(students=2, epochs=2, learning_rate=3e-3, seeds=(0,), texts=160)
+@benchmark(students=2, epochs=2, rank=16, learning_rate=3e-3, seeds=(0,), texts=160)
 def students(
     *,
     data: Path,
@@ -52,9 +52,9 @@ def students(
     seeds: tuple[int, ...] = (0, 1, 2),
     ways: tuple[Way, ...] = tuple(WAYS),
     layers: Whole = 2,
-    students: Whole = 4,
-    rank: Whole = 16,
-    epochs: Whole = 3,
+    students: Whole = 3,
+    rank: Whole = 48,
+    epochs: Whole = 9,
     learning_rate: Positive = 3e-3,
     teacher: Literal["own", "dedicated"] = "own",
     adapter: Literal["bottleneck", "lora"] = "bottleneck",
