@@ -171,7 +171,7 @@ def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
 def _check(tenant_id: str, folder: Path) -> None:
     if not NAME.fullmatch(tenant_id):
         raise InvalidInput(
-            f"the name of {folder} makes no tenant's name, or the same as another folder's: import it alone and give --id "
+            f"the name of {folder} cannot be a tenant's, or another folder gives the same: import it alone and give --id "
             "NAME, 1-64 lower-case letters, digits, '.', '_' and '-', no leading sign"
         )
     if not any((folder / name).exists() for name in (CONFIG, ADAPTER_CONFIG)):

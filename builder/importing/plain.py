@@ -29,7 +29,7 @@ from hplm.tasks import TASKS
 # A head of one layer passes through a function of two: tanh of a small number is the number, to a millionth, and relu and gelu
 # leave a large one as it is.
 SMALL, LARGE = 1e-3, 100.0
-STUDENTS = "its students: the checkpoint answers as its full stack"
+STUDENTS = "the students: the checkpoint answers as the full stack does"
 NO_ANSWER = "the score of no answer, for which transformers' head has no output: the checkpoint always answers"
 
 
