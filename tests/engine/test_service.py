@@ -9,13 +9,12 @@ import pytest
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
-from hplm.engine.service import MOST_NUMBERS, TICKET_SECONDS, Service
+from hplm.engine.service import TICKET_SECONDS, Service
 from hplm.engine.settings import Settings
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant
 from testing.toy import WORDS, make_chat
 from tests.engine.asker import PARAMETERS, Asker, texts_of
 from tests.support.message import mentioning
-from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -47,48 +46,26 @@ def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker
     assert nothing.labels == ["", ""] and (nothing.logits == 0).all()
 
 
-FORMS = {  # its age, its rows, what is changed in its head, and why it is refused
-    "good": (TICKET_SECONDS - 5, 1, {}, None),
-    "too old: it would be a key that nobody can revoke": (TICKET_SECONDS + 5, 1, {}, DeadlineMissed),
-    "of an unknown tenant": (0, 1, {"uid": 999}, NoTenant),
-    "of another export, which one model may still have": (0, 1, {"export": 1}, Draining),
-    "whose answer would be too large": (0, MOST_NUMBERS // 3 + 1, {}, InvalidInput),
-}
-
-
-@pytest.mark.parametrize(("seconds", "rows", "changes", "error"), FORMS.values(), ids=FORMS)
-def test_only_a_form_that_may_be_answered_is_taken(asker, seconds, rows, changes, error):
-    view, waited_ns, answers = asker.backbone.view, 10**12, []  # at the front door
-    arrival = {"arrival_ns": time.monotonic_ns() - seconds * 10**9 - waited_ns, "waited_ns": waited_ns}
-    form = asker.lookup.resolve(view, view.snapshot.find("acme"), [WORDS[0]], **arrival)
-    form.head, form.counts = form.head._replace(**changes), [rows]
-    if error is None:
-        asker.service.submit(form, answers.append)
-        asker.wait(asker.ask("acme", [WORDS[0]]))
-        eventually(lambda: answers)
-    else:
-        with pytest.raises(error):
-            asker.service.submit(form, answers.append)
-        assert not answers
-
-
 def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
         Service([(folder, Settings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
 
 
-FRAME = {  # the tenant of each request, what its head says, and why it is refused
-    "good": ("acme", {}, None),
-    "of another export": ("acme", {"export": 1}, Draining),
-    "of an unknown tenant": ("acme", {"uid": 999}, NoTenant),
-    "cut off": ("acme", {}, ValueError),
-    "whose task has no best labels": ("beta", {"top_k": 2}, InvalidInput),
-    "also good": ("acme", {}, None),
+FRAME = {  # the tenant of each request, its words, its age in seconds, what its head says, and why it is refused
+    "good": ("acme", 1, 0, {}, None),
+    "nearly too old": ("acme", 1, TICKET_SECONDS - 5, {}, None),
+    "too old: it would be a key that nobody can revoke": ("acme", 1, TICKET_SECONDS + 5, {}, DeadlineMissed),
+    "of another export, which one model may still have": ("acme", 1, 0, {"export": 1}, Draining),
+    "of an unknown tenant": ("acme", 1, 0, {"uid": 999}, NoTenant),
+    "cut off": ("acme", 1, 0, {}, ValueError),
+    "whose task has no best labels": ("beta", 1, 0, {"top_k": 2}, InvalidInput),
+    "whose answer would be too large": ("beta", 50, 0, {}, InvalidInput),
+    "also good": ("acme", 1, 0, {}, None),
 }
 
 
-def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
+def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy, monkeypatch):
     class Kept(defaultdict):
         """An outbox that keeps the answers to each request."""
 
@@ -103,10 +80,12 @@ def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
 
     outbox, backbone = Kept(list), Backbone(toy.folder)
     service, view = Service([(toy.folder, Settings.read(PARAMETERS))], None, outbox), backbone.view
-    passed = []
-    for number, (name, (tenant, changes, _)) in enumerate(FRAME.items()):
-        request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]])
-        request.head = request.head._replace(**{"arrival_ns": time.monotonic_ns(), **changes})
+    passed, waited_ns = [], 10**12  # at the front door
+    monkeypatch.setattr("hplm.engine.service.MOST_NUMBERS", 99)
+    for number, (name, (tenant, words, seconds, changes, _)) in enumerate(FRAME.items()):
+        request = LookupRequest(view, view.snapshot.find(tenant), [" ".join(WORDS[:words])])
+        arrival = {"arrival_ns": time.monotonic_ns() - seconds * 10**9 - waited_ns, "waited_ns": waited_ns}
+        request.head = request.head._replace(**arrival, **changes)
         (form,) = Lookup(backbone).read([request], MOST_CHARACTERS)
         passed.append((number, 0, 1, name, form[:9] if name == "cut off" else form))
     service.take(iter(passed))

@@ -1,4 +1,4 @@
-"""Lookup and gathering against plain dictionaries, with the compiled kernel and without; chains, broken tables, addresses."""
+"""Lookup and gathering against plain dictionaries, with the compiled kernel and without; chains and addresses."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm import compiled as kernels
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
@@ -113,19 +113,6 @@ def test_a_missing_parent_and_a_token_in_no_table_are_named(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
     with pytest.raises(InvalidInput, match=mentioning(3)):
         Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
-
-
-def test_a_broken_table_fails_only_its_own_chains(tmp_path):
-    root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS)
-    good = make_table(tmp_path, "good", "root", SPACE, [(1, 2, 3)])
-    bad = make_table(tmp_path, "bad", "root", SPACE, [(1, 2, 3)])
-    branches = assign_addresses([root, good, bad])
-    (bad.folder / "values").write_bytes(b"short")
-    forest = Forest([tmp_path], branches)
-    assert (forest.chain("good", 1).lookup(np.array([0, 1, 2]), np.array([3])).tries % 2).tolist() == [1, 0, 1]
-    with pytest.raises(Broken, match=mentioning(bad.folder / "values", 5)):
-        forest.chain("bad", 1)
-    assert len(forest.failures()) == 1
 
 
 def test_where_lookups_end_is_counted_by_name(tmp_path):

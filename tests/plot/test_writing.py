@@ -1,4 +1,4 @@
-"""Tables are written, and go on after an interruption, to the same bytes; damaged ones are refused, a row when it is read."""
+"""Tables are written, and go on after an interruption, to the same bytes; damaged ones are refused."""
 
 import resource
 import signal
@@ -140,20 +140,6 @@ def test_a_file_with_a_flipped_bit_or_without_its_end_is_refused_by_name(table):
             with pytest.raises(Broken, match=mentioning(path)):
                 _ = Table(table.folder).index
         path.write_bytes(whole)
-
-
-def test_a_flipped_bit_is_found_by_verify_or_when_its_row_is_first_read(table):
-    table.verify()
-    values = table.folder / "values"
-    content = bytearray(values.read_bytes())
-    content[7 * table.meta.row_bytes + 3] ^= 1
-    values.write_bytes(content)
-    broken = Table(table.folder)
-    with pytest.raises(Broken, match=mentioning(7, values)):
-        broken.verify()
-    assert not len(broken.rows.touch(np.array([1, 6, 8, 8, 50, 0])))
-    for _ in range(2):
-        assert broken.rows.touch(np.array([1, 7, 8])).tolist() == [7]
 
 
 @pytest.mark.parametrize("name", CODINGS)
