@@ -6,9 +6,11 @@ then one classifier over the sum, with a loss for every prefix of the members, s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +99,17 @@ def boosted(
         learn_member(body, team, data, teacher[0], left, number, options, folder, lesson_of(left[0], number, options))
         own_rows = partial(team.rows, body, number=number)
         own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
-        flat, wanted = torch.cat(own[0]), torch.cat(left[0])
-        alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
-        after = [[missed - alpha * rows for missed, rows in zip(*pair, strict=True)] for pair in zip(left, own, strict=True)]
-        if not (alpha > 0 and (residual := _square(after[1])) < _square(left[1])):  # also where its rows are zero
+        gained = sum(float((rows * missed).sum()) for rows, missed in zip(own[0], left[0], strict=True))
+        alpha = gained / (sum(float(rows.square().sum()) for rows in own[0]) or math.nan)  # the exact line search
+        for rows, missed in zip(chain(*own), chain(*left), strict=True):
+            rows.mul_(-alpha).add_(missed)  # in place: it is then what is missing after this member
+        if not (alpha > 0 and (residual := _square(own[1])) < _square(left[1])):  # also where its rows are zero
             del team.members[number]
             break
         with torch.no_grad():
             for part in ("weight", "bias"):
                 team.members[number].head[part].mul_(alpha)
-        left = after
+        left = own
         told.append({"alpha": round(alpha, 4), "residual": round(residual / whole, 5)})
     if not told:
         raise LearnsNothing("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
@@ -114,8 +117,8 @@ def boosted(
 
 
 def _square(rows: Sequence[Tensor]) -> float:
-    """Returns the mean square of the numbers in the rows of all texts."""
-    return float(torch.cat([*rows]).square().mean())
+    """Returns the mean square of the numbers in the rows of all texts, one by one: together they may be large."""
+    return sum(float(own.square().sum()) for own in rows) / sum(own.numel() for own in rows)
 
 
 def lesson_of(left: Sequence[Tensor], number: int, options: StudentOptions) -> np.ndarray | None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
@@ -110,6 +111,19 @@ def test_all_numbers_of_students_learn_in_one_backward_pass_as_each_by_itself(st
     assert any((first != both).any() for first, both in zip(found[0], found[1], strict=True))
 
 
+class Sizes(TorchDispatchMode):
+    """Notes the size of each tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function, types, given=(), options=None):
+        found = function(*given, **(options or {}))
+        self.sizes += [found.numel()] if isinstance(found, torch.Tensor) else []
+        return found
+
+
 @pytest.mark.parametrize(
     "useless", [{"train": 0.0, "dev": 0.0}, {"train": -1.0, "dev": -1.0}, {"train": 1.0, "dev": -1.0}], ids=str
 )
@@ -128,7 +142,9 @@ def test_a_student_without_gain_is_dropped_and_no_more_are_made(monkeypatch, use
     monkeypatch.setattr(boosting, "learn_member", lambda *given: learned.append(given[5]))
     teacher = [Seen(wanted[part], []) for part in wanted]
     start = 0
-    (told,) = boosted(None, team, data, teacher, replace(OPTIONS, students=3), None)
+    with Sizes() as made:
+        (told,) = boosted(None, team, data, teacher, replace(OPTIONS, students=3), None)
+    assert max(made.sizes) == 8, "a copy of the rows of all texts may take gigabytes"
     assert told["alpha"] == 2 and 0 < told["residual"] < 1 and learned == [0, 1]
     assert [member.head["weight"].tolist() for member in team.members] == [[2.0, 2.0]]
     start, team.members[:] = 1, []
