@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,8 +131,10 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
             assert ((rows - lower(window)).abs().max() < 0.01) == (lower is merged)
             found = through(lower.layers, library["start"], store)
             assert ((found - library["split"]).abs().max() < 1e-4) == (lower is merged)
+    assert import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE) == (tenant, store.report(tenant))
     with pytest.raises(InvalidInput, match=mentioning("'acme-lower'", store.folder, "--as-domain")):
-        import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE)
+        other = replace(options, new_domain=replace(new, corpus=[corpus(tmp_path, 2)]))
+        import_tenant(store, "acme", FIXTURES / "peft-lower", other, DEVICE)
 
 
 def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:
