@@ -196,6 +196,6 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
     if matched:
         draw_agreement([report["after"] for _, report in matched], picture)
     titles = {name: called(name, Path(report["imported"]["from"])) for name, report in matched}
-    rows = {titles[name] + " (not stored)" * (name in others): report for name, report in matched}
+    rows = {titles[name] + " (not stored)" * (report != stored.get(name)): report for name, report in matched}
     imports_page(store.folder / PAGE, picture, rows, {one.folder: one.refused for one in found if one.tenant is None})
     return store.folder / PAGE

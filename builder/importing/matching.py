@@ -130,6 +130,8 @@ def import_checkpoint(
         before = store.tenant(tenant_id)
         stored = store.report(before) if before is not None else {}
         is_done = stored.get("asked") == asked
+        if is_done:
+            _check_agreement(stored, folder, matching, "it is stored: give --anyway, or remove it by `hplm tenant delete`")
         if before is not None and is_done and options.test is None:
             remove_savepoints(working, "import")
             return before, stored
@@ -188,12 +190,14 @@ def import_checkpoint(
         return file, report
 
 
-def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOptions) -> None:
+def _check_agreement(
+    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "--anyway stores it all the same"
+) -> None:
     after = report["after"]
     if after["agreement"] < matching.least and not matching.anyway:
         raise Unlike(
             f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
-            f"than --least {matching.least:g}: {advice(report)}. --anyway stores it all the same",
+            f"than --least {matching.least:g}: {advice(report)}; {way_out}",
             report,
         )
 

@@ -17,7 +17,7 @@ import transformers
 
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
-from builder.importing.folders import Importer, named, planned, write_page
+from builder.importing.folders import Imported, Importer, named, planned, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
 from builder.importing.tenant import ImportOptions
@@ -175,6 +175,11 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
     assert not store.tenant_work_folder("acme").exists() and store.users()["root", 1] == []
     tenant, report = imported(store, folder, file, rank=1, least=1, anyway=True)
     assert store.tenant("acme") == tenant and report["after"] == caught.value.report["after"]
+    with pytest.raises(Unlike, match=mentioning("--least 1", "--anyway", "hplm tenant delete")) as caught:
+        imported(store, folder, file, rank=1, least=1)
+    refused = Imported("acme", folder, None, caught.value.report, str(caught.value))
+    assert store.tenant("acme") == tenant and "not stored" not in write_page(store, [refused]).read_text("utf-8")
+    assert imported(store, folder, file, rank=1, least=1, anyway=True) == (tenant, report)
 
 
 @pytest.mark.parametrize(
