@@ -323,7 +323,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
 
 @pytest.mark.usefixtures("one_step")
 def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, monkeypatch):
-    """A pickle runs no code, and neither does a model that brings some. A plan names the same, but for the adapters."""
+    """A pickle runs no code, and neither does a model that brings some. A plan names the same."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
     make_odd(folder, tuned(folder / "Good One"), harm)
     wanted = {name: row[-1] for name, row in (FIELDS | CONTENTS).items()} | OTHERS
@@ -339,8 +339,13 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
-    plan = planned(store.model, store.config, named([folder]), importer.options, importer.matching)
-    assert {one.id for one in plan if one.refused} == wanted.keys() - {"pickled-adapter"}
+    asked = store.model, store.config, named([folder]), importer.options, importer.matching
+    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys()
+    (few := tmp_path / "few.txt").write_text("one text")
+    with pytest.raises(InvalidInput, match=mentioning(few, 50)):
+        list(planned(*asked, few))
+    shutil.copy(few, folder / "Good One" / "texts.jsonl")
+    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys() | {"good-one"}
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:
