@@ -26,7 +26,7 @@ from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Divided, Reader, Text
 from builder.tasks.tasks import training_task
-from builder.training.data import Data, read_files
+from builder.training.data import Data, read_data
 from builder.training.finetuning import TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
@@ -71,12 +71,13 @@ def build_students(
                 f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
             )
         dev_file = dev_file if Divided.of(report) is None else None
-        read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
-        known_texts, texts = {key_of(example) for example in (*read.train, *read.dev)}, further.examples if further else []
+        reader, texts = Reader(store, tenant.domain, tenant.domain_version), further.examples if further else []
+        divided_by = tenant  # as when it was trained
+        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant.labels, tenant.dtype, divided_by)
+        known_texts = {key_of(example) for example in (*data.train.examples, *data.dev.examples)}
         fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
-        data = read.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)
         folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}

@@ -23,7 +23,7 @@ from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
-from builder.training.data import Data, read_files
+from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of
@@ -83,15 +83,14 @@ def build_tenant(
         learned = store.tenant_version(tenant_id, start) if start != ANEW else None
         if learned is not None:
             check_form(learned, options, store.config)
-        files = read_files(store, task, train_file, dev_file, known, options.dtype, learned)
+        data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, known, options.dtype, learned)
         if before is not None:
-            check_answers(before, task, files.labels)
+            check_answers(before, task, data.labels)
         if isinstance(trainer, Teacher):
-            trainer = trainer.read(store, tenant_id, task, files.labels, taught["teacher"])
-        version = before.version + 1 if before else 1
+            trainer = trainer.read(store, tenant_id, task, data.labels, taught["teacher"])
+        version, tried = before.version + 1 if before else 1, list[dict[str, Any]]()
 
         begin(working, tenant_id, {"version": version, "from_version": start, **asked})
-        data, tried = files.looked_up(Reader(store, *stands_on), device, learned), list[dict[str, Any]]()
         if grid:
             trained, tried = train_grid(data, points(options), working, trainer)
         else:

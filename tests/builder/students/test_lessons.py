@@ -27,7 +27,7 @@ from builder.students.team import StudentTeam, asked_first
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.training.data import read_files
+from builder.training.data import read_data
 from hplm.cli.main import main
 from hplm.cli.tenant_store import _students_text
 from hplm.engine.engine import resolve_precision
@@ -153,8 +153,8 @@ def test_a_student_without_gain_is_dropped_and_no_more_are_made(monkeypatch, use
 
 
 def test_augmented_texts_have_some_guessed_words_and_no_label(store, tmp_path):
-    files = read_files(store, "classify", tmp_path / "classify-1.jsonl", tmp_path / "classify-2.jsonl")
-    data = files.looked_up(Reader(store, "root", 1), DEVICE, None)
+    files = [tmp_path / f"classify-{part}.jsonl" for part in (1, 2)]
+    data = read_data(Reader(store, "root", 1), "classify", *files, DEVICE)
     body = PlotBody.of(store).to(DEVICE)
     assert augmented(body, data, 2, seed=0) == []
     give_head(store)
