@@ -60,7 +60,7 @@ def build_exits(
             "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
-            remove_savepoints(working, "exits")
+            remove_savepoints(working / "exits")
             return known["report"], False
         task = texts.task.unlabelled()
         learned_from, choosing = _divided(store, tenant, texts, seen)
@@ -70,7 +70,7 @@ def build_exits(
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-        folder = savepoints_of(working, "exits", {"version": tenant.version, **asked})
+        folder = savepoints_of(working / "exits", {"version": tenant.version, **asked})
         heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
@@ -95,7 +95,7 @@ def build_exits(
         report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         store.save_next(tenant, replace(before, exits=exits, students=None), report)
-        remove_savepoints(working, "exits")
+        remove_savepoints(working / "exits")
         return own, True
 
 

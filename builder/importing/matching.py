@@ -133,7 +133,7 @@ def import_checkpoint(
         if is_done:
             _check_agreement(stored, folder, matching, "it is stored: give --anyway, or remove it by `hplm tenant delete`")
         if before is not None and is_done and options.test is None:
-            remove_savepoints(working, "import")
+            remove_savepoints(working / "import")
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
@@ -152,7 +152,7 @@ def import_checkpoint(
             return before, stored | scores(Model.of_tenant(store, before, device))
         parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
         data = Data(reader, task.unlabelled(), labels, *parts, device)
-        saving, layout = savepoints_of(working, "import", asked), matching.layout(store.config)
+        saving, layout = savepoints_of(working / "import", asked), matching.layout(store.config)
         change, kept = family.change(found, layout)
         tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
         report = {
@@ -172,7 +172,7 @@ def import_checkpoint(
         except Unlike:
             refused.parent.mkdir(exist_ok=True)
             write_json(refused, report)  # the same command need not learn it again
-            remove_savepoints(working, "import")
+            remove_savepoints(working / "import")
             raise
         version = before.version + 1 if before else 1
         file = TenantFile(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
@@ -186,7 +186,7 @@ def import_checkpoint(
         store.chain(*domain)  # fails if the domain was deleted meanwhile
         store.save_tenant(file, *tenant.own.stored(), report, draw)
         refused.unlink(missing_ok=True)
-        remove_savepoints(working, "import")
+        remove_savepoints(working / "import")
         return file, report
 
 

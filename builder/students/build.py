@@ -63,7 +63,7 @@ def build_students(
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
-            remove_savepoints(working, "students")
+            remove_savepoints(working / "students")
             return known["report"], False
         train_file, dev_file = islice(chain(learned_by(store, tenant, seen), (None, None)), 2)  # of this version alone
         if train_file is None:
@@ -78,7 +78,7 @@ def build_students(
         fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
-        folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
+        folder = savepoints_of(working / "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
         report.pop("exits", None)
@@ -86,7 +86,7 @@ def build_students(
         if unlabelled is not None:
             report["students"]["unlabelled"] = str(unlabelled.absolute())
         store.save_next(tenant, replace(before, exits=None, students=made), report)
-        remove_savepoints(working, "students")
+        remove_savepoints(working / "students")
         return told, True
 
 

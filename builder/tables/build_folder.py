@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from builder.learning.distil import readable
 from builder.page import branch_page
 from builder.said import say
 from builder.store.branches import Branches
-from builder.store.resumable import PLAN, begun_plan, write_json
+from builder.store.resumable import PLAN, begun_plan, put_away, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
@@ -146,18 +145,6 @@ def finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path], opti
         return None
     say(f"{branch[0]} version {branch[1]} is there: the same corpus and options have built it")
     return table
-
-
-def put_away(folder: Path) -> None:
-    """Removes the folder's content, the plan last: as long as it is there, there may be more.
-
-    A folder in it that has a plan of its own stays: another command was interrupted there.
-    """
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
-        if path.is_file():
-            path.unlink()
-        elif begun_plan(path) is None:
-            shutil.rmtree(path)
 
 
 def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:

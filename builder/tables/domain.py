@@ -18,8 +18,9 @@ from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.page import branch_page
 from builder.said import say
 from builder.store.branches import table_spec
+from builder.store.resumable import put_away
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import BuildFolder, begun, finished, held, held_next, parent_version_begun, put_away
+from builder.tables.build_folder import BuildFolder, begun, finished, held, held_next, parent_version_begun
 from builder.tables.counts import Counts, add_counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report

@@ -16,9 +16,9 @@ from builder.page import branch_page
 from builder.pictures import draw_learning
 from builder.said import say
 from builder.store.branches import UPPER, Branches, replace_weights, table_spec
-from builder.store.resumable import write_json
+from builder.store.resumable import put_away, write_json
 from builder.store.store import Store, absolute_model, check_name
-from builder.tables.build_folder import BuildFolder, begun, finished, held, put_away
+from builder.tables.build_folder import BuildFolder, begun, finished, held
 from builder.tables.counts import Counts
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput

@@ -152,17 +152,17 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
 @pytest.mark.usefixtures("one_step")
 def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, capsys):
     imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=1, least=0)
-    (working := store.tenant_work_folder("acme")).mkdir(parents=True)
+    (training := (working := store.tenant_work_folder("acme")) / "training").mkdir(parents=True)
     for rank in (2, 3):
         cut(store, imported, tmp_path / "tuned", texts(tmp_path, 60), at="save_tenant", rank=rank, least=0)
     assert mentions(capsys.readouterr().err, "acme", "import", "other data or options")
     (user,) = [user for user in store.users()["root", 1] if str(working) in user]
-    assert str(working / "import-") in user
-    with pytest.raises(InvalidInput, match=r"'acme'.*/import-\w+: finish"):
+    assert str(working / "import") in user
+    with pytest.raises(InvalidInput, match=r"'acme'.*/import: finish"):
         delete_tenant(store, "acme")
-    write_json(left := working / PLAN, {"version": 1})  # of a training
+    write_json(left := training / PLAN, {"version": 1})
     imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=3, least=0)
-    assert [*working.iterdir()] == [left]
+    assert [*working.rglob("*")] == [training, left]
 
 
 @pytest.mark.usefixtures("one_step")
