@@ -5,7 +5,6 @@ The lower part of an adapter can be merged into the lower stack of a new domain.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,13 +79,8 @@ def _check_mergeable(found: Foreign, lower: Changes, config: BackboneConfig, new
         )
 
 
-def _merged(
-    store: Store, parent: str, changes: Changes, source: Path, new: NewDomain, device: torch.device
-) -> AbstractContextManager[Table]:
-    """Builds a child of `parent` with these changes, and holds its folder until the tenant on it is stored.
-
-    The same call after an interruption continues.
-    """
+def _merged(store: Store, parent: str, changes: Changes, source: Path, new: NewDomain, device: torch.device) -> Table:
+    """Builds a child of `parent` with these changes. The same call after an interruption continues."""
 
     def adapt(build: BuildFolder, parent: tuple[str, int]) -> None:
         merge(lower := store.lower(*parent), changes)
@@ -129,7 +123,7 @@ def import_tenant(
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     config = store.config
-    with held_tenant(store, tenant_id), ExitStack() as building:
+    with held_tenant(store, tenant_id):
         parent = (options.domain, store.latest(options.domain))
         tenant, (adapter, weights), foreign, lower = read_adapter(
             store.model, config, tenant_id, folder, options, version=parent[1]
@@ -151,8 +145,7 @@ def import_tenant(
 
         score(tenant)
         if options.new_domain is not None:
-            table = building.enter_context(_merged(store, parent[0], lower, foreign.source, options.new_domain, device))
-            meta = table.meta
+            meta = _merged(store, parent[0], lower, foreign.source, options.new_domain, device).meta
             if before is not None and (before.domain, before.domain_version) == (meta.domain, meta.version):
                 return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=meta.domain, domain_version=meta.version)

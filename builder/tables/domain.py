@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -52,18 +51,13 @@ def build_domain(
     The same call after an interruption continues the build, and after its end changes nothing.
     """
     adapt = partial(_adapt, store, (name, 1), options, budget, device)
-    with first_version(store, name, corpus, options, asdict(budget), adapt, device) as table:
-        return table
+    return first_version(store, name, corpus, options, asdict(budget), adapt, device)
 
 
-@contextmanager
 def first_version(
     store: Store, name: str, corpus: list[Path], options: DomainOptions, way: dict[str, Any], adapt: Adapt, device: torch.device
-) -> Iterator[Table]:
-    """Builds the first version of a domain, and holds its folder until the caller is done with the table.
-
-    The same call after an interruption continues. `way`: the options of `adapt`, for the plan.
-    """
+) -> Table:
+    """Builds the first version of a domain, as above. `way`: the options of `adapt`, for the plan."""
     check_name("domain", name)
     if not store.config.lower_layers:
         raise InvalidInput(f"backbone {store.config.name!r} has no lower layers, whose tables make a domain: use its root")
@@ -71,35 +65,35 @@ def first_version(
     with held(working, f"domain {name!r}"):
         parent = (options.parent, parent_version_begun(store, (name, 1), options.parent) or store.latest(options.parent))
         plan = {"parent version": parent[1], **asdict(options), **way}
-        if not store.versions(name):
-            with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
-                if not store.has_lower(name, 1):
-                    _refuse_little(build.corpus(store).tokens, name, options)
-                counts = build.count(store, store.counts_folder(name, 1))
-                store.save_origin(name, 1, corpus, build.plan)
-                keep = chosen_keep(counts, root=False, keep=options.keep)
-                spec = table_spec(store.config, name, 1, parent, options.dtype, counts.tokens)
-                table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
-        elif (table := finished(store, (name, 1), corpus, plan)) is None:
+        if store.versions(name):
+            if (table := finished(store, (name, 1), corpus, plan)) is not None:
+                return table
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
                 "(--name, or --as-domain of an import)"
             )
-        yield table
-        put_away(working)
+        with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
+            if not store.has_lower(name, 1):
+                _refuse_little(build.corpus(store).tokens, name, options)
+            counts = build.count(store, store.counts_folder(name, 1))
+            store.save_origin(name, 1, corpus, build.plan)
+            keep = chosen_keep(counts, root=False, keep=options.keep)
+            spec = table_spec(store.config, name, 1, parent, options.dtype, counts.tokens)
+            return _tabulated(store, build, spec, counts, keep, parent, adapt, device)
 
 
 def _tabulated(
     store: Store, build: BuildFolder, spec: TableSpec, counts: Counts, keep: float, start: tuple[str, int], adapt: Adapt,
     device: torch.device, known: Table | None = None,
 ) -> Table:  # fmt: skip
-    """Makes the lower stack of a branch from that of `start`, and then its table."""
+    """Makes the lower stack of a branch from that of `start`, and then its table. Then its folder is empty."""
     if not store.has_lower(spec.domain, spec.version):
         check_table(store.folder, spec, counts, keep, store.lower(*start), device, known.meta.keys if known is not None else 0)
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
     table = build_table(store, spec, counts, keep, store.lower(spec.domain, spec.version), device, known)
     branch_page(store, table, build.folder)
+    put_away(build.folder)
     return table
 
 
@@ -143,7 +137,6 @@ def update_domain(
             adapt = partial(_adapt, store, (name, version), options, budget, device)
             table = _tabulated(store, build, spec, counts, keep, (name, version - 1), adapt, device, known)
         store.sweep()
-        put_away(build.folder)
         return table
 
 

@@ -53,17 +53,17 @@ def build_root(
     plan = {"model": model, **asdict(options), **asdict(budget)}
     with held(place.work_folder("root", 1), f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
-            if (table := finished(store, ("root", 1), corpus, plan)) is None:
-                raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-        else:
-            with begun(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
-                if not (folder / "store.json").exists() or not place.has_lower("root", 1):
-                    _learn(build, model, folder, options, budget, device)
-                store = Store(folder)
-                table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
-                branch_page(store, table, build.folder)
-        put_away(place.work_folder("root", 1))
-        return store, table
+            if (table := finished(store, ("root", 1), corpus, plan)) is not None:
+                return store, table
+            raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
+        with begun(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
+            if not (folder / "store.json").exists() or not place.has_lower("root", 1):
+                _learn(build, model, folder, options, budget, device)
+            store = Store(folder)
+            table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
+            branch_page(store, table, build.folder)
+            put_away(build.folder)
+            return store, table
 
 
 def _clear(place: Branches) -> None:
