@@ -64,9 +64,8 @@ def build_exits(
             return known["report"], False
         task = texts.task.unlabelled()
         learned_from, choosing = _divided(store, tenant, texts, seen)
-        weights, options = store.tenant_weights(tenant), (device, precision, task)
         learning, judged = (
-            states_of(*opened(store, tenant, weights, own, *options), most)
+            states_of(*opened(store, before, own, device, precision, task), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)

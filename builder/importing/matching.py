@@ -30,7 +30,6 @@ from builder.page import import_page
 from builder.pictures import draw_learning
 from builder.store.resumable import read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
-from builder.store.version import Weights
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
@@ -41,6 +40,7 @@ from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.tenants.knowledge import Adapter, Head
 
 DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
 SAVED = "matching.pt"
@@ -89,8 +89,8 @@ class Model:
     own: TenantModel
 
     @classmethod
-    def of(cls, body: Body, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device) -> Model:
-        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head, *weights).to(device))
+    def of(cls, body: Body, adapter: Adapter | None, head: Head | None, device: torch.device) -> Model:
+        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head).to(device))
 
     @classmethod
     def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
@@ -98,8 +98,8 @@ class Model:
 
     @classmethod
     def of_tenant(cls, store: Store, tenant: TenantFile, device: torch.device) -> Model:
-        layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
-        return cls.of(PlotBody.of(store), *layouts, store.tenant_weights(tenant), device)
+        found = store.knowledge(tenant)
+        return cls.of(PlotBody.of(store), found.adapter, found.head, device)
 
     def through(self, pack: Pack) -> tuple[list[Tensor], Tensor]:
         """Returns the states after each upper layer, and the logits."""
@@ -154,7 +154,7 @@ def import_checkpoint(
         data = Data(reader, task.unlabelled(), labels, *parts, device)
         saving, layout = savepoints_of(working / "import", asked), matching.layout(store.config)
         change, kept = family.change(found, layout)
-        tenant = made(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
+        tenant = made(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
         report = {
             "task": found.head.task,
             "imported": origin_of(store, folder, "transformers", store.model),

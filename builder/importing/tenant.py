@@ -139,7 +139,7 @@ def import_tenant(
 
         def score(tenant: TenantFile) -> None:
             if labelled is not None:
-                found = evaluate_weights(store, tenant, (adapter, weights), labelled, device)
+                found = evaluate_weights(store, tenant, tenant.knowledge(config, adapter, weights), labelled, device)
                 scores = {**found.scores.described(), "windows_found": found.texts.found}
                 report.setdefault("test", {})[f"on {tenant.domain}"] = scores
 

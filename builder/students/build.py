@@ -193,5 +193,5 @@ def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, seed:
     if teacher == DEDICATED:
         trained = dedicated(data, TrainingOptions(seed=seed), folder / "teacher.pt")
         return trained.body, trained.model
-    layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
-    return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)
+    found = data.reader.store.knowledge(tenant)
+    return body, TenantModel.of(found.adapter, found.head).to(data.device)

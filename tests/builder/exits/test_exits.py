@@ -108,7 +108,7 @@ def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file):
 def own_states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     read = [*read_unlabelled(write(file, ({"text": text} for text in texts)))]
-    return states_of(*opened(store, tenant, store.tenant_weights(tenant), read, DEVICE, FP32, task))
+    return states_of(*opened(store, store.knowledge(tenant), read, DEVICE, FP32, task))
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])

@@ -48,8 +48,8 @@ def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | 
 def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
     """Computes last hidden states and logits from the library's states at the split, by what was stored in 16 bits."""
     wanted, layers = expected(name), store.upper().layers
-    layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
-    model = TenantModel.of(*layouts, *store.tenant_weights(tenant))
+    found = store.knowledge(tenant)
+    model = TenantModel.of(found.adapter, found.head)
     with torch.no_grad():
         end, bare = through(layers, wanted["split"], store, model), through(layers, wanted["split"], store)
         logits = model.read(end if tenant.task == "tag" else end[:1])
