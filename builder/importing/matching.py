@@ -62,9 +62,7 @@ class MatchingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST)
-        if not 0 <= self.least <= 1:
-            raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
+        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST, least=(0, 1))
 
     def layout(self, config: BackboneConfig) -> Layout:
         check_rank(self.rank, config.hidden)

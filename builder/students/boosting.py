@@ -49,17 +49,12 @@ class StudentOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, rank=1, epochs=1, stacking=0, augmented=0)
-        for option, given, fits, way_out in (
-            ("layers", self.depth, self.depth >= 1, "1 or more"),
-            ("students", self.students, 1 <= self.students <= MOST, f"1 to {MOST}"),
-            ("hardest", self.hardest, 0 < self.hardest <= 1, "a share of the texts, above 0 and at most 1"),
-            ("drawn", self.drawn, 0 <= self.drawn <= 1 and not (self.drawn and self.hardest == 1),
-             "a share of the texts, from 0 to 1, beside a --hardest below 1"),
-            ("drop", self.drop, self.drop is None or 0 <= self.drop <= 100, "points, from 0 to 100"),
-        ):  # fmt: skip
-            if not fits:
-                raise InvalidInput(f"--{option} {given:g}: give {way_out}")
+        shares = {"hardest": (0, 1), "drawn": (0, 1)}
+        check_options(self, students=(1, MOST), rank=1, epochs=1, stacking=0, augmented=0, drop=(0, 100), **shares)
+        if not self.hardest:
+            raise InvalidInput("--hardest 0: give a share of the texts above 0")
+        if self.drawn and self.hardest == 1:
+            raise InvalidInput(f"--drawn {self.drawn:g}: give a --hardest below 1 beside it")
 
 
 class LearnsNothing(InvalidInput):

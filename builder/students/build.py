@@ -102,11 +102,11 @@ def most_layers(store: Store, teacher: str) -> int:
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
-    """Refuses tasks without students, and members that are deeper or wider than the backbone."""
+    """Refuses tasks without students, and members without layers, or deeper or wider than the backbone."""
     if task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
     layers = store.config.upper_layers
-    if options.depth > layers:
+    if not 1 <= options.depth <= layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
     check_rank(options.rank, store.config.hidden)
 

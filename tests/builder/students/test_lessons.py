@@ -306,6 +306,7 @@ def test_numbers_that_make_no_students_are_refused(option, value):
         ("multilabel", {"augmented": 1}, "own", ["--augmented", "multilabel"]),  # a row has several labels
         ("multilabel", {"drop": 1}, "own", ["--drop", "multilabel"]),
         ("classify", {"depth": 4}, "own", ["--layers 4", "1 to 3"]),
+        ("classify", {"depth": 0}, "own", ["--layers 0", "1 to 3"]),
         ("classify", {"rank": 33}, "own", ["--rank 33", "32"]),
         ("classify", {}, "mine", ["--teacher mine"]),
     ],
