@@ -248,15 +248,13 @@ def _plan(
 
 def _many(store: Store, importer: Importer, folders: Folders, at_once: int) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
-    from tqdm import tqdm
-
     from builder.importing.folders import called, write_page
     from builder.importing.reports import shown, totals
-    from builder.said import say
+    from builder.said import progress_bar, say
 
     found = []
     try:
-        with tqdm(importer.all(folders, at_once), "importing", len(folders), unit="folder") as bar:
+        with progress_bar(importer.all(folders, at_once), "importing", total=len(folders), unit="folder") as bar:
             for one in bar:
                 found.append(one)
                 name = called(one.id, one.folder)
