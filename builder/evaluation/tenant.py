@@ -35,13 +35,6 @@ class Evaluation:
     answers: list[list[str]]
     scores: Scores
 
-    def described(self) -> dict[str, Any]:
-        tenant, texts = self.tenant, self.texts
-        return {
-            "tenant": tenant.id, "version": tenant.version, "task": tenant.task, "file": str(texts.examples[0].file),
-            "texts": len(texts.examples), "texts_cut": texts.cut, "windows_found": texts.found, **self.scores.described(),
-        }  # fmt: skip
-
 
 def evaluate_tenant(
     store: Store, tenant_id: str, test: Path | Sequence[Example], device: torch.device, eight_bits: bool = False,
