@@ -185,10 +185,10 @@ def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
     tenant, task, device = store.known_tenant(question.id), training_task(question.task), resolve_device("auto")
     say(f"exits of {question.id} in {precision.name}, and their answers")
     build_exits(store, question.id, question.dev, precision, device, seen=[question.train])
-    exits, weights = store.knowledge(store.known_tenant(question.id)).exits, store.tenant_weights(tenant)
+    exits = (found := store.knowledge(store.known_tenant(question.id))).exits
     assert exits is not None  # they were made
     given = [task.read(question.dev), task.read(question.test)]
-    states = [states_of(*opened(store, tenant, weights, part, device, precision)) for part in given]
+    states = [states_of(*opened(store, found, part, device, precision)) for part in given]
     full = calibration_by(given[0], tenant.labels, states[0].logits)
     calibrations, parts = exits.exits.calibrations, []
     for labelled, seen in zip(given, states, strict=True):

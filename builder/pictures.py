@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from builder.evaluation.tenant import Evaluation
+    from builder.store.store import TenantFile
     from builder.tables.inspection import Coverage
     from hplm.placement.attained import Attained
     from hplm.placement.cluster import Cluster
@@ -31,9 +32,9 @@ MOST_LABELS, MOST_NUMBERED = 60, 20  # of a confusion table that can be read, an
 
 
 def check_picture(path: Path) -> None:
-    """Refuses a file name whose format is not known. Call it before anything is computed."""
-    if path.suffix.lower() not in FORMATS:
-        raise InvalidInput(f"--picture {path}: give it a name that ends in {', '.join(FORMATS)}")
+    """Refuses a file name whose format is not known, and a folder. Call it before anything is computed."""
+    if path.suffix.lower() not in FORMATS or path.is_dir():
+        raise InvalidInput(f"--picture {path}: give the name of a file that ends in {', '.join(FORMATS)}")
 
 
 def panels(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -78,18 +79,23 @@ def draw_learning(report: dict[str, Any], metric: str, title: str, path: Path) -
     save(figure, path)
 
 
-def draw_confusion(evaluation: Evaluation, path: Path) -> None:
-    """Draws right labels against answered labels, as shares of the right label."""
-    from builder.tasks.scores import confusion
+def check_confusion(tenant: TenantFile) -> None:
+    """Refuses tenants whose labels no `draw_confusion` can show. Call it before anything is computed."""
     from builder.tasks.tasks import TRAINING_TASKS, training_task
 
-    tenant = evaluation.tenant
     if not training_task(tenant.task).one_label_a_row or len(tenant.labels) > MOST_LABELS:
         able = " and ".join(name for name, task in TRAINING_TASKS.items() if task.one_label_a_row)
         raise InvalidInput(
             f"--picture shows right against answered labels, for {able} with up to "
             f"{MOST_LABELS} labels; tenant {tenant.id!r} has the task {tenant.task} and {len(tenant.labels)}"
         )
+
+
+def draw_confusion(evaluation: Evaluation, path: Path) -> None:
+    """Draws right labels against answered labels, as shares of the right label."""
+    from builder.tasks.scores import confusion
+
+    tenant = evaluation.tenant
     wanted = [label for example in evaluation.texts.examples for label in example.labels]
     answered = [label for answer in evaluation.answers for label in answer]
     pairs = confusion(tenant.labels, wanted, answered)

@@ -53,7 +53,7 @@ def calibrate_tenant(
             delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
             if not delta:
                 raise InvalidInput(f"{file}: every value is the same: give different ones, or --delta")
-        read = opened(store, tenant, store.tenant_weights(tenant), texts.fresh, device, precision)
+        read = opened(store, found, texts.fresh, device, precision)
         cases = _cases(tenant, texts.task, *read, delta or 0.0)
         if len(cases) < FEWEST:
             raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")

@@ -12,7 +12,6 @@ import torch
 from builder.learning.bodies import PlotBody
 from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
-from builder.store.version import Weights
 from builder.students.team import served
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
@@ -24,6 +23,7 @@ from builder.training.finetuning import Answering, logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
+from hplm.tenants.knowledge import Knowledge
 
 TEXTS_AT_ONCE = 16  # in a request
 
@@ -34,13 +34,6 @@ class Evaluation:
     texts: Texts
     answers: list[list[str]]
     scores: Scores
-
-    def described(self) -> dict[str, Any]:
-        tenant, texts = self.tenant, self.texts
-        return {
-            "tenant": tenant.id, "version": tenant.version, "task": tenant.task, "file": str(texts.examples[0].file),
-            "texts": len(texts.examples), "texts_cut": texts.cut, "windows_found": texts.found, **self.scores.described(),
-        }  # fmt: skip
 
 
 def evaluate_tenant(
@@ -53,35 +46,33 @@ def evaluate_tenant(
     """
     tenant = store.known_tenant(tenant_id)
     examples = training_task(tenant.task).read(test) if isinstance(test, Path) else test
-    found = store.knowledge(tenant).students
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
-    students = served(found.members[:members], found.students.depth, device) if found is not None and members != 0 else None
-    return evaluate_weights(store, tenant, store.tenant_weights(tenant), examples, device, eight_bits, students)
+    return evaluate_weights(store, tenant, store.knowledge(tenant), examples, device, eight_bits, members)
 
 
 def evaluate_weights(
-    store: Store, tenant: TenantFile, weights: Weights, examples: Sequence[Example], device: torch.device,
-    eight_bits: bool = False, students: Answering | None = None,
+    store: Store, tenant: TenantFile, found: Knowledge, examples: Sequence[Example], device: torch.device,
+    eight_bits: bool = False, members: int | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Evaluates a tenant that need not be stored yet. `students`: those that answer in place of its full stack."""
-    precision = Precision(torch.float32, eight_bits)
-    body, model, data = opened(store, tenant, weights, examples, device, precision)
-    answers = data.answers(data.dev, logits_of(body, students or model, data, data.dev))
+    """Evaluates a tenant that need not be stored yet."""
+    body, model, data = opened(store, found, examples, device, Precision(torch.float32, eight_bits))
+    answering: Answering = model
+    if found.students is not None and members != 0:
+        answering = served(found.students.members[:members], found.students.students.depth, device)
+    answers = data.answers(data.dev, logits_of(body, answering, data, data.dev))
     scores = data.task.score(tenant.labels, examples, answers)
     return Evaluation(tenant, data.dev, answers, scores)
 
 
 def opened(
-    store: Store, tenant: TenantFile, weights: Weights, examples: Sequence[Example], device: torch.device, precision: Precision,
+    store: Store, found: Knowledge, examples: Sequence[Example], device: torch.device, precision: Precision,
     task: TrainingTask | None = None,
 ) -> tuple[PlotBody, TenantModel, Data]:  # fmt: skip
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
-    config = store.config
-    reader, task = Reader(store, tenant.domain, tenant.domain_version), task or training_task(tenant.task)
-    texts = reader.read(examples, task, tenant.labels)
-    model = TenantModel.of(tenant.adapter_layout(config), tenant.head_layout(config), *weights)
-    data = Data(reader, task, tenant.labels, texts, texts, device)
-    return PlotBody.of(store, precision).to(device), model.to(device), data
+    reader, task, labels = Reader(store, found.domain, found.domain_version), task or training_task(found.task), [*found.labels]
+    texts = reader.read(examples, task, labels)
+    body, model = PlotBody.of(store, precision), TenantModel.of(found.adapter, found.head)
+    return body.to(device), model.to(device), Data(reader, task, labels, texts, texts, device)
 
 
 def score_served(client: Any, evaluation: Evaluation) -> Scores:

@@ -60,17 +60,16 @@ def build_exits(
             "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
-            remove_savepoints(working, "exits")
+            remove_savepoints(working / "exits")
             return known["report"], False
         task = texts.task.unlabelled()
         learned_from, choosing = _divided(store, tenant, texts, seen)
-        weights, options = store.tenant_weights(tenant), (device, precision, task)
         learning, judged = (
-            states_of(*opened(store, tenant, weights, own, *options), most)
+            states_of(*opened(store, before, own, device, precision, task), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-        folder = savepoints_of(working, "exits", {"version": tenant.version, **asked})
+        folder = savepoints_of(working / "exits", {"version": tenant.version, **asked})
         heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
@@ -95,7 +94,7 @@ def build_exits(
         report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         store.save_next(tenant, replace(before, exits=exits, students=None), report)
-        remove_savepoints(working, "exits")
+        remove_savepoints(working / "exits")
         return own, True
 
 

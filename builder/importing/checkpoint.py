@@ -56,7 +56,7 @@ class Finetuned:
 
     def loaded(self, device: torch.device) -> tuple[WholeBody, TenantModel]:
         """Returns the whole model and its head, to ask them."""
-        head = TenantModel.of(None, self.head_layout, None, self.head.weights).to(device)
+        head = TenantModel.of(None, (self.head_layout, self.head.weights)).to(device)
         return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head
 
     def with_labels(self, labels: list[str]) -> Finetuned:

@@ -17,7 +17,7 @@ import torch
 from builder.importing.checkpoint import Family, is_checkpoint, size
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, WRITTEN
 from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
-from builder.importing.tenant import ImportOptions, import_tenant
+from builder.importing.tenant import ImportOptions, import_tenant, read_adapter
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
 from builder.pictures import draw_agreement
@@ -123,15 +123,22 @@ def _sent(folder: Path, *given: Any) -> Importer:
 
 
 def planned(
-    model: str, config: BackboneConfig, folders: Folders, options: ImportOptions, matching: MatchingOptions
-) -> Iterator[Imported]:
-    """Reads and checks each checkpoint for a root of this model, and yields what would become of it."""
-    family, adapter = Family(model, config), matching.layout(config).weight_bytes
+    model: str, config: BackboneConfig, folders: Folders, options: ImportOptions, matching: MatchingOptions,
+    given: Path | None = None,
+) -> Iterator[Imported]:  # fmt: skip
+    """Reads and checks each folder for a root of this model, and yields what would become of it. `given`: texts, as above."""
+    family = Family(model, config) if any(is_checkpoint(folder) for _, folder in folders) else None
+    adapter = matching.layout(config).weight_bytes if family is not None else 0
+    if given is not None:
+        _ = UnlabelledTexts([given]).examples
 
     def one(tenant_id: str, folder: Path) -> tuple[None, dict[str, Any]]:
         _check(tenant_id, folder)
-        if not is_checkpoint(folder):
+        if family is None or not is_checkpoint(folder):
+            read_adapter(model, config, tenant_id, folder, options)
             return None, {}
+        if (own := folder / OWN_TEXTS).exists():
+            _ = UnlabelledTexts([own]).examples
         found = family.read(folder, options.labels, options.task)
         sizes = {"before": size(folder), "after": adapter + found.head_layout.weight_bytes}
         return None, {"task": found.head.task, "labels": len(found.labels), "distance": found.distance, "bytes": sizes}
@@ -196,6 +203,6 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
     if matched:
         draw_agreement([report["after"] for _, report in matched], picture)
     titles = {name: called(name, Path(report["imported"]["from"])) for name, report in matched}
-    rows = {titles[name] + " (not stored)" * (name in others): report for name, report in matched}
+    rows = {titles[name] + " (not stored)" * (report != stored.get(name)): report for name, report in matched}
     imports_page(store.folder / PAGE, picture, rows, {one.folder: one.refused for one in found if one.tenant is None})
     return store.folder / PAGE

@@ -30,7 +30,6 @@ from builder.page import import_page
 from builder.pictures import draw_learning
 from builder.store.resumable import read_json, remove_savepoints, savepoints_of, write_json
 from builder.store.store import Store, TenantFile
-from builder.store.version import Weights
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
@@ -41,6 +40,7 @@ from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.tenants.knowledge import Adapter, Head
 
 DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
 SAVED = "matching.pt"
@@ -62,9 +62,7 @@ class MatchingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST)
-        if not 0 <= self.least <= 1:
-            raise InvalidInput(f"--least {self.least:g}: give a share from 0 to 1")
+        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST, least=(0, 1))
 
     def layout(self, config: BackboneConfig) -> Layout:
         check_rank(self.rank, config.hidden)
@@ -89,8 +87,8 @@ class Model:
     own: TenantModel
 
     @classmethod
-    def of(cls, body: Body, adapter: Layout | None, head: Layout, weights: Weights, device: torch.device) -> Model:
-        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head, *weights).to(device))
+    def of(cls, body: Body, adapter: Adapter | None, head: Head | None, device: torch.device) -> Model:
+        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head).to(device))
 
     @classmethod
     def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
@@ -98,8 +96,8 @@ class Model:
 
     @classmethod
     def of_tenant(cls, store: Store, tenant: TenantFile, device: torch.device) -> Model:
-        layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
-        return cls.of(PlotBody.of(store), *layouts, store.tenant_weights(tenant), device)
+        found = store.knowledge(tenant)
+        return cls.of(PlotBody.of(store), found.adapter, found.head, device)
 
     def through(self, pack: Pack) -> tuple[list[Tensor], Tensor]:
         """Returns the states after each upper layer, and the logits."""
@@ -130,8 +128,10 @@ def import_checkpoint(
         before = store.tenant(tenant_id)
         stored = store.report(before) if before is not None else {}
         is_done = stored.get("asked") == asked
+        if is_done:
+            _check_agreement(stored, folder, matching, "it is stored: give --anyway, or remove it by `hplm tenant delete`")
         if before is not None and is_done and options.test is None:
-            remove_savepoints(working, "import")
+            remove_savepoints(working / "import")
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
@@ -150,9 +150,9 @@ def import_checkpoint(
             return before, stored | scores(Model.of_tenant(store, before, device))
         parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
         data = Data(reader, task.unlabelled(), labels, *parts, device)
-        saving, layout = savepoints_of(working, "import", asked), matching.layout(store.config)
+        saving, layout = savepoints_of(working / "import", asked), matching.layout(store.config)
         change, kept = family.change(found, layout)
-        tenant = Model.of(PlotBody.of(store), layout, found.head_layout, (change, found.head.weights), device)
+        tenant = Model.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
         report = {
             "task": found.head.task,
             "imported": origin_of(store, folder, "transformers", store.model),
@@ -170,7 +170,7 @@ def import_checkpoint(
         except Unlike:
             refused.parent.mkdir(exist_ok=True)
             write_json(refused, report)  # the same command need not learn it again
-            remove_savepoints(working, "import")
+            remove_savepoints(working / "import")
             raise
         version = before.version + 1 if before else 1
         file = TenantFile(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
@@ -184,16 +184,18 @@ def import_checkpoint(
         store.chain(*domain)  # fails if the domain was deleted meanwhile
         store.save_tenant(file, *tenant.own.stored(), report, draw)
         refused.unlink(missing_ok=True)
-        remove_savepoints(working, "import")
+        remove_savepoints(working / "import")
         return file, report
 
 
-def _check_agreement(report: dict[str, Any], folder: Path, matching: MatchingOptions) -> None:
+def _check_agreement(
+    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "--anyway stores it all the same"
+) -> None:
     after = report["after"]
     if after["agreement"] < matching.least and not matching.anyway:
         raise Unlike(
             f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
-            f"than --least {matching.least:g}: {advice(report)}. --anyway stores it all the same",
+            f"than --least {matching.least:g}: {advice(report)}; {way_out}",
             report,
         )
 

@@ -5,7 +5,6 @@ The lower part of an adapter can be merged into the lower stack of a new domain.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from builder.importing.adapters import read_folder
 from builder.importing.foreign import Changes, Foreign, check_shapes, storable, upper_adapter
 from builder.importing.heads import chosen_labels, reordered
 from builder.store.store import Store, TenantFile
+from builder.store.version import Weights
 from builder.tables.build_folder import BuildFolder, held_tenant
 from builder.tables.domain import DomainOptions, first_version
 from builder.tasks.examples import Example
@@ -79,13 +79,8 @@ def _check_mergeable(found: Foreign, lower: Changes, config: BackboneConfig, new
         )
 
 
-def _merged(
-    store: Store, parent: str, changes: Changes, source: Path, new: NewDomain, device: torch.device
-) -> AbstractContextManager[Table]:
-    """Builds a child of `parent` with these changes, and holds its folder until the tenant on it is stored.
-
-    The same call after an interruption continues.
-    """
+def _merged(store: Store, parent: str, changes: Changes, source: Path, new: NewDomain, device: torch.device) -> Table:
+    """Builds a child of `parent` with these changes. The same call after an interruption continues."""
 
     def adapt(build: BuildFolder, parent: tuple[str, int]) -> None:
         merge(lower := store.lower(*parent), changes)
@@ -96,52 +91,61 @@ def _merged(
     return first_version(store, new.name, new.corpus, options, adapter, adapt, device)
 
 
+def read_adapter(
+    model: str, config: BackboneConfig, tenant_id: str, folder: Path, options: ImportOptions, version: int = 1
+) -> tuple[TenantFile, Weights, Foreign, Changes]:
+    """Reads and checks a saved adapter. Returns its tenant with its weights, how it was saved, and what it changes below.
+
+    `version`: of the domain.
+    """
+    if options.task is not None:
+        check_backbone(options.task, config)
+    if config.is_decoder and (options.labels or options.test is not None):
+        raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
+    foreign = read_folder(folder, model, options.task, config.is_decoder)
+    tenant, adapter, weights = TenantFile(tenant_id, 1, options.domain, version, GENERATE, [], rank=0), None, {}
+    if (head := foreign.head) is not None:
+        labels = chosen_labels(head.task, options.labels, head.labels, len(head.weights["weight"]), head.source)
+        tenant = replace(tenant, task=head.task, labels=labels, head_function=head.function)
+    lower, upper = foreign.halves(config)
+    _check_mergeable(foreign, lower, config, options.new_domain)
+    if head is not None:
+        layout = tenant.head_layout(config)
+        check_shapes(head.weights, layout, config, head.source, "the head")
+        weights = storable(head.weights, layout, head.source)
+    if (made := upper_adapter(foreign, upper, config)) is not None:
+        tenant, adapter = tenant.with_adapter(made[0]), made[1]
+    return tenant, (adapter, weights), foreign, lower
+
+
 def import_tenant(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     config = store.config
-    with held_tenant(store, tenant_id), ExitStack() as building:
-        if options.task is not None:
-            check_backbone(options.task, config)
-        if config.is_decoder and (options.labels or options.test is not None):
-            raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
+    with held_tenant(store, tenant_id):
         parent = (options.domain, store.latest(options.domain))
-        foreign = read_folder(folder, store.model, options.task, config.is_decoder)
-        head, task, labels, weights = foreign.head, GENERATE, [], {}
-        if head is not None:
-            task, weights = head.task, head.weights
-            labels = chosen_labels(task, options.labels, head.labels, len(weights["weight"]), head.source)
-        lower, upper = foreign.halves(config)
-        _check_mergeable(foreign, lower, config, options.new_domain)
-        before = version_before(store, tenant_id, task, labels)
-        tenant = TenantFile(tenant_id, before.version + 1 if before else 1, *parent, task, labels, rank=0)
-        adapter = None
-        if head is not None:
-            tenant = replace(tenant, head_function=head.function)
-            layout = tenant.head_layout(config)
-            check_shapes(weights, layout, config, head.source, "the head")
-            weights = storable(weights, layout, head.source)
-        if before is not None:
-            weights, tenant = reordered(weights, labels, before.labels), replace(tenant, labels=before.labels)
-        if (made := upper_adapter(foreign, upper, config)) is not None:
-            tenant, adapter = tenant.with_adapter(made[0]), made[1]
-        labelled = read_test(options.test, task, tenant.labels)
+        tenant, (adapter, weights), foreign, lower = read_adapter(
+            store.model, config, tenant_id, folder, options, version=parent[1]
+        )
+        if (before := version_before(store, tenant_id, tenant.task, tenant.labels)) is not None:
+            weights = reordered(weights, tenant.labels, before.labels)
+            tenant = replace(tenant, version=before.version + 1, labels=before.labels)
+        labelled = read_test(options.test, tenant.task, tenant.labels)
 
         note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
         origin = origin_of(store, folder, foreign.library, foreign.base)
-        report: dict[str, Any] = {"task": task, "imported": origin, "note": note}
+        report: dict[str, Any] = {"task": tenant.task, "imported": origin, "note": note}
 
         def score(tenant: TenantFile) -> None:
             if labelled is not None:
-                found = evaluate_weights(store, tenant, (adapter, weights), labelled, device)
+                found = evaluate_weights(store, tenant, tenant.knowledge(config, adapter, weights), labelled, device)
                 scores = {**found.scores.described(), "windows_found": found.texts.found}
                 report.setdefault("test", {})[f"on {tenant.domain}"] = scores
 
         score(tenant)
         if options.new_domain is not None:
-            table = building.enter_context(_merged(store, parent[0], lower, foreign.source, options.new_domain, device))
-            meta = table.meta
+            meta = _merged(store, parent[0], lower, foreign.source, options.new_domain, device).meta
             if before is not None and (before.domain, before.domain_version) == (meta.domain, meta.version):
                 return before, store.report(before)  # this import was interrupted after it had stored its tenant
             tenant = replace(tenant, domain=meta.domain, domain_version=meta.version)

@@ -135,14 +135,16 @@ def check_seed(seed: int) -> None:
         raise InvalidInput(f"seed {seed}: give a whole number from 0 to 2^64 - 1")
 
 
-def check_options(options: Any, **least: float) -> None:
-    """Refuses a wrong seed or learning rate, and options that are below these numbers."""
+def check_options(options: Any, **bounds: float | tuple[float, float]) -> None:
+    """Refuses a wrong seed or learning rate, and options outside of their bounds: the least, or the least and the most."""
     check_seed(options.seed)
     if not options.learning_rate > 0:
         raise InvalidInput(f"--learning-rate {options.learning_rate:g}: give a number above 0")
-    for name, number in least.items():
-        if not (given := getattr(options, name)) >= number:
-            raise InvalidInput(f"--{name.replace('_', '-')} {given:g}: give {number:g} or more")
+    for name, bound in bounds.items():
+        least, most = bound if isinstance(bound, tuple) else (bound, math.inf)
+        if (given := getattr(options, name)) is not None and not least <= given <= most:
+            wanted = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+            raise InvalidInput(f"--{name.replace('_', '-')} {given:g}: give {wanted}")
 
 
 def check_rank(rank: int, width: int) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -52,13 +53,20 @@ class Branches:
 
     def corpus(self, domain: str, version: int) -> list[Path]:
         """Returns the files whose n-grams a branch has, but for those that earlier releases have counted."""
-        path = self.counts_folder(domain, version) / CORPUS
-        return [Path(name) for name in read_json(path)["files"]] if path.exists() else []
+        return [Path(name) for name in self._origin(domain, version).get("files", ())]
 
-    def save_corpus(self, domain: str, version: int, files: Sequence[Path]) -> None:
-        """Saves the names of the files. Call it before the branch has its table."""
-        names = [str(file.absolute()) for file in files]
-        write_json(self.counts_folder(domain, version) / CORPUS, {"files": names})
+    def plan(self, domain: str, version: int) -> dict[str, Any] | None:
+        """Returns the plan by which a branch was built; None if another machine or an earlier release has built it."""
+        return self._origin(domain, version).get("plan")
+
+    def save_origin(self, domain: str, version: int, files: Sequence[Path], plan: dict[str, Any]) -> None:
+        """Saves the names of the files and the plan. Call it before the branch has its table."""
+        (folder := self.counts_folder(domain, version)).mkdir(parents=True, exist_ok=True)
+        write_json(folder / CORPUS, {"files": [str(file.absolute()) for file in files], "plan": plan})
+
+    def _origin(self, domain: str, version: int) -> dict[str, Any]:
+        path = self.counts_folder(domain, version) / CORPUS
+        return read_json(path) if path.exists() else {}
 
     @property
     def space(self) -> KeySpace:

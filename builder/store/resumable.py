@@ -54,7 +54,7 @@ def begun_plan(folder: Path) -> dict[str, Any] | None:
     """Returns the plan of an interrupted build; None if there is none, or if it has just ended."""
     try:
         return json.loads((folder / PLAN).read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -77,22 +77,36 @@ def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.nd
     return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)
 
 
-def savepoints_of(folder: Path, part: str, asked: dict[str, Any]) -> Path:
-    """Returns where a part of a tenant has its savepoints, beside those of an interrupted training, which stay."""
-    own = folder / f"{part}-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}"
-    if any(path != own for path in folder.glob(f"{part}-*")):
-        say(f"tenant {folder.name}: the interrupted {part} had other data or options: what was learned is removed")
-        remove_savepoints(folder, part, own)
-    own.mkdir(exist_ok=True)
-    write_json(own / PLAN, asked)
-    return own
-
-
-def remove_savepoints(folder: Path, part: str, kept: Path | None = None) -> None:
-    """Removes those of a part that is done, or of what was asked otherwise."""
-    for path in folder.glob(f"{part}-*"):
-        if path != kept:
+def put_away(folder: Path) -> None:
+    """Removes the folder's content, the plan last: as long as it is there, there may be more."""
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
+        if path.is_file():
+            path.unlink()
+        else:
             shutil.rmtree(path)
+
+
+def savepoints_of(folder: Path, plan: dict[str, Any], **free: Any) -> Path:
+    """Returns the folder in which a part of a tenant learns, and removes what was learned there by another plan.
+
+    `free`: more of the plan, which may have changed since.
+    """
+    begun = begun_plan(folder)
+    folder.mkdir(exist_ok=True)
+    if begun is None or {**begun, **free} != {**plan, **free}:
+        if begun is not None:
+            what = f"tenant {folder.parent.name}: the interrupted {folder.name}"
+            say(f"{what} had other data or options: what was learned is removed")
+        put_away(folder)
+    write_json(folder / PLAN, {**plan, **free})
+    return folder
+
+
+def remove_savepoints(folder: Path) -> None:
+    """Removes those of a part that is done."""
+    if folder.exists():
+        put_away(folder)
+        folder.rmdir()
 
 
 class Savepoint:

@@ -136,7 +136,7 @@ class Store(Branches):
 
     def _begun(self) -> Iterator[tuple[tuple[str, int], Path]]:
         """Yields, for each running or interrupted build, the branch that it needs and its folder."""
-        for pattern in ("building/*-*", "building/tenants/*", "building/tenants/*/import-*"):
+        for pattern in ("building/*-*", "building/tenants/*/*"):
             for folder in sorted(self.folder.glob(pattern)):
                 plan = begun_plan(folder) or {}
                 options = plan.get("options", {})

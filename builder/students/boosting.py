@@ -6,9 +6,11 @@ then one classifier over the sum, with a loss for every prefix of the members, s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +49,12 @@ class StudentOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, rank=1, epochs=1, stacking=0, augmented=0)
-        for option, given, fits, way_out in (
-            ("layers", self.depth, self.depth >= 1, "1 or more"),
-            ("students", self.students, 1 <= self.students <= MOST, f"1 to {MOST}"),
-            ("hardest", self.hardest, 0 < self.hardest <= 1, "a share of the texts, above 0 and at most 1"),
-            ("drawn", self.drawn, 0 <= self.drawn <= 1 and not (self.drawn and self.hardest == 1),
-             "a share of the texts, from 0 to 1, beside a --hardest below 1"),
-            ("drop", self.drop, self.drop is None or 0 <= self.drop <= 100, "points, from 0 to 100"),
-        ):  # fmt: skip
-            if not fits:
-                raise InvalidInput(f"--{option} {given:g}: give {way_out}")
+        shares = {"hardest": (0, 1), "drawn": (0, 1)}
+        check_options(self, students=(1, MOST), rank=1, epochs=1, stacking=0, augmented=0, drop=(0, 100), **shares)
+        if not self.hardest:
+            raise InvalidInput("--hardest 0: give a share of the texts above 0")
+        if self.drawn and self.hardest == 1:
+            raise InvalidInput(f"--drawn {self.drawn:g}: give a --hardest below 1 beside it")
 
 
 class LearnsNothing(InvalidInput):
@@ -97,16 +94,17 @@ def boosted(
         learn_member(body, team, data, teacher[0], left, number, options, folder, lesson_of(left[0], number, options))
         own_rows = partial(team.rows, body, number=number)
         own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
-        flat, wanted = torch.cat(own[0]), torch.cat(left[0])
-        alpha = float((flat * wanted).sum() / flat.square().sum())  # the exact line search
-        after = [[missed - alpha * rows for missed, rows in zip(*pair, strict=True)] for pair in zip(left, own, strict=True)]
-        if not (alpha > 0 and (residual := _square(after[1])) < _square(left[1])):  # also where its rows are zero
+        gained = sum(float((rows * missed).sum()) for rows, missed in zip(own[0], left[0], strict=True))
+        alpha = gained / (sum(float(rows.square().sum()) for rows in own[0]) or math.nan)  # the exact line search
+        for rows, missed in zip(chain(*own), chain(*left), strict=True):
+            rows.mul_(-alpha).add_(missed)  # in place: it is then what is missing after this member
+        if not (alpha > 0 and (residual := _square(own[1])) < _square(left[1])):  # also where its rows are zero
             del team.members[number]
             break
         with torch.no_grad():
             for part in ("weight", "bias"):
                 team.members[number].head[part].mul_(alpha)
-        left = after
+        left = own
         told.append({"alpha": round(alpha, 4), "residual": round(residual / whole, 5)})
     if not told:
         raise LearnsNothing("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
@@ -114,8 +112,8 @@ def boosted(
 
 
 def _square(rows: Sequence[Tensor]) -> float:
-    """Returns the mean square of the numbers in the rows of all texts."""
-    return float(torch.cat([*rows]).square().mean())
+    """Returns the mean square of the numbers in the rows of all texts, one by one: together they may be large."""
+    return sum(float(own.square().sum()) for own in rows) / sum(own.numel() for own in rows)
 
 
 def lesson_of(left: Sequence[Tensor], number: int, options: StudentOptions) -> np.ndarray | None:

@@ -26,7 +26,7 @@ from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Divided, Reader, Text
 from builder.tasks.tasks import training_task
-from builder.training.data import Data, read_files
+from builder.training.data import Data, read_data
 from builder.training.finetuning import TrainingOptions, logits_of
 from builder.training.model import TenantModel
 from builder.training.teachers import DEDICATED, dedicated
@@ -63,7 +63,7 @@ def build_students(
         asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
         asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
-            remove_savepoints(working, "students")
+            remove_savepoints(working / "students")
             return known["report"], False
         train_file, dev_file = islice(chain(learned_by(store, tenant, seen), (None, None)), 2)  # of this version alone
         if train_file is None:
@@ -71,13 +71,14 @@ def build_students(
                 f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
             )
         dev_file = dev_file if Divided.of(report) is None else None
-        read = read_files(store, tenant.task, train_file, dev_file, tenant.labels, tenant.dtype, tenant)  # as it was trained
-        known_texts, texts = {key_of(example) for example in (*read.train, *read.dev)}, further.examples if further else []
+        reader, texts = Reader(store, tenant.domain, tenant.domain_version), further.examples if further else []
+        divided_by = tenant  # as when it was trained
+        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant.labels, tenant.dtype, divided_by)
+        known_texts = {key_of(example) for example in (*data.train.examples, *data.dev.examples)}
         fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
-        data = read.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)
-        folder = savepoints_of(working, "students", {"version": tenant.version, **asked})
+        folder = savepoints_of(working / "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
         report.pop("exits", None)
@@ -85,7 +86,7 @@ def build_students(
         if unlabelled is not None:
             report["students"]["unlabelled"] = str(unlabelled.absolute())
         store.save_next(tenant, replace(before, exits=None, students=made), report)
-        remove_savepoints(working, "students")
+        remove_savepoints(working / "students")
         return told, True
 
 
@@ -101,11 +102,11 @@ def most_layers(store: Store, teacher: str) -> int:
 
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
-    """Refuses tasks without students, and members that are deeper or wider than the backbone."""
+    """Refuses tasks without students, and members without layers, or deeper or wider than the backbone."""
     if task in ("span", "generate"):
         raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
     layers = store.config.upper_layers
-    if options.depth > layers:
+    if not 1 <= options.depth <= layers:
         raise InvalidInput(f"--layers {options.depth}: give 1 to {layers}, as many upper layers as the backbone has")
     check_rank(options.rank, store.config.hidden)
 
@@ -192,5 +193,5 @@ def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, seed:
     if teacher == DEDICATED:
         trained = dedicated(data, TrainingOptions(seed=seed), folder / "teacher.pt")
         return trained.body, trained.model
-    layouts = tenant.adapter_layout(data.config), tenant.head_layout(data.config)
-    return body, TenantModel.of(*layouts, *data.reader.store.tenant_weights(tenant)).to(data.device)
+    found = data.reader.store.knowledge(tenant)
+    return body, TenantModel.of(found.adapter, found.head).to(data.device)

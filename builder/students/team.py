@@ -103,7 +103,7 @@ class StudentTeam:
 
 def served(members: Sequence[tuple[Adapter, Head]], depth: int, device: torch.device) -> Answering:
     """Returns what gives the logits of stored students, as they are served."""
-    models = [TenantModel.of(adapter, head, layers, weights).to(device) for (adapter, layers), (head, weights) in members]
+    models = [TenantModel.of(*member).to(device) for member in members]
     return lambda body, pack: torch.stack([model(body, pack, depth) for model in models]).sum(0)
 
 

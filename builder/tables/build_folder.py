@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ import numpy as np
 
 from builder.learning.distil import readable
 from builder.page import branch_page
+from builder.said import say
 from builder.store.branches import Branches
-from builder.store.resumable import PLAN, begun_plan, write_json
+from builder.store.resumable import PLAN, begun_plan, put_away, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
@@ -80,6 +80,7 @@ class BuildFolder:
 
     folder: Path
     paths: Sequence[Path]  # of its corpus
+    plan: dict[str, Any]
 
     def corpus(self, store: Store) -> Corpus:
         return tokenize_corpus(self.paths, store.tokenizer(), self.folder / FOLDER)
@@ -118,7 +119,7 @@ def begun(
             )
         write_json(folder / PLAN, plan)
     try:
-        yield BuildFolder(folder, corpus)
+        yield BuildFolder(folder, corpus, plan)
     except (InvalidInput, NoSpace):
         if not store.has_lower(*branch) and not any(folder.glob("*.pt")):
             clear()
@@ -126,31 +127,24 @@ def begun(
         raise
 
 
-def parent_version_begun(folder: Path, parent: str) -> int | None:
-    """Returns the parent's version in an interrupted build, which continues on it even if the parent was updated since."""
-    options = (begun_plan(folder) or {}).get("options", {})
+def parent_version_begun(store: Branches, branch: tuple[str, int], parent: str) -> int | None:
+    """Returns the parent's version in a build that was begun or has ended, even if the parent was updated since."""
+    options = (begun_plan(store.work_folder(*branch)) or store.plan(*branch) or {}).get("options", {})
     return options.get("parent version") if options.get("parent") == parent else None
 
 
-def just_finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any]) -> Table | None:
-    """Returns the table of a build that has finished its branch, but was interrupted before it removed its folder."""
-    folder = store.work_folder(*branch)
-    if begun_plan(folder) != _plan_of(corpus, options):
+def finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any]) -> Table | None:
+    """Returns the table of a branch if this very build has made it. Removes what a kill at its end has left."""
+    if branch not in store.domains():  # only later versions are left
         return None
-    branch_page(store, table := store.table(*branch), folder)  # it may be missing
+    table, folder = store.table(*branch), store.work_folder(*branch)
+    if begun_plan(folder) is not None:
+        branch_page(store, table, folder)  # it may be missing
+        put_away(folder)
+    if store.plan(*branch) != _plan_of(corpus, options):
+        return None
+    say(f"{branch[0]} version {branch[1]} is there: the same corpus and options have built it")
     return table
-
-
-def put_away(folder: Path) -> None:
-    """Removes the folder's content, the plan last: as long as it is there, the same command is recognised.
-
-    A folder in it that has a plan of its own stays: another command was interrupted there.
-    """
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
-        if path.is_file():
-            path.unlink()
-        elif begun_plan(path) is None:
-            shutil.rmtree(path)
 
 
 def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,9 @@ from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.page import branch_page
 from builder.said import say
 from builder.store.branches import table_spec
+from builder.store.resumable import put_away
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import BuildFolder, begun, held, held_next, just_finished, parent_version_begun, put_away
+from builder.tables.build_folder import BuildFolder, begun, finished, held, held_next, parent_version_begun
 from builder.tables.counts import Counts, add_counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
@@ -48,57 +48,52 @@ def build_domain(
 ) -> Table:
     """Builds a branch. Only the lower layers learn; the upper half is shared and stays unchanged (HMI, observation O1).
 
-    The same call after an interruption continues the build.
+    The same call after an interruption continues the build, and after its end changes nothing.
     """
     adapt = partial(_adapt, store, (name, 1), options, budget, device)
-    with first_version(store, name, corpus, options, asdict(budget), adapt, device) as table:
-        return table
+    return first_version(store, name, corpus, options, asdict(budget), adapt, device)
 
 
-@contextmanager
 def first_version(
     store: Store, name: str, corpus: list[Path], options: DomainOptions, way: dict[str, Any], adapt: Adapt, device: torch.device
-) -> Iterator[Table]:
-    """Builds the first version of a domain, and holds its folder until the caller is done with the table.
-
-    The same call after an interruption continues. `way`: the options of `adapt`, for the plan.
-    """
+) -> Table:
+    """Builds the first version of a domain, as above. `way`: the options of `adapt`, for the plan."""
     check_name("domain", name)
     if not store.config.lower_layers:
         raise InvalidInput(f"backbone {store.config.name!r} has no lower layers, whose tables make a domain: use its root")
     working = store.work_folder(name, 1)
     with held(working, f"domain {name!r}"):
-        parent = (options.parent, parent_version_begun(working, options.parent) or store.latest(options.parent))
+        parent = (options.parent, parent_version_begun(store, (name, 1), options.parent) or store.latest(options.parent))
         plan = {"parent version": parent[1], **asdict(options), **way}
-        if not store.versions(name):
-            with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
-                if not store.has_lower(name, 1):
-                    _refuse_little(build.corpus(store).tokens, name, options)
-                counts = build.count(store, store.counts_folder(name, 1))
-                store.save_corpus(name, 1, corpus)
-                keep = chosen_keep(counts, root=False, keep=options.keep)
-                spec = table_spec(store.config, name, 1, parent, options.dtype, counts.tokens)
-                table = _tabulated(store, build, spec, counts, keep, parent, adapt, device)
-        elif (table := just_finished(store, (name, 1), corpus, plan)) is None:
+        if store.versions(name):
+            if (table := finished(store, (name, 1), corpus, plan)) is not None:
+                return table
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
                 "(--name, or --as-domain of an import)"
             )
-        yield table
-        put_away(working)
+        with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
+            if not store.has_lower(name, 1):
+                _refuse_little(build.corpus(store).tokens, name, options)
+            counts = build.count(store, store.counts_folder(name, 1))
+            store.save_origin(name, 1, corpus, build.plan)
+            keep = chosen_keep(counts, root=False, keep=options.keep)
+            spec = table_spec(store.config, name, 1, parent, options.dtype, counts.tokens)
+            return _tabulated(store, build, spec, counts, keep, parent, adapt, device)
 
 
 def _tabulated(
     store: Store, build: BuildFolder, spec: TableSpec, counts: Counts, keep: float, start: tuple[str, int], adapt: Adapt,
     device: torch.device, known: Table | None = None,
 ) -> Table:  # fmt: skip
-    """Makes the lower stack of a branch from that of `start`, and then its table."""
+    """Makes the lower stack of a branch from that of `start`, and then its table. Then its folder is empty."""
     if not store.has_lower(spec.domain, spec.version):
         check_table(store.folder, spec, counts, keep, store.lower(*start), device, known.meta.keys if known is not None else 0)
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
     table = build_table(store, spec, counts, keep, store.lower(spec.domain, spec.version), device, known)
     branch_page(store, table, build.folder)
+    put_away(build.folder)
     return table
 
 
@@ -116,15 +111,14 @@ def update_domain(
     """Builds a branch's next version: the counts of the new corpus are added to the old ones.
 
     Without adaptation, the lower stack and all existing rows stay, and only new n-grams are computed. With it, the lower
-    stack learns on, and every row is new.
+    stack learns on, and every row is new. The same call after its end changes nothing.
     """
     plan = {**asdict(options), **asdict(budget)}
     with held_next(store, name) as version:
         before = store.table(name, version - 1)
-        with held(finished := store.work_folder(name, version - 1), f"domain {name!r}"):
-            if just_finished(store, (name, version - 1), corpus, plan) is not None:
-                store.sweep()  # before the plan is removed: if this fails, the same command is recognised
-                put_away(finished)
+        with held(store.work_folder(name, version - 1), f"domain {name!r}"):
+            if finished(store, (name, version - 1), corpus, plan) is not None:
+                store.sweep()  # it may have been killed before
                 return before
         dtype = options.dtype or before.meta.dtype
         parent = before.meta.parent_branch
@@ -136,14 +130,13 @@ def update_domain(
         keep = Ranking(old_counts, root=parent is None).keep_for(before.meta.keys) if options.keep is None else options.keep
         with begun(store, (name, version), corpus, plan, partial(store.remove_branch, name, version)) as build:
             counts = add_counts([old_counts, build.count(store, build.folder / "counts")], store.counts_folder(name, version))
-            store.save_corpus(name, version, [*store.corpus(name, version - 1), *corpus])
+            store.save_origin(name, version, [*store.corpus(name, version - 1), *corpus], build.plan)
             spec = table_spec(store.config, name, version, parent, dtype, counts.tokens)
             learned = not budget.empty and not store.config.is_decoder
             known = before if not learned and dtype == before.meta.dtype else None
             adapt = partial(_adapt, store, (name, version), options, budget, device)
             table = _tabulated(store, build, spec, counts, keep, (name, version - 1), adapt, device, known)
         store.sweep()
-        put_away(build.folder)
         return table
 
 

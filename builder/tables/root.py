@@ -16,9 +16,9 @@ from builder.page import branch_page
 from builder.pictures import draw_learning
 from builder.said import say
 from builder.store.branches import UPPER, Branches, replace_weights, table_spec
-from builder.store.resumable import write_json
+from builder.store.resumable import put_away, write_json
 from builder.store.store import Store, absolute_model, check_name
-from builder.tables.build_folder import BuildFolder, begun, held, just_finished, put_away
+from builder.tables.build_folder import BuildFolder, begun, finished, held
 from builder.tables.counts import Counts
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
@@ -45,7 +45,7 @@ class RootOptions(TableOptions):
 def build_root(
     model: str, corpus: list[Path], folder: Path, options: RootOptions, budget: Budget, device: torch.device
 ) -> tuple[Store, Table]:
-    """Builds a store with a root. The same call after an interruption continues: tokens, adaptation, counts, table.
+    """Builds a store with a root. The same call after an interruption continues, and after its end changes nothing.
 
     A decoder without lower layers needs no corpus: its table holds the vectors of its words.
     """
@@ -53,17 +53,17 @@ def build_root(
     plan = {"model": model, **asdict(options), **asdict(budget)}
     with held(place.work_folder("root", 1), f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
-            if (table := just_finished(store, ("root", 1), corpus, plan)) is None:
-                raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-        else:
-            with begun(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
-                if not (folder / "store.json").exists() or not place.has_lower("root", 1):
-                    _learn(build, model, folder, options, budget, device)
-                store = Store(folder)
-                table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
-                branch_page(store, table, build.folder)
-        put_away(place.work_folder("root", 1))
-        return store, table
+            if (table := finished(store, ("root", 1), corpus, plan)) is not None:
+                return store, table
+            raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
+        with begun(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
+            if not (folder / "store.json").exists() or not place.has_lower("root", 1):
+                _learn(build, model, folder, options, budget, device)
+            store = Store(folder)
+            table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
+            branch_page(store, table, build.folder)
+            put_away(build.folder)
+            return store, table
 
 
 def _clear(place: Branches) -> None:
@@ -78,8 +78,8 @@ def _planned(store: Store, build: BuildFolder, options: RootOptions) -> tuple[Ta
     counts, tokens = None, 0
     if build.paths:
         counts = build.count(store, store.counts_folder("root", 1))
-        store.save_corpus("root", 1, build.paths)
         tokens = counts.tokens
+    store.save_origin("root", 1, build.paths, build.plan)
     spec = table_spec(store.config, "root", 1, None, options.dtype, tokens)
     return spec, counts, chosen_keep(counts, root=True, keep=options.keep)
 

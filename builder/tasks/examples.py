@@ -172,9 +172,9 @@ def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]]) -> lis
 
 
 def has_labels(path: Path) -> bool:
-    """Whether a file of texts has labels: those of its first line speak for all."""
-    number, line = next(_lines(path), (1, "{}"))
-    return bool(_decoded(Decoder(dict[str, Any]), line, path, number).keys() & {"label", "labels", "tags", "answers"})
+    """Whether a file of texts has labels: those of its first line speak for all. Plain text has none."""
+    _, line = next(_lines(path), (1, "{}"))
+    return _fits(dict[str, Any], line) and bool(msgspec.json.decode(line).keys() & {"label", "labels", "tags", "answers"})
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:

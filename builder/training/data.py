@@ -15,7 +15,6 @@ from builder.packed_batches import packed_batches
 from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Divided, Pack, Reader, Texts, split_off
 from builder.tasks.scores import Scores
@@ -77,27 +76,11 @@ class Data:
         return self.task.score(self.labels, texts.examples, self.answers(texts, logits))
 
 
-@dataclass(frozen=True)
-class Files:
-    """The data before they are looked up."""
-
-    task: TrainingTask
-    labels: list[str]
-    train: list[Example]
-    dev: list[Example]
-    divided: Divided | None
-
-    def looked_up(self, reader: Reader, device: torch.device, start: TenantFile | None) -> Data:
-        texts, dev = (reader.read(part, self.task, self.labels) for part in (self.train, self.dev))
-        weights = reader.store.tenant_weights(start) if start is not None else None
-        return Data(reader, self.task, self.labels, texts, dev, device, weights, self.divided)
-
-
-def read_files(
-    store: Store, task: str, train: Path, dev: Path | None, known: Sequence[str] = (), dtype: str = "fp16",
-    start: TenantFile | None = None,
-) -> Files:  # fmt: skip
-    """Reads and checks the data of a training. Without a dev file, a part of the training file becomes one.
+def read_data(
+    reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device, known: Sequence[str] = (),
+    dtype: str = "fp16", start: TenantFile | None = None,
+) -> Data:  # fmt: skip
+    """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 
     `known`: the labels of the version before, whose order the head keeps. `dtype`: of the stored head. `start`: the version
     to train on.
@@ -110,11 +93,13 @@ def read_files(
     if dev is not None:
         check_labels(held := own.read(dev), labels, str(train))
     else:
-        before = _divided_before(store, start, train) if start is not None else None
+        before = _divided_before(reader.store, start, train) if start is not None else None
         training, held, divided = split_off(training, DEV_SHARE, before)
     if own.check is not None:
         own.check(training, dtype)
-    return Files(own, labels, training, held, divided)
+    learned, judged = (reader.read(part, own, labels) for part in (training, held))
+    weights = reader.store.tenant_weights(start) if start is not None else None
+    return Data(reader, own, labels, learned, judged, device, weights, divided)
 
 
 def _divided_before(store: Store, start: TenantFile, train: Path) -> Divided | None:

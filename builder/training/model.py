@@ -15,6 +15,7 @@ from builder.tasks.lookup import Pack
 from hplm.adapters.layout import Layout
 from hplm.adapters.tiles import Tiles
 from hplm.model.layer import QKV, Adapt
+from hplm.tenants.knowledge import Adapter, Head
 
 Weights = dict[str, Tensor]
 SPREAD = 0.02  # of a tenant's random numbers
@@ -32,12 +33,12 @@ class TenantModel(nn.Module):
         self._slots.append((head, self.head))
 
     @classmethod
-    def of(
-        cls, adapter: Layout | None, head: Layout, layers: Sequence[Mapping[str, Tensor]] | None, weights: Mapping[str, Tensor]
-    ) -> TenantModel:
-        """Returns a model with stored weights: of the adapter by layer, and of the head."""
-        model = cls(adapter, head, seed=0)  # whose random numbers they replace
-        model.load(layers, weights)
+    def of(cls, adapter: Adapter | None, head: Head | None) -> TenantModel:
+        """Returns a model with stored weights."""
+        assert head is not None  # only a tenant that generates text has none
+        layout, layers = adapter or (None, None)
+        model = cls(layout, head[0], seed=0)  # whose random numbers they replace
+        model.load(layers, head[1])
         return model
 
     def forward(self, body: Body, pack: Pack, layers: int | None = None) -> Tensor:

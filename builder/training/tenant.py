@@ -15,15 +15,15 @@ from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
 from builder.said import say
-from builder.store.resumable import PLAN, begun_plan, write_json
+from builder.store.resumable import begun_plan, put_away, remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held_tenant, put_away
+from builder.tables.build_folder import held_tenant
 from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
-from builder.training.data import Data, read_files
+from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
 from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of
@@ -71,9 +71,9 @@ def build_tenant(
             **asdict(options), "grid": grid, **taught,
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
-        begun = begun_plan(working)
+        begun = begun_plan(saving := working / "training")
         if before is not None and _is_done(store.report(before), before.version, asked, begun, from_version):
-            put_away(working)
+            remove_savepoints(saving)
             say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
             return before
         if from_version is None and begun is not None and asked.items() <= begun.items():
@@ -83,19 +83,18 @@ def build_tenant(
         learned = store.tenant_version(tenant_id, start) if start != ANEW else None
         if learned is not None:
             check_form(learned, options, store.config)
-        files = read_files(store, task, train_file, dev_file, known, options.dtype, learned)
+        data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, known, options.dtype, learned)
         if before is not None:
-            check_answers(before, task, files.labels)
+            check_answers(before, task, data.labels)
         if isinstance(trainer, Teacher):
-            trainer = trainer.read(store, tenant_id, task, files.labels, taught["teacher"])
-        version = before.version + 1 if before else 1
+            trainer = trainer.read(store, tenant_id, task, data.labels, taught["teacher"])
+        version, tried = before.version + 1 if before else 1, list[dict[str, Any]]()
 
-        begin(working, tenant_id, {"version": version, "from_version": start, **asked})
-        data, tried = files.looked_up(Reader(store, *stands_on), device, learned), list[dict[str, Any]]()
+        savepoints_of(saving, {"from_version": start, **asked}, version=version)  # an import may have taken the number since
         if grid:
-            trained, tried = train_grid(data, points(options), working, trainer)
+            trained, tried = train_grid(data, points(options), saving, trainer)
         else:
-            trained = trainer(PlotBody.of(store), data, options, working / "learning.pt")
+            trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")
         tenant = TenantFile(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
@@ -114,7 +113,7 @@ def build_tenant(
 
         store.chain(*stands_on)
         store.save_tenant(tenant, adapter, head, report, draw)
-        put_away(working)
+        remove_savepoints(saving)
         return tenant
 
 
@@ -125,7 +124,7 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     if not versions:
         raise store.unknown(tenant_id)
     with held_tenant(store, tenant_id) as working:
-        for folder in (working, *working.glob("*-*")):  # those of exits, students and imports lie beside it
+        for folder in working.iterdir():
             if begun_plan(folder) is not None:
                 raise InvalidInput(
                     f"a training of tenant {tenant_id!r} was interrupted in {folder}: finish it by its command, or remove it"
@@ -191,17 +190,6 @@ def _is_done(
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
         return begun == {"version": version, "from_version": ANEW, **asked}
     return wanted in (None, report["from_version"])
-
-
-def begin(folder: Path, tenant_id: str, plan: dict[str, Any]) -> None:
-    """Prepares the folder. Removes the remains of a training with another plan."""
-    if (begun := begun_plan(folder)) == plan:
-        return
-    if begun is None or {**begun, "version": plan["version"]} != plan:  # an import may have taken the version number
-        if begun is not None:
-            say(f"tenant {tenant_id}: an interrupted training had other data or options; this one starts anew")
-        put_away(folder)
-    write_json(folder / PLAN, plan)
 
 
 def _described(texts: Texts) -> dict[str, Any]:

@@ -65,8 +65,7 @@ def inspect(
         table's own, and the smaller ones of 1,0.004,0.001,0)
     :param picture: draw the coverage of --text against table size into a .png, .svg or .pdf file
     """
-    from tqdm import tqdm
-
+    from builder.said import progress_bar
     from builder.tables.inspection import cover, inspect_branch, read_pieces
     from builder.tables.text_files import check_file
 
@@ -78,7 +77,7 @@ def inspect(
     _print_branch(result)
     if text is not None:
         check_file(text)
-        with tqdm(total=text.stat().st_size, desc="looking up the text", unit="B", unit_scale=True) as bar:
+        with progress_bar(title="looking up the text", total=text.stat().st_size, unit="B", unit_scale=True) as bar:
             coverage = cover(opened, name, result["version"], read_pieces(opened, text, bar.update), keep)
         result["coverage"] = asdict(coverage)
         _print_coverage(coverage, text)

@@ -49,6 +49,7 @@ def evaluate(
 
     from builder.evaluation.tenant import evaluate_tenant
     from builder.evaluation.unseen import count_learned
+    from builder.pictures import check_confusion, draw_confusion
 
     if connection.url is None:
         refuse_given("works only with --url: leave it out", connection, backbone=backbone)
@@ -57,6 +58,8 @@ def evaluate(
     opened, on = open_store(store), device_of(device)
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
+    if picture is not None:
+        check_confusion(opened.known_tenant(id))
     evaluation = evaluate_tenant(opened, id, test, on)
     examples = evaluation.texts.examples  # a pipe cannot be read again
     if learned := count_learned(opened, evaluation.tenant, examples):
@@ -66,8 +69,6 @@ def evaluate(
             file=sys.stderr,
         )
     if picture is not None:
-        from builder.pictures import draw_confusion
-
         draw_confusion(evaluation, picture)
     others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
     scores: dict[str, Scores | None] = {"hplm": evaluation.scores, "int8": None, **others}

@@ -147,7 +147,7 @@ def import_(
     labels = [*one.labels] if one.labels is not None else None
     options = ImportOptions(domain, labels, one.task, made, one.test)
     if plan:
-        return _plan(store, root, lower, found, options, matched)
+        return _plan(store, root, lower, found, options, matched, texts)
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
     if root is not None and not is_built:
         if texts is None:
@@ -209,8 +209,9 @@ def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dic
 
 
 def _plan(
-    folder: Path, root: str | None, lower: int | None, folders: Folders, options: ImportOptions, matching: MatchingOptions
-) -> tuple[dict[str, Any], int]:
+    folder: Path, root: str | None, lower: int | None, folders: Folders, options: ImportOptions, matching: MatchingOptions,
+    texts: Path | None,
+) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
     from builder.importing.folders import called, planned
     from builder.said import say
@@ -224,7 +225,7 @@ def _plan(
         model, config = store.model, store.config
         took = [report["took"] for report in store.reports().values() if "took" in report]
     found = []
-    for one in planned(model, config, folders, options, matching):
+    for one in planned(model, config, folders, options, matching, texts):
         found.append(one)
         of = one.report
         fits = f"{of['task']}, {of['labels']:,} labels, changed by {of['distance']:.3f}" if of else "an adapter"
@@ -247,15 +248,13 @@ def _plan(
 
 def _many(store: Store, importer: Importer, folders: Folders, at_once: int) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
-    from tqdm import tqdm
-
     from builder.importing.folders import called, write_page
     from builder.importing.reports import shown, totals
-    from builder.said import say
+    from builder.said import progress_bar, say
 
     found = []
     try:
-        with tqdm(importer.all(folders, at_once), "importing", len(folders), unit="folder") as bar:
+        with progress_bar(importer.all(folders, at_once), "importing", total=len(folders), unit="folder") as bar:
             for one in bar:
                 found.append(one)
                 name = called(one.id, one.folder)

@@ -81,8 +81,8 @@ def exits(
     no labels, choose how sure an answer must be, so that the plan loses no more points than allowed. The tenant gets a next
     version. One that is trained later has no exits until they are made for it too.
 
-    :param texts: texts like those to come, JSONL with `text` and what else the tenant reads; with labels, the plans' losses by
-        them are printed too
+    :param texts: texts like those to come: one a line, or JSONL with `text` and what else the tenant reads; with labels, the
+        plans' losses by them are printed too
     :param drop: points that a plan may lose; more of them, the smallest first, make cheaper plans for times of load
     :param delta: for numbers: how far an exit's may be from the full stack's (default: a tenth of their standard deviation)
     :param picture: draw loss against work into a .png, .svg or .pdf file

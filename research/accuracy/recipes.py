@@ -21,9 +21,9 @@ from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, Masked
 from builder.learning.windows import TextPack, index_of, reading
 from builder.packed_batches import positions_of
 from builder.store.branches import table_spec
-from builder.store.resumable import replaced
+from builder.store.resumable import put_away, replaced
 from builder.store.store import Store
-from builder.tables.build_folder import held, put_away
+from builder.tables.build_folder import held
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counts import Counts
 from builder.tables.domain import DomainOptions, build_domain

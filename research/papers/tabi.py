@@ -205,8 +205,7 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
 def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged) -> list[Way]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
     tenant, task = store.known_tenant(question.id), training_task(question.task)
-    weights, device = store.tenant_weights(tenant), resolve_device("auto")
-    opening = opened(store, tenant, weights, task.read(question.test), device, precision)
+    opening = opened(store, store.knowledge(tenant), task.read(question.test), resolve_device("auto"), precision)
     first = float(costs_of(store.config, 1 / own.tokens)[1])  # the work of the first layer
     right = [_pruned_labels(*opening, keep) == own.test.wanted_numbers for keep in KEEPS]
     lost = [Estimate.of(own.test.right[-1] - one) for one in right]

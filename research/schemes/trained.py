@@ -28,7 +28,7 @@ from builder.store.store import Store
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import Scores
-from builder.training.data import Data, read_files
+from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune, logits_of
 from builder.training.grid import points
 from demo.data import DemoTenant
@@ -95,8 +95,8 @@ def score_schemes(
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
     options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
-    files = read_files(store, tenant.task, train_file, dev_file, tuple(tenant.labels), options.dtype)
-    data = files.looked_up(Reader(store, tenant.domain, tenant.domain_version), device, None)
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant.labels, options.dtype)
     texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
     scores = {}
     for name in names:
@@ -109,10 +109,9 @@ def read_task(
     store: Store, task: DemoTenant, place: tuple[str, int], device: torch.device, most: int = 0
 ) -> tuple[Data, Texts]:
     """Reads a task as a table sees it: its data, of which `most` texts for each part, and all texts of its test."""
-    files = read_files(store, task.task, task.train, task.dev)
+    data = read_data(Reader(store, *place), task.task, task.train, task.dev, device)
     if most:
-        files = replace(files, train=files.train[:most], dev=files.dev[:most])
-    data = files.looked_up(Reader(store, *place), device, None)
+        data = replace(data, train=data.train.first(most), dev=data.dev.first(most))
     labelled = data.task.read(task.test)
     check_labels(labelled, data.labels, str(task.train))
     return data, data.reader.read(labelled, data.task, data.labels)

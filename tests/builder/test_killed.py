@@ -22,7 +22,7 @@ from builder.tables.counts import count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
-from builder.training.data import read_files
+from builder.training.data import read_data
 from builder.training.finetuning import TrainingOptions
 from builder.training.start import ANEW
 from builder.training.teachers import Teacher
@@ -209,7 +209,7 @@ def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(ori
     ends = []
 
     def train(folder):
-        data = read_files(store, "classify", file, None).looked_up(Reader(store, "root", 1), DEVICE, None)
+        data = read_data(Reader(store, "root", 1), "classify", file, None, DEVICE)
         found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), folder / "learning.pt")
         assert (folder / "teacher-learning.pt").exists(), "the teacher was not saved"
         adapter, head = found.model.stored()

@@ -26,6 +26,7 @@ def words(made, built, toy, tmp_path_factory):
     random_store(folder / "chat", CHAT, [], corpus_tokens=100)
     (folder / "data.jsonl").write_text(IN_JSON * 20)
     (folder / "notes.txt").write_text("mine")
+    (folder / "folder.png").mkdir()
     (folder / "mixed/toy").mkdir(parents=True)
     (folder / "whole/dedicated/1").mkdir(parents=True)
     for name in ("backbone.json", "whole.json"):
@@ -102,6 +103,7 @@ STORES = [
     ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
     ("{evaluate} --train gone.jsonl", ["--train", "--against"]),
     ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
+    ("{evaluate} --picture {tmp}/folder.png", ["--picture", "{tmp}/folder.png"]),
     ("generate --tenant x a --sampling [1]", ["--sampling"]),
     *((f"generate --tenant x {given}", ["--chat"]) for given in ("", "a --chat b", "a --system b")),
     *((f"infer --tenant x a {given}", [given.split()[1]]) for given in ("--deadline-ms 0.0", "--url http://somewhere")),

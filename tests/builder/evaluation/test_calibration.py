@@ -156,6 +156,11 @@ def test_texts_that_any_version_has_learned_are_left_out(store, files, tmp_path)
         calibrated(store, "classify", files, seen=[moved, files["classify"]])
 
 
+def test_labels_that_no_picture_shows_are_named_before_the_texts_are_read(store, capsys):
+    command = ["evaluate", "--store", store.folder, "--id", "mark", "--test", "absent.jsonl", "--picture", "confusion.png"]
+    assert mentions(refused(capsys, *command), "--picture", "'mark'", "regress")
+
+
 def test_bad_input_is_named(store, files, tmp_path, capsys):
     few, strange, flat = tmp_path / "few.jsonl", tmp_path / "strange.jsonl", tmp_path / "flat.jsonl"
     few.write_text("".join(files["classify"].read_text().splitlines(keepends=True)[:99]))

@@ -54,10 +54,10 @@ def built(store, tenant_id, file, **options):
 
 
 @pytest.mark.parametrize("task", TENANTS)
-def test_texts_without_labels_are_enough_and_the_same_call_changes_nothing(store, file, task, monkeypatch):
+def test_plain_texts_are_enough_and_the_same_call_changes_nothing(store, tmp_path, task, monkeypatch):
     given, seen = states_of, []
     monkeypatch.setattr("builder.exits.build.states_of", lambda *own: seen.append(own[2].dev.examples) or given(*own))
-    file.write_text(2 * file.read_text("utf-8"), "utf-8")
+    (file := tmp_path / "texts.txt").write_text("\n".join(2 * ASKED), "utf-8")
     with by_one_step():
         report, is_new = built(store, TENANTS[task], file)
     plans = store.knowledge(store.tenant(TENANTS[task])).exits.exits.plans
@@ -108,7 +108,7 @@ def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file):
 def own_states(store, tenant, file, texts):
     task = training_task(tenant.task).unlabelled()
     read = [*read_unlabelled(write(file, ({"text": text} for text in texts)))]
-    return states_of(*opened(store, tenant, store.tenant_weights(tenant), read, DEVICE, FP32, task))
+    return states_of(*opened(store, store.knowledge(tenant), read, DEVICE, FP32, task))
 
 
 @pytest.mark.parametrize("exit", [0, 1, None])

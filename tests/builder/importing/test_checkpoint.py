@@ -17,7 +17,7 @@ import transformers
 
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
-from builder.importing.folders import Importer, named, planned, write_page
+from builder.importing.folders import Imported, Importer, named, planned, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
 from builder.importing.tenant import ImportOptions
@@ -152,17 +152,17 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
 @pytest.mark.usefixtures("one_step")
 def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, tmp_path, capsys):
     imported(store, tuned(tmp_path / "tuned"), texts(tmp_path, 60), rank=1, least=0)
-    (working := store.tenant_work_folder("acme")).mkdir(parents=True)
+    (training := (working := store.tenant_work_folder("acme")) / "training").mkdir(parents=True)
     for rank in (2, 3):
         cut(store, imported, tmp_path / "tuned", texts(tmp_path, 60), at="save_tenant", rank=rank, least=0)
     assert mentions(capsys.readouterr().err, "acme", "import", "other data or options")
     (user,) = [user for user in store.users()["root", 1] if str(working) in user]
-    assert str(working / "import-") in user
-    with pytest.raises(InvalidInput, match=r"'acme'.*/import-\w+: finish"):
+    assert str(working / "import") in user
+    with pytest.raises(InvalidInput, match=r"'acme'.*/import: finish"):
         delete_tenant(store, "acme")
-    write_json(left := working / PLAN, {"version": 1})  # of a training
+    write_json(left := training / PLAN, {"version": 1})
     imported(store, tmp_path / "tuned", texts(tmp_path, 60), rank=3, least=0)
-    assert [*working.iterdir()] == [left]
+    assert [*working.rglob("*")] == [training, left]
 
 
 @pytest.mark.usefixtures("one_step")
@@ -175,6 +175,11 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
     assert not store.tenant_work_folder("acme").exists() and store.users()["root", 1] == []
     tenant, report = imported(store, folder, file, rank=1, least=1, anyway=True)
     assert store.tenant("acme") == tenant and report["after"] == caught.value.report["after"]
+    with pytest.raises(Unlike, match=mentioning("--least 1", "--anyway", "hplm tenant delete")) as caught:
+        imported(store, folder, file, rank=1, least=1)
+    refused = Imported("acme", folder, None, caught.value.report, str(caught.value))
+    assert store.tenant("acme") == tenant and "not stored" not in write_page(store, [refused]).read_text("utf-8")
+    assert imported(store, folder, file, rank=1, least=1, anyway=True) == (tenant, report)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +323,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
 
 @pytest.mark.usefixtures("one_step")
 def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, monkeypatch):
-    """A pickle runs no code, and neither does a model that brings some. A plan names the same, but for the adapters."""
+    """A pickle runs no code, and neither does a model that brings some. A plan names the same."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
     make_odd(folder, tuned(folder / "Good One"), harm)
     wanted = {name: row[-1] for name, row in (FIELDS | CONTENTS).items()} | OTHERS
@@ -334,8 +339,13 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
-    plan = planned(store.model, store.config, named([folder]), importer.options, importer.matching)
-    assert {one.id for one in plan if one.refused} == wanted.keys() - {"pickled-adapter"}
+    asked = store.model, store.config, named([folder]), importer.options, importer.matching
+    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys()
+    (few := tmp_path / "few.txt").write_text("one text")
+    with pytest.raises(InvalidInput, match=mentioning(few, 50)):
+        list(planned(*asked, few))
+    shutil.copy(few, folder / "Good One" / "texts.jsonl")
+    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys() | {"good-one"}
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:

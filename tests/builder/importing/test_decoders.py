@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from builder.importing.folders import planned
+from builder.importing.matching import MatchingOptions
 from builder.importing.tenant import ImportOptions, NewDomain, import_tenant, plain_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
@@ -77,7 +79,8 @@ def test_what_a_decoder_cannot_have_is_refused(folder, tmp_path):
 
 def test_commands_make_a_decoder_and_its_tenant(folder, tmp_path, capsys):
     at = "--store", tmp_path / "store"
-    assert run(capsys, "build", "root", "--model", folder, "--lower", 0, *at)["ngrams"] == VOCABULARY
+    for _ in range(2):  # the second time it is there
+        assert run(capsys, "build", "root", "--model", folder, "--lower", 0, *at)["ngrams"] == VOCABULARY
     asked = ["build", "tenant", *at, "--id", "base", "--task"]
     refused(capsys, *asked, "classify", "--train", "x.jsonl")
     for _ in range(2):
@@ -119,6 +122,8 @@ def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
     assert torch.allclose(logits(store, tmp_path / "1", text, "acme"), model(torch.tensor([text])).logits[0], atol=1e-3)
     again, _ = import_tenant(store, "acme", folder, ImportOptions(), DEVICE)
     assert again.version == 2
+    (plan,) = planned(store.model, store.config, [("acme", folder)], ImportOptions(), MatchingOptions())
+    assert not plan.refused
 
 
 @torch.no_grad()
@@ -162,3 +167,5 @@ def test_what_cannot_be_imported_is_named(folder, tmp_path, target, config, opti
     adapter = adapted(drawn(llama()), tmp_path / "lora", [target], (*range(4), None), **config)
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         import_tenant(store, "acme", adapter, ImportOptions(**options), DEVICE)
+    (plan,) = planned(store.model, store.config, [("acme", adapter)], ImportOptions(**options), MatchingOptions())
+    assert mentions(plan.refused, *named)

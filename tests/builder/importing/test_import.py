@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,8 @@ def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | 
 def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
     """Computes last hidden states and logits from the library's states at the split, by what was stored in 16 bits."""
     wanted, layers = expected(name), store.upper().layers
-    layouts = tenant.adapter_layout(store.config), tenant.head_layout(store.config)
-    model = TenantModel.of(*layouts, *store.tenant_weights(tenant))
+    found = store.knowledge(tenant)
+    model = TenantModel.of(found.adapter, found.head)
     with torch.no_grad():
         end, bare = through(layers, wanted["split"], store, model), through(layers, wanted["split"], store)
         logits = model.read(end if tenant.task == "tag" else end[:1])
@@ -130,8 +131,10 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
             assert ((rows - lower(window)).abs().max() < 0.01) == (lower is merged)
             found = through(lower.layers, library["start"], store)
             assert ((found - library["split"]).abs().max() < 1e-4) == (lower is merged)
+    assert import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE) == (tenant, store.report(tenant))
     with pytest.raises(InvalidInput, match=mentioning("'acme-lower'", store.folder, "--as-domain")):
-        import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE)
+        other = replace(options, new_domain=replace(new, corpus=[corpus(tmp_path, 2)]))
+        import_tenant(store, "acme", FIXTURES / "peft-lower", other, DEVICE)
 
 
 def refused(store: Store, folder: Path, options: ImportOptions, *named: object) -> None:

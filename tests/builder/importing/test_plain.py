@@ -80,7 +80,7 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
     problem = getattr(plain.config, "problem_type", None)
     assert (plain.config.num_labels, problem) == (len(tenant.labels), PROBLEMS.get(task))
     again = Family(store.model, config).read(tmp_path / "plain").head  # as an import reads it
-    head = TenantModel.of(None, head_layout(config, len(tenant.labels), again.function), None, again.weights)
+    head = TenantModel.of(None, (head_layout(config, len(tenant.labels), again.function), again.weights))
     assert again.task == task
     assert torch.allclose(head.to(DEVICE).read(states[-1])[slice(1) if of_text else pack.reading], wanted, atol=1e-3)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.tenant import evaluate_tenant
@@ -26,7 +27,7 @@ from builder.students.team import StudentTeam, asked_first
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
-from builder.training.data import read_files
+from builder.training.data import read_data
 from hplm.cli.main import main
 from hplm.cli.tenant_store import _students_text
 from hplm.engine.engine import resolve_precision
@@ -110,6 +111,19 @@ def test_all_numbers_of_students_learn_in_one_backward_pass_as_each_by_itself(st
     assert any((first != both).any() for first, both in zip(found[0], found[1], strict=True))
 
 
+class Sizes(TorchDispatchMode):
+    """Notes the size of each tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function, types, given=(), options=None):
+        found = function(*given, **(options or {}))
+        self.sizes += [found.numel()] if isinstance(found, torch.Tensor) else []
+        return found
+
+
 @pytest.mark.parametrize(
     "useless", [{"train": 0.0, "dev": 0.0}, {"train": -1.0, "dev": -1.0}, {"train": 1.0, "dev": -1.0}], ids=str
 )
@@ -128,7 +142,9 @@ def test_a_student_without_gain_is_dropped_and_no_more_are_made(monkeypatch, use
     monkeypatch.setattr(boosting, "learn_member", lambda *given: learned.append(given[5]))
     teacher = [Seen(wanted[part], []) for part in wanted]
     start = 0
-    (told,) = boosted(None, team, data, teacher, replace(OPTIONS, students=3), None)
+    with Sizes() as made:
+        (told,) = boosted(None, team, data, teacher, replace(OPTIONS, students=3), None)
+    assert max(made.sizes) == 8, "a copy of the rows of all texts may take gigabytes"
     assert told["alpha"] == 2 and 0 < told["residual"] < 1 and learned == [0, 1]
     assert [member.head["weight"].tolist() for member in team.members] == [[2.0, 2.0]]
     start, team.members[:] = 1, []
@@ -137,8 +153,8 @@ def test_a_student_without_gain_is_dropped_and_no_more_are_made(monkeypatch, use
 
 
 def test_augmented_texts_have_some_guessed_words_and_no_label(store, tmp_path):
-    files = read_files(store, "classify", tmp_path / "classify-1.jsonl", tmp_path / "classify-2.jsonl")
-    data = files.looked_up(Reader(store, "root", 1), DEVICE, None)
+    files = [tmp_path / f"classify-{part}.jsonl" for part in (1, 2)]
+    data = read_data(Reader(store, "root", 1), "classify", *files, DEVICE)
     body = PlotBody.of(store).to(DEVICE)
     assert augmented(body, data, 2, seed=0) == []
     give_head(store)
@@ -290,6 +306,7 @@ def test_numbers_that_make_no_students_are_refused(option, value):
         ("multilabel", {"augmented": 1}, "own", ["--augmented", "multilabel"]),  # a row has several labels
         ("multilabel", {"drop": 1}, "own", ["--drop", "multilabel"]),
         ("classify", {"depth": 4}, "own", ["--layers 4", "1 to 3"]),
+        ("classify", {"depth": 0}, "own", ["--layers 0", "1 to 3"]),
         ("classify", {"rank": 33}, "own", ["--rank 33", "32"]),
         ("classify", {}, "mine", ["--teacher mine"]),
     ],

@@ -93,7 +93,7 @@ def test_a_domain_cannot_be_deleted_while_something_is_built_on_it(tmp_path):
     store = with_bio(tmp_path)
     add_domain(store, "law", 2)
     cut(store, add_domain, "cells", 3, parent="bio")
-    working = store.tenant_work_folder("acme")
+    working = store.tenant_work_folder("acme") / "training"
     working.mkdir(parents=True)
     write_json(working / "plan.json", {"domain": "law", "domain_version": 1})
     for name, user in (("bio", store.work_folder("cells", 1)), ("law", working)):

@@ -23,6 +23,7 @@ from hplm.plot.room import NoSpace
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
 from tests.support.device import DEVICE
+from tests.support.killed import content
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -91,6 +92,10 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == files
     store, table = build(NO_TIME, DEVICE)
     assert table.meta.keys and Store(folder).domains() == store.domains() and store.model == str(tmp_path)
+    before = content(folder)
+    assert build(NO_TIME, DEVICE)[1].meta == table.meta and content(folder) == before
+    with pytest.raises(InvalidInput, match=mentioning(folder, "--store")):
+        build(Budget(steps=1), DEVICE)
 
 
 @pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions, partial(NewDomain, "low", [])])
@@ -149,14 +154,29 @@ def test_only_the_same_command_finishes_an_interrupted_build(tmp_path):
         with pytest.raises(InvalidInput, match=mentioning(working, *named)):
             add_domain(store, "bio", seed, **options)
     add_domain(store, "bio", 1)
-    with pytest.raises(InvalidInput, match="hplm domain update"):
-        add_domain(store, "bio", 1)
     half_written = store.table_folder("other", 1).with_name("1.writing")
     cut(store, add_domain, "other", 1)
     half_written.mkdir(parents=True)
     (half_written / "values").write_bytes(b"x" * 1000)
     shutil.rmtree(store.work_folder("other", 1))
     assert rows(add_domain(store, "other", 2)) == rows(add_domain(store, "same", 2))
+
+
+def test_a_build_that_was_killed_after_its_table_leaves_no_folder_and_the_same_one_changes_nothing(tmp_path):
+    store = rooted(tmp_path)
+    cut(store, add_domain, "bio", 1, at="page")
+    assert store.work_folder("bio", 1).exists()
+    for seed, options in ((2, {}), (1, {"dtype": "int8"})):
+        with pytest.raises(InvalidInput, match="hplm domain update"):
+            add_domain(store, "bio", seed, **options)
+    assert not store.work_folder("bio", 1).exists()
+    assert store.page("bio", 1).exists() and store.users()["root", 1] == ["domain bio version 1"]
+    grow(store, "bio", 2)
+    grow(store, "root", 3)  # the domain stays on the version that it was built on
+    before = content(store.folder)
+    assert (add_domain(store, "bio", 1).meta.version, grow(store, "bio", 2).meta.version) == (1, 2)
+    assert content(store.folder) == before
+    assert grow(store, "bio", 2, keep=0.5).meta.version == 3
 
 
 def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_path):

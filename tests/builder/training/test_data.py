@@ -5,6 +5,7 @@ import random
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from builder.store.store import TenantFile
 from builder.tasks.examples import Example, read_corpus
 from builder.tasks.lookup import Divided, split_off
 from builder.tasks.tasks import training_task
-from builder.training.data import read_files
+from builder.training.data import read_data
 from builder.training.tenant import warnings_of
 from hplm.errors import InvalidInput
 from testing.random_store import random_tenant
@@ -97,10 +98,10 @@ def test_wrong_lines_missing_files_and_folders_are_named(tmp_path, task, content
     assert ("one JSON object a line" in str(caught.value)) == ("JSON" in named)
 
 
-def divided(path, task):
-    """Returns the examples for training and for dev, of one file."""
-    files = read_files(None, task, path, None)
-    return files.train, files.dev
+def data_of(path, task, *given, store=None, **options):
+    """Returns the data of a training, which are not looked up: their parts have only examples."""
+    reader = SimpleNamespace(store=store, read=lambda examples, *_: SimpleNamespace(examples=examples))
+    return read_data(reader, task, path, *(given or (None,)), device=DEVICE, **options)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,8 @@ def divided(path, task):
 def test_examples_that_share_a_text_are_all_in_training_or_all_in_dev(tmp_path, task, row, shared, both):
     answer = {"answers": {"text": ["end"], "answer_start": [0]}}
     rows = [{**row(i), **(answer if task == "span" else {"label": "ab"[i % 2]})} for i in range(120)]
-    parts = divided(write(tmp_path / "data.jsonl", rows), task)
+    data = data_of(write(tmp_path / "data.jsonl", rows), task)
+    parts = data.train.examples, data.dev.examples
     training, dev = ({getattr(example, shared) for example in part} for part in parts)
     assert (len(parts[0]), len(parts[1])) == (108, 12) and len(training & dev) == both
 
@@ -143,7 +145,7 @@ def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
     for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
         write_json(store.tenant_folder("acme", 1) / "report.json", report)
         with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
-            assert len(read_files(store, "classify", train, None, ("a", "b"), start=start).dev) == 2
+            assert len(data_of(train, "classify", store=store, known=("a", "b"), start=start).dev.examples) == 2
 
 
 def numbers(*values):
@@ -167,7 +169,7 @@ def numbers(*values):
 def test_data_that_no_head_can_learn_are_refused_before_training(tmp_path, task, rows, dtype, named):
     path = write(tmp_path / "data.jsonl", rows)
     with pytest.raises(InvalidInput, match=mentioning(path, *named)):
-        read_files(None, task, path, path, dtype=dtype)
+        data_of(path, task, path, dtype=dtype)
 
 
 def test_the_kinds_of_questions_decide_the_labels(tmp_path):
@@ -175,17 +177,17 @@ def test_the_kinds_of_questions_decide_the_labels(tmp_path):
     known = [asked(random.Random(number)) for number in range(30)]
     none = [{**one, "answers": {"text": [], "answer_start": []}} for one in known]
     for rows, labels in ((known, ["start", "end"]), (known + none, ["start", "end", "none"])):
-        assert read_files(None, "span", write(tmp_path / "data.jsonl", rows), None).labels == labels
+        assert data_of(write(tmp_path / "data.jsonl", rows), "span").labels == labels
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none.jsonl")):
-        read_files(None, "span", write(tmp_path / "none.jsonl", none), None)
+        data_of(write(tmp_path / "none.jsonl", none), "span")
 
 
 def test_values_are_checked_without_the_dev_part(tmp_path):
     path = tmp_path / "values.jsonl"
-    (held,) = divided(write(path, numbers(*range(10))), "regress")[1]
+    (held,) = data_of(write(path, numbers(*range(10))), "regress").dev.examples
     odd = int(held.text)  # of these texts, this one goes to dev
     with pytest.raises(InvalidInput, match=mentioning(path, 2)):
-        divided(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
+        data_of(write(path, numbers(*(3.0 if i == odd else 2.0 for i in range(10)))), "regress")
 
 
 @pytest.mark.slow
@@ -205,7 +207,7 @@ def test_dev_texts_that_an_earlier_version_has_learned_are_counted(store, tmp_pa
         return write(tmp_path / name, [{"text": str(text), "label": "ab"[int(text) % 2]} for text in texts])
 
     first, unseen = file("first", range(30)), file("unseen", range(200, 210))
-    again = file("again", [one.text for one in divided(first, "classify")[0][:6]])
+    again = file("again", [one.text for one in data_of(first, "classify").train.examples[:6]])
     for train, dev, learned in (
         (first, None, 0), (again, None, 1), (file("more", range(40)), None, 0),
         (file("new", range(40, 60)), unseen, 0), (file("newer", range(60, 80)), unseen, 0), (unseen, again, 6),

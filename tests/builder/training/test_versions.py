@@ -125,7 +125,7 @@ def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys)
         with pytest.raises(KeyboardInterrupt):
             give(trainer=interrupted)
         if store.tenant("acme") is None:
-            (left := store.tenant_work_folder("acme") / "kept").write_text("a savepoint")
+            (left := store.tenant_work_folder("acme") / "training" / "kept").write_text("a savepoint")
             store.save_tenant(replace(other, id="acme"), *store.tenant_weights(other), {"task": "classify", "imported": {}})
     assert "acme" not in capsys.readouterr().err
     with pytest.raises(InvalidInput, match=mentioning("'acme'", left.parent)):
@@ -141,12 +141,12 @@ def test_exits_and_students_do_not_end_an_interrupted_training(store, tmp_path):
     pretend(store, "classify", first)
     with pytest.raises(KeyboardInterrupt):
         pretend(store, "classify", train, trainer=interrupted)
-    (left := store.tenant_work_folder("acme") / "learning.pt").touch()
+    (left := store.tenant_work_folder("acme") / "training" / "learning.pt").touch()
     with by_one_step():
         build_exits(store, "acme", made(tmp_path, "classify", 150, 3), resolve_precision("fp32", DEVICE), DEVICE)
         build_students(store, "acme", StudentOptions(1, 1, rank=2, epochs=1, learning_rate=0.1), DEVICE)
-    assert {path.name for path in left.parent.iterdir()} == {"plan.json", left.name}
-    assert pretend(store, "classify", train).version == 4 and not left.parent.exists()
+    assert {path.name for path in left.parent.parent.rglob("*")} == {"training", "plan.json", left.name}
+    assert pretend(store, "classify", train).version == 4 and not left.parent.parent.exists()
 
 
 def test_a_training_that_is_done_does_not_end_interrupted_students(store, tmp_path):
@@ -165,7 +165,7 @@ def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, 
     give = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 1), tenant="cut", trainer=interrupted)
     with pytest.raises(KeyboardInterrupt):
         give()
-    (left := store.tenant_work_folder("cut") / "learning.pt").touch()
+    (left := store.tenant_work_folder("cut") / "training" / "learning.pt").touch()
     if change_of == "table":
         give_other_values(store, "root", 1)
     with pytest.raises(KeyboardInterrupt):
