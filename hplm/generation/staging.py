@@ -16,7 +16,7 @@ from hplm.adapters.parts import Part, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array, together
+from hplm.arrays import Array, ranges, together
 from hplm.errors import HplmError
 from hplm.generation.attention import Chunks, attention_over
 from hplm.generation.cache import Cache, table_of
@@ -138,7 +138,7 @@ class Stager:
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
-            positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
+            positions=self._sent(ranges(before, counts)),
             attend=attention_over(self._config, self._cache, Chunks(table, before, counts), seeded),
             adapters=parts_of(slots, counts.tolist(), *placed),
             last_adapters=parts_of(slots, completes.tolist(), *placed),
