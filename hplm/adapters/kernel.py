@@ -40,11 +40,8 @@ def fits(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, .
 
 
 class InPlace(Groups):
-    def __init__(self, slots: Array, device: torch.device = CPU, counts: Array | None = None) -> None:
-        bounds = np.arange(len(slots) + 1)
-        if counts is not None:
-            counts.cumsum(out=bounds[1:])
-        self._runs = bounds.tobytes(), slots.astype(np.int64, copy=False).tobytes(), len(slots)
+    def __init__(self, slots: Array, counts: Array, device: torch.device = CPU) -> None:
+        self._runs = np.append(0, counts.cumsum()).tobytes(), slots.astype(np.int64, copy=False).tobytes(), len(slots)
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = spread.new_empty(spread.shape[0], weight.shape[1])

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters import kernel, runs
-from hplm.adapters.groups import Groups, Map
-from hplm.adapters.tiles import Tiles
+from hplm.adapters.groups import Groups, Map, Tiles
 from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
@@ -197,15 +196,12 @@ class Layout:
             maps.setdefault(at, []).append((outputs, [f"{place}/{name}" for name in KINDS[self.kind].tensors]))
         return maps
 
-    def group(self, slots: Array, device: torch.device, dtype: torch.dtype, counts: Array | None = None) -> Groups:
-        """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots.
-
-        `counts`: how many rows have each of the slots, at least one; None: one.
-        """
+    def group(self, slots: Array, counts: Array, device: torch.device, dtype: torch.dtype) -> Groups:
+        """Groups runs of rows by their slots, in the form that the device multiplies fastest."""
         way = self._ways.get((device, dtype))
         if way is None:
             way = self._ways[device, dtype] = self._way(device, dtype)
-        return way(slots, device, counts)
+        return way(slots, counts, device)
 
     @cached_property
     def _ways(self) -> dict[tuple[torch.device, torch.dtype], type[Groups]]:

@@ -58,7 +58,7 @@ def parts_of(
         if len(found) > 1 or sum(own_counts) < sum(counts):
             is_mine = [one is not None and one[0] is slots for one in placed]
             rows = sent(np.flatnonzero(np.repeat(is_mine, counts)), device)
-        groups = layout.group(np.array(own), device, layout.computed_in(dtype), np.array(own_counts))
+        groups = layout.group(np.array(own), np.array(own_counts, dtype=np.int64), device, layout.computed_in(dtype))
         parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
     return parts
 

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from hplm.adapters.groups import Groups, starts_of_runs
+from hplm.adapters.groups import Groups
 from hplm.arrays import Array, padded
 from hplm.model.tensors import sent
 
 ALIGNMENT = 16  # bytes
 GENERATIONS = (9, 10)  # major compute capabilities of GPUs that have the kernel
 MOST = 1023  # products in one call
-MANY = 2  # runs for each distinct slot; above it, sorting rows costs less than reading weights so often
 
 
 def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
@@ -32,32 +31,14 @@ def fits(device: torch.device, dtype: torch.dtype, widths: list[int]) -> bool:
 
 
 class Runs(Groups):
-    """Rows in runs of one slot each, for the grouped kernel. Where slots alternate often, rows are sorted."""
+    """Rows stay where they are. Those of one slot should be neighbours: each run reads its weights."""
 
-    def __init__(self, slots: Array, device: torch.device, counts: Array | None = None) -> None:
-        self._take: Tensor | None = None  # sorts rows by slot, `_back` undoes it; None: rows stay in place
-        self._back: Tensor | None = None
-        starts = starts_of_runs(slots)
-        if len(starts) > MANY and len(starts) > min(MANY * len(np.unique(slots)), MOST):
-            slots, counts = slots if counts is None else np.repeat(slots, counts), None
-            order = np.argsort(slots, kind="stable")
-            self._take = sent(order, device)
-            self._back = sent(np.argsort(order), device)
-            slots = slots[order]
-            starts = starts_of_runs(slots)
-        slot_of = slots[starts].astype(np.int64, copy=False)  # of each run
-        sizes = np.diff(starts, append=len(slots)) if counts is None else np.add.reduceat(counts, starts)
-        bounds = np.append(0, sizes.cumsum())
-        self._calls = [_call(slot_of[i : i + MOST], bounds[i : i + MOST + 1], device) for i in range(0, len(slot_of), MOST)]
-        self._slot_of_row = sent(slot_of.repeat(sizes), device)
-        self._is_one = len(slot_of) == 1
-        self.is_recordable = self._take is None and len(self._calls) == 1
-
-    def spread(self, x: Tensor) -> Tensor:
-        return x if self._take is None else x.index_select(0, self._take)
-
-    def collect(self, spread: Tensor) -> Tensor:
-        return spread if self._back is None else spread.index_select(0, self._back)
+    def __init__(self, slots: Array, counts: Array, device: torch.device) -> None:
+        slots, bounds = slots.astype(np.int64, copy=False), np.append(0, counts.cumsum())
+        self._calls = [_call(slots[i : i + MOST], bounds[i : i + MOST + 1], device) for i in range(0, len(slots), MOST)]
+        self._slot_of_row = sent(slots.repeat(counts), device)
+        self._is_one = len(slots) == 1
+        self.is_recordable = len(self._calls) == 1
 
     def linear(self, spread: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self._is_one:  # a plain product takes fewer kernels
