@@ -5,14 +5,15 @@ A token's scale depends on the token alone, so its neighbours in a batch do not 
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from hplm.compiled import HOW, kernel, number_fields, pointer_fields
 from hplm.errors import InvalidInput
-from hplm.model.kernel import rounded
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
 from hplm.model.tensors import rounded_up
 
@@ -25,6 +26,11 @@ ROUNDING = 1.5 * 2**23 + UNSIGNED  # added to a number, it leaves the rounded nu
 LEAST = 1e-30  # the largest number of a token or weight that is not rounded to zero
 MOST_ROWS = 4096  # of one product
 TRIED_ROWS = 16
+WORTH = 1 << 16  # numbers to round that are worth another thread
+
+
+class _Rounding(ctypes.Structure):
+    _fields_ = (*HOW, *pointer_fields("x", "numbers", "scales"), *number_fields("rows", "inputs", "stride"))
 
 
 class EightBit(nn.Module):
@@ -62,7 +68,11 @@ class EightBit(nn.Module):
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
-        if (scales := rounded(x, numbers)) is not None:
+        if (compiled := kernel()) is not None:
+            x, scales = x if x.stride(1) == 1 else x.contiguous(), x.new_empty(len(x), 1)
+            how = compiled.how(torch.get_num_threads() if x.numel() >= WORTH else 1)
+            rounding = _Rounding(*how, x.data_ptr(), numbers.data_ptr(), scales.data_ptr(), *x.shape, x.stride(0))
+            compiled.library.hplm_round(ctypes.byref(rounding))
             return scales
         largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
         numbers.view(torch.int8).copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # the last bytes

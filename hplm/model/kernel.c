@@ -1,4 +1,4 @@
-/* Attention inside packed texts, and the rounding of tokens to 8 bits. kernel.py calls them.
+/* Attention inside packed texts, and the rounding of tokens to 8 bits. attention.py and eightbit.py call them.
  *
  * The numbers of a text, or of a row, do not depend on its neighbours.
  */
