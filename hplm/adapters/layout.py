@@ -11,8 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hplm.adapters import kernel, runs
-from hplm.adapters.groups import Groups, Map, Tiles
+from hplm.adapters.groups import STEP, Groups, InPlace, Map, Runs, Tiles
 from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
@@ -85,7 +84,7 @@ class Layout:
     @cached_property
     def in_slots(self) -> Layout:
         """The same with the rank that a slot has room for: compiled kernels take only some. What is added is zero."""
-        return replace(self, size=-(-self.size // kernel.STEP) * kernel.STEP) if self.places else self
+        return replace(self, size=-(-self.size // STEP) * STEP) if self.places else self
 
     @property
     def drawn(self) -> list[str]:
@@ -209,10 +208,7 @@ class Layout:
 
     def _way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:
         shapes = self.in_slots.shapes.values()
-        if kernel.fits(device, dtype, shapes):
-            return kernel.InPlace
-        widths = [width for shape in shapes if len(shape) > 1 for width in shape]
-        return runs.Runs if runs.fits(device, dtype, widths) else Tiles
+        return next(way for way in (InPlace, Runs, Tiles) if way.takes(device, dtype, shapes))
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""

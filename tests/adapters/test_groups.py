@@ -6,12 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.adapters import kernel as kernels
-from hplm.adapters import runs
-from hplm.adapters.groups import Map, Tiles
-from hplm.adapters.kernel import MOST_RANK, InPlace
+from hplm.adapters import groups as ways
+from hplm.adapters.groups import MOST_RANK, InPlace, Map, Runs, Tiles
 from hplm.adapters.layout import Layout
-from hplm.adapters.runs import Runs
 from tests.support.device import needs_cuda
 from tests.support.needed import needs_kernel
 
@@ -44,7 +41,7 @@ def test_a_grouped_kernel_gets_fewer_than_1024_products():
     for slots in (np.tile(np.arange(600), 2), np.arange(2500)):
         weight, x = torch.randn(int(slots.max()) + 1, 4, 8), torch.randn(len(slots), 8)
         groups = Runs(*each(slots), CPU)
-        with patch.object(runs, "grouped_mm", wraps=runs.grouped_mm) as calls:
+        with patch.object(ways, "grouped_mm", wraps=ways.grouped_mm) as calls:
             mapped = groups.collect(groups.linear(groups.spread(x), weight))
         assert all(len(call.kwargs["offs"]) < 1024 for call in calls.call_args_list)
         assert torch.allclose(mapped, torch.einsum("rox,rx->ro", weight[torch.from_numpy(slots)], x), atol=1e-5)
@@ -58,7 +55,7 @@ def test_a_grouped_kernel_maps_rows_as_single_products_do(count, runs_of):
     slots = np.repeat(chance.integers(0, 40, count), runs_of)[:count]
     x, weight, bias = (torch.randn(shape, device=cuda, dtype=torch.bfloat16) for shape in ((count, 64), (40, 64, 24), (40, 24)))
     groups, weight = Runs(*each(slots), cuda), weight.mT  # as slots have them
-    assert runs.fits(cuda, torch.bfloat16, [64, 24]), "this GPU has no grouped kernel"
+    assert Runs.takes(cuda, torch.bfloat16, [(64, 24)]), "this GPU has no grouped kernel"
     base = torch.ones(count, 24, device=cuda, dtype=torch.bfloat16)
     groups.add(base, groups.spread(x), weight, bias)
     own = torch.from_numpy(slots).to(cuda)
@@ -70,12 +67,12 @@ def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatc
     cuda = torch.device("cuda")
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[-1])
-    assert runs.fits(cuda, torch.bfloat16, [768, 32])
-    assert not runs.fits(cuda, torch.bfloat16, [768, 4])  # 8 bytes
-    assert not runs.fits(cuda, torch.float32, [768, 32])
-    assert not runs.fits(CPU, torch.bfloat16, [768, 32])
+    assert Runs.takes(cuda, torch.bfloat16, [(768, 32)])
+    assert not Runs.takes(cuda, torch.bfloat16, [(768, 4)])  # 8 bytes
+    assert not Runs.takes(cuda, torch.float32, [(768, 32)])
+    assert not Runs.takes(CPU, torch.bfloat16, [(768, 32)])
     capability.append((8, 0))
-    assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # an older GPU runs a loop that waits for the device
+    assert not Runs.takes(cuda, torch.bfloat16, [(768, 32)])  # an older GPU runs a loop that waits for the device
 
 
 def _lying(slots, outputs, inputs):
@@ -104,8 +101,8 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
     biases = [torch.randn(slots, width) if biased else None for width in (rank, outputs)]
     both = [Map(own, bias) for own, bias in zip((down, up), biases, strict=True)]
     base, tiles, found = torch.randn(len(x), 3 * outputs), Tiles(*each(of_row), CPU), {}
-    for instructions in range(1, kernels.kernel().instructions + 1):
-        with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
+    for instructions in range(1, ways.kernel().instructions + 1):
+        with patch.object(ways.kernel(), "instructions", instructions), patch.object(ways, "WORTH", seed % 2 * 10**9):
             for groups in (tiles, InPlace(of_text, np.ones_like(of_text) if rows else np.array(lengths))):
                 spread, changed = groups.spread(x), base.clone()
                 groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, *both, function)
