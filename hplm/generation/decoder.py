@@ -10,7 +10,7 @@ from torch import Tensor
 from hplm.adapters.parts import adapted, adapted_last
 from hplm.generation.staging import Staged
 from hplm.model.attention import avoid_plans
-from hplm.model.malloc import keep_freed_memory
+from hplm.model.cpu import keep_freed_memory
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 

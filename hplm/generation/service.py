@@ -41,7 +41,7 @@ from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of, 
 from hplm.generation.staging import Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
-from hplm.model.openmp import apart, compute_with
+from hplm.model.cpu import apart, compute_with
 from hplm.model.prompts import Prompts
 from hplm.parameters import asked_flag, asked_number, yes_or_no
 from hplm.plot.table import Table
@@ -73,7 +73,7 @@ class Service:
         """`outbox`: takes replies. `device_failed`: that of the loop. `shown`: the descriptor of memory that shows what is in a
         step.
 
-        The thread that makes a service should end (`hplm.model.openmp`).
+        The thread that makes a service should end (`hplm.model.cpu`).
         """
         self.threads = settings.threads or torch.get_num_threads()
         compute_with(self.threads)

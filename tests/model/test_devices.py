@@ -12,7 +12,7 @@ from hplm import compiled
 from hplm.adapters.layout import Layout
 from hplm.errors import Broken
 from hplm.model import faults
-from hplm.model.openmp import compute_with
+from hplm.model.cpu import compute_with
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.support.needed import needs_kernel
