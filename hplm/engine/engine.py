@@ -12,7 +12,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import Part, adapted, adapted_last
+from hplm.adapters.parts import Part, adapted, adapted_last, with_means
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
 from hplm.engine.graphs import Graphs, can_record
@@ -23,7 +23,6 @@ from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.cpu import SideBySide, keep_freed_memory
 from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt, Attend, plain
-from hplm.model.means import with_means
 from hplm.model.prepacked import can_prepack, prepacked
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.copying import Mark
 from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Part, Placed, parts_of
-from hplm.adapters.slots import Slots
+from hplm.adapters.slots import Mark, Slots
 from hplm.arrays import Array, joined, padded, together
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Part, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.records import Records
-from hplm.adapters.slots import Slots
+from hplm.adapters.slots import Mark, Slots
 from hplm.arrays import Array, ranges, together
 from hplm.errors import HplmError
 from hplm.generation.attention import Chunks, attention_over
