@@ -29,6 +29,25 @@ FORMAT = 2
 SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A table's domain and version, and its first address."""
+
+    domain: str
+    version: int
+    base: int
+    unique: str = ""  # a part of its folder's name: no name is used twice; an export has none
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.domain, self.version
+
+    @property
+    def folder(self) -> str:
+        """Its folder under `plot/`."""
+        return f"{self.domain}/{self.version}{self.unique}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
     """The properties of a table that are known before it is written."""

@@ -17,7 +17,7 @@ from hplm.adapters.record import Record
 from hplm.adapters.records import Packed, Part, pack
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import KINDS, Calibration
-from hplm.plot.branch import Branch
+from hplm.plot.table import Branch
 from hplm.tasks import TASKS, Task, find_task
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from hplm import compiled as kernels
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, assign_addresses
+from hplm.plot.forest import Forest, Tally, assign_addresses, count_levels, ends
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
-from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import StoredRows
 from hplm.plot.summing import PIECE
 from testing.reference import Dictionaries, windows_of
