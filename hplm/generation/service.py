@@ -29,7 +29,6 @@ from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import LOGPROBS, NAMES, Asked
 from hplm.generation.cache import Cache
-from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.parts import Parts
 from hplm.generation.queue import SequenceQueue
@@ -38,7 +37,7 @@ from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of, read_settings
-from hplm.generation.staging import Stager
+from hplm.generation.staging import Decoder, Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
 from hplm.model.cpu import apart, compute_with

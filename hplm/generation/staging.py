@@ -1,4 +1,4 @@
-"""Makes a step ready, so that the decoder only computes: rows found and gathered, adapters in slots, places in the cache."""
+"""Makes a step ready (rows found and gathered, adapters in slots, places in the cache), and computes it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Set
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Part, parts_of
+from hplm.adapters.parts import Part, adapted, adapted_last, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.records import Records
 from hplm.adapters.slots import Mark, Slots
@@ -21,8 +23,12 @@ from hplm.generation.attention import Chunks, attention_over
 from hplm.generation.cache import Cache, table_of
 from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
+from hplm.model.attention import avoid_plans
 from hplm.model.config import BackboneConfig
+from hplm.model.cpu import keep_freed_memory
 from hplm.model.layer import Attend
+from hplm.model.prepacked import can_prepack, prepacked
+from hplm.model.stacks import UpperStack
 from hplm.model.tensors import sent
 from hplm.plot.forest import Chain, Forest
 from hplm.plot.gathering import Gatherer
@@ -165,3 +171,29 @@ class Stager:
 def _place(one: Planned) -> tuple[bool, int]:
     """Returns what the sequences of a step are sorted by: single tokens first, and those with the same adapter together."""
     return one.count > 1, one.sequence.adapter[1] if one.sequence.adapter is not None else -1
+
+
+class Decoder:
+    """Computes a staged step: the upper layers over its new tokens, and the logits of the tokens that come next."""
+
+    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        if device.type == "cpu":
+            keep_freed_memory()
+        avoid_plans(device)
+        upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self._upper = prepacked(upper) if can_prepack(device, dtype) else upper
+
+    @torch.inference_mode()
+    def run(self, step: Staged) -> Tensor:
+        """Returns logits of the next token of each sequence that gets one: sequences x vocabulary, fp32."""
+        last = len(self._upper.layers) - 1
+        adapters = [partial(adapted, step.adapters, layer) for layer in range(last)]
+        adapters.append(partial(adapted_last, step.adapters, step.last_adapters, last))
+        x = self._upper(step.sums, step.positions, None, step.attend, adapters, step.rows)
+        return self._upper.logits(x)
+
+    def wait(self) -> None:
+        """Returns when the device has computed all that was started, with the copies of adapters."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -10,9 +10,8 @@ import torch
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
-from hplm.generation.staging import Stager
+from hplm.generation.staging import Decoder, Stager
 from testing.toy import make_decoder
 from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
