@@ -11,7 +11,7 @@ from torch import Tensor
 from builder.store.store import Store
 from hplm.engine.engine import INT8, Engine, Precision, resolve_precision
 from hplm.model.attention import PackedAttention
-from hplm.model.eightbit import available, to_eight_bits
+from hplm.model.products import available, to_eight_bits
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.plot.gathering import Gatherer

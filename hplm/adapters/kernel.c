@@ -1,9 +1,9 @@
-/* Products of rows with the weights of their slots, which are read where they lie. kernel.py calls it. */
+/* Products of rows with the weights of their slots, which are read where they lie. groups.py calls it. */
 
 #ifndef WIDTH
 #include "../model/kernel.h"
 
-/* As in kernel.py: the inner numbers of a run stay in the cache. */
+/* As in groups.py: the inner numbers of a run stay in the cache. */
 #define MOST_RANK 256
 #define MOST_ROWS 60 /* a multiple of the rows of a block */
 

@@ -21,9 +21,8 @@ from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.cpu import SideBySide, keep_freed_memory
-from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt, Attend, plain
-from hplm.model.prepacked import can_prepack, prepacked
+from hplm.model.products import can_prepack, prepacked, to_eight_bits
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES

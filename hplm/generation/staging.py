@@ -27,7 +27,7 @@ from hplm.model.attention import avoid_plans
 from hplm.model.config import BackboneConfig
 from hplm.model.cpu import keep_freed_memory
 from hplm.model.layer import Attend
-from hplm.model.prepacked import can_prepack, prepacked
+from hplm.model.products import can_prepack, prepacked
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import sent
 from hplm.plot.forest import Chain, Forest

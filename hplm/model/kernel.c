@@ -1,4 +1,4 @@
-/* Attention inside packed texts, and the rounding of tokens to 8 bits. attention.py and eightbit.py call them.
+/* Attention inside packed texts, and the rounding of tokens to 8 bits. attention.py and products.py call them.
  *
  * The numbers of a text, or of a row, do not depend on its neighbours.
  */
@@ -21,7 +21,7 @@ API int64_t hplm_instructions(void) {
         __builtin_cpu_supports("avx512vl") ? 2 : 1;
 }
 
-/* As in eightbit.py: */
+/* As in products.py: */
 #define LEVELS 127
 #define ROUNDING (1.5f * (1 << 23) + 128)
 #define LEAST 1e-30f

@@ -19,7 +19,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.compiled import kernel
 from hplm.errors import Broken, HplmError, InvalidInput
-from hplm.plot.kernel import Search
+from hplm.plot.index import Search
 from hplm.plot.table import Branch, Table
 
 NULL = 0

@@ -1,4 +1,5 @@
-/* Lookup and gathering of texts without arrays in between. kernel.py calls it, and says what it computes.
+/* Lookup and gathering of texts without arrays in between. index.py and gathering.py call it, and
+ * say what it computes.
  *
  * Compiled for any machine of its architecture. Faster instructions are in functions of their own, and used where the
  * processor has them.

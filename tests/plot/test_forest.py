@@ -16,10 +16,9 @@ from hplm import compiled as kernels
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, Tally, assign_addresses, count_levels, ends
-from hplm.plot.gathering import Gatherer
+from hplm.plot.gathering import PIECE, Gatherer
 from hplm.plot.keys import KeySpace
 from hplm.plot.rows import StoredRows
-from hplm.plot.summing import PIECE
 from testing.reference import Dictionaries, windows_of
 from tests.plot.tables import make_table
 from tests.support.device import DEVICE

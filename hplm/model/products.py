@@ -1,10 +1,16 @@
-"""Matrix products in 8 bits, on CPUs: a scale for each output of a weight, and one for each token.
+"""Matrix products on CPUs that torch's own linear layer does not compute: in 16 bits, and in 8 bits.
 
-A token's scale depends on the token alone, so its neighbours in a batch do not change its numbers.
+In 16 bits, weights lie in the order in which oneDNN reads them. torch keeps a weight row by row, and oneDNN would bring it into
+its own order again for each product. In 32 bits torch does not take oneDNN: there large products gain nothing by this, and
+those of a single row lose.
+
+In 8 bits there is a scale for each output of a weight, and one for each token, which depends on the token alone: its neighbours
+in a batch do not change its numbers.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from functools import cache
 from typing import Any, cast
@@ -15,10 +21,14 @@ from torch import Tensor, nn
 from hplm.compiled import HOW, kernel, number_fields, pointer_fields
 from hplm.errors import InvalidInput
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
+from hplm.model.stacks import UpperStack
 from hplm.model.tensors import rounded_up
 
-onednn: Any = torch.ops.onednn  # the library has no types
+mkldnn: Any = torch.ops.mkldnn  # these libraries have no types
+onednn: Any = torch.ops.onednn
 
+PREPACKED_ROWS = 16  # of the products that the order is chosen for; it is as good for others
+EXACT = 16  # so many rows are not rounded up: a decoder often computes one
 LEVELS = 127  # numbers from -127 to 127
 EXACT_LEVELS = 63  # of weights: with these the sum of two products fits into 16 bits
 UNSIGNED = 128  # added to a token's numbers: CPUs multiply unsigned by signed bytes
@@ -27,6 +37,46 @@ LEAST = 1e-30  # the largest number of a token or weight that is not rounded to 
 MOST_ROWS = 4096  # of one product
 TRIED_ROWS = 16
 WORTH = 1 << 16  # numbers to round that are worth another thread
+
+
+class Prepacked(nn.Module):
+    """A linear layer, of rows x inputs."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight: Tensor = mkldnn._reorder_linear_weight(linear.weight.detach(), PREPACKED_ROWS)
+        self._bias = cast("Tensor | None", linear.bias)  # its stub knows no layer without
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        if rows > EXACT and (size := rounded_up(rows)) > rows:
+            x = with_rows(x, size)
+        return mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")[:rows]
+
+
+def with_rows(x: Tensor, size: int) -> Tensor:
+    """Returns a tensor with so many rows: those of `x`, and zeros behind them."""
+    y = x.new_empty(size, x.shape[1])
+    y[: len(x)] = x
+    y[len(x) :] = 0
+    return y
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this type should be prepacked on this device, and oneDNN can multiply them."""
+    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return on_cpu and dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported()
+
+
+@torch.no_grad()
+def prepacked(stack: UpperStack) -> UpperStack:
+    """Returns a stack that computes the same. It shares with the other one what is not reordered."""
+    packed = copy.deepcopy(stack, {id(weight): weight for weight in stack.parameters()})
+    for module in list(packed.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, nn.Linear):
+                setattr(module, name, Prepacked(part))
+    return packed
 
 
 class _Rounding(ctypes.Structure):

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.model import eightbit
-from hplm.model.eightbit import MOST_ROWS, EightBit
-from hplm.model.prepacked import Prepacked, can_prepack, prepacked
+from hplm.model.products import MOST_ROWS, EightBit, Prepacked, can_prepack, prepacked
 from testing.random_store import random_backbone
 from testing.reference import product_in_eight_bits
 from testing.toy import CONFIG
@@ -45,7 +43,7 @@ def tokens(rows, seed=0):
 def test_a_product_equals_that_of_whole_numbers(linear, rows, compiled):
     """Numbers are rounded by the kernel, by several threads of it, or by torch. Tokens may lie apart."""
     x = torch.cat([tokens(rows)] * 2, dim=1)[:, INPUTS:]
-    with nullcontext() if compiled else patch.object(eightbit, "kernel", return_value=None):
+    with nullcontext() if compiled else patch.object(products, "kernel", return_value=None):
         off = (EightBit(linear)(x) - product_in_eight_bits(x, linear)).abs()
     assert (off <= 1e-5 * x.abs().amax(1, keepdim=True)).all()
 
@@ -77,7 +75,7 @@ def test_a_row_that_is_no_number_spoils_no_other_and_zeros_give_the_bias(linear,
 WITHOUT_VNNI = """
 import torch
 from torch import nn
-from hplm.model.eightbit import EightBit, weight_levels
+from hplm.model.products import EightBit, weight_levels
 linear = nn.Linear(64, 64)
 with torch.inference_mode():
     linear.weight.fill_(1)
