@@ -22,7 +22,7 @@ from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.cpu import SideBySide, keep_freed_memory
 from hplm.model.layer import Adapt, Attend, plain
-from hplm.model.products import can_prepack, prepacked, to_eight_bits
+from hplm.model.products import EightBit, Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
@@ -135,14 +135,15 @@ class Engine:
 
     def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
         if eight_bits:
-            to_eight_bits(stack.layers)
+            replace_products(stack.layers, EightBit)
         for stage in self.stages:
             stack.layers[stage.first : stage.last + 1].to(device=stage.device, dtype=self.dtype)
         for part in stack.children():
             if part is not stack.layers:
                 part.to(device=self.device, dtype=self.dtype)
         stack = stack.eval().requires_grad_(False)
-        stack = prepacked(stack) if can_prepack(self.device, self.dtype) else stack
+        if can_prepack(self.device, self.dtype):
+            replace_products(stack, Prepacked)
         if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
             for layer in stack.layers:
                 for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones

@@ -27,7 +27,7 @@ from hplm.model.attention import avoid_plans
 from hplm.model.config import BackboneConfig
 from hplm.model.cpu import keep_freed_memory
 from hplm.model.layer import Attend
-from hplm.model.products import can_prepack, prepacked
+from hplm.model.products import Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import sent
 from hplm.plot.forest import Chain, Forest
@@ -181,8 +181,9 @@ class Decoder:
         if device.type == "cpu":
             keep_freed_memory()
         avoid_plans(device)
-        upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
-        self._upper = prepacked(upper) if can_prepack(device, dtype) else upper
+        self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        if can_prepack(device, dtype):
+            replace_products(self._upper, Prepacked)
 
     @torch.inference_mode()
     def run(self, step: Staged) -> Tensor:

@@ -10,7 +10,6 @@ in a batch do not change its numbers.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from functools import cache
 from typing import Any, cast
@@ -20,8 +19,6 @@ from torch import Tensor, nn
 
 from hplm.compiled import HOW, kernel, number_fields, pointer_fields
 from hplm.errors import InvalidInput
-from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
-from hplm.model.stacks import UpperStack
 from hplm.model.tensors import rounded_up
 
 mkldnn: Any = torch.ops.mkldnn  # these libraries have no types
@@ -68,17 +65,6 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     return on_cpu and dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported()
 
 
-@torch.no_grad()
-def prepacked(stack: UpperStack) -> UpperStack:
-    """Returns a stack that computes the same. It shares with the other one what is not reordered."""
-    packed = copy.deepcopy(stack, {id(weight): weight for weight in stack.parameters()})
-    for module in list(packed.modules()):
-        for name, part in list(module.named_children()):
-            if isinstance(part, nn.Linear):
-                setattr(module, name, Prepacked(part))
-    return packed
-
-
 class _Rounding(ctypes.Structure):
     _fields_ = (*HOW, *pointer_fields("x", "numbers", "scales"), *number_fields("rows", "inputs", "stride"))
 
@@ -88,6 +74,8 @@ class EightBit(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        if not available():
+            raise InvalidInput("dtype int8 needs oneDNN, which this build of torch does not have: use fp32")
         weight = linear.weight.detach().float()
         self._scales = weight.abs().amax(1).clamp_(min=LEAST).div_(weight_levels())
         numbers = (weight / self._scales[:, None]).round_()
@@ -133,13 +121,12 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available()
 
 
-def to_eight_bits(layers: Layers) -> None:
-    """Replaces the matrices of the layers, in place. Norms stay as they are."""
-    if not available():
-        raise InvalidInput("dtype int8 needs oneDNN, which this build of torch does not have: use fp32")
-    for layer in layers:
-        for name in (QKV, ATTENTION_OUT, FFN_IN, FFN_OUT):
-            setattr(layer, name, EightBit(getattr(layer, name)))
+def replace_products(module: nn.Module, kind: type[Prepacked] | type[EightBit]) -> None:
+    """Replaces the linear layers of a module, in place."""
+    for part in list(module.modules()):
+        for name, linear in list(part.named_children()):
+            if isinstance(linear, nn.Linear):
+                setattr(part, name, kind(linear))
 
 
 @cache

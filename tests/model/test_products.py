@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.model.products import MOST_ROWS, EightBit, Prepacked, can_prepack, prepacked
+from hplm.model import products
+from hplm.model.products import MOST_ROWS, EightBit, Prepacked, can_prepack, replace_products
 from testing.random_store import random_backbone
 from testing.reference import product_in_eight_bits
 from testing.toy import CONFIG
@@ -115,9 +116,9 @@ def test_it_equals_the_layer_that_it_is_made_of(rows, bias, dtype, tolerance):
         assert torch.allclose(found.float(), linear(x).float(), atol=tolerance, rtol=tolerance)
 
 
-def test_a_stack_is_prepacked_and_the_other_one_stays_as_it_is():
+def test_the_products_of_a_stack_are_replaced_and_its_norms_stay():
     stack = random_backbone(CONFIG)[1].eval().requires_grad_(False)
-    packed = prepacked(stack)
-    products = [sum(isinstance(part, nn.Linear) for part in one.modules()) for one in (stack, packed)]
-    assert products == [4 * CONFIG.upper_layers, 0]
-    assert packed.norm.weight is stack.norm.weight
+    norm = stack.norm
+    replace_products(stack, Prepacked)
+    kinds = [[type(part) for part in stack.modules()].count(kind) for kind in (nn.Linear, Prepacked)]
+    assert kinds == [0, 4 * CONFIG.upper_layers] and stack.norm is norm
