@@ -197,18 +197,7 @@ class Layout:
 
     def group(self, slots: Array, counts: Array, device: torch.device, dtype: torch.dtype) -> Groups:
         """Groups runs of rows by their slots, in the form that the device multiplies fastest."""
-        way = self._ways.get((device, dtype))
-        if way is None:
-            way = self._ways[device, dtype] = self._way(device, dtype)
-        return way(slots, counts, device)
-
-    @cached_property
-    def _ways(self) -> dict[tuple[torch.device, torch.dtype], type[Groups]]:
-        return {}
-
-    def _way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:
-        shapes = self.in_slots.shapes.values()
-        return next(way for way in (InPlace, Runs, Tiles) if way.takes(device, dtype, shapes))
+        return way_of(self, device, dtype)(slots, counts, device)
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""
@@ -217,6 +206,13 @@ class Layout:
     def read(self, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns a head's logits."""
         return KINDS[self.kind].read(self, x, groups, weights)
+
+
+@cache
+def way_of(layout: Layout, device: torch.device, dtype: torch.dtype) -> type[Groups]:
+    """Returns how the device maps rows fastest by the weights of a layout."""
+    shapes = layout.in_slots.shapes.values()
+    return next(way for way in (InPlace, Runs, Tiles) if way.takes(device, dtype, shapes))
 
 
 def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
