@@ -13,7 +13,7 @@
 #define BLOCK 64       /* tokens whose searches wait for memory together */
 #define ODD 0x9E3779B97F4A7C15ull
 
-enum { FP16, BF16, INT8 };            /* codings (values.py) */
+enum { FP16, BF16, INT8 };            /* codings (rows.py) */
 enum { FP32_SUMS, BF16_SUMS };
 
 /* A link of a chain: one table's index (index.py). */

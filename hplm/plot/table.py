@@ -22,8 +22,7 @@ from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
 
 if TYPE_CHECKING:  # lookup, which reads no rows, starts without torch
-    from hplm.plot.rows import StoredRows
-    from hplm.plot.values import Coding
+    from hplm.plot.rows import Coding, StoredRows
 
 FORMAT = 2
 SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
@@ -80,7 +79,7 @@ class TableSpec:
 
     @property
     def coding(self) -> Coding:
-        from hplm.plot.values import CODINGS
+        from hplm.plot.rows import CODINGS
 
         return CODINGS[self.dtype]
 

@@ -18,8 +18,8 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.tensors import array_of
 from hplm.plot.index import write_index
 from hplm.plot.room import NoSpace
+from hplm.plot.rows import LEAST_COSINE, closeness
 from hplm.plot.table import Table, TableMeta, TableSpec
-from hplm.plot.values import LEAST_COSINE, closeness
 
 BATCH = 4096
 CLOSENESS = "closeness"  # a file that exists while a table is written: the lowest cosine of each batch
