@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hplm_client.errors import UnexpectedAnswer
+from hplm_client import generation
 from hplm_client.generation import Outputs
 from hplm_openai.requests import Asked
 
-FINISH = {"": None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
+FINISH = {None: None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
 UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character
 LEAST = -9999.0  # what OpenAI tells instead of minus infinity, which JSON does not have
 
@@ -77,15 +76,11 @@ class Answer(ABC):
 
     def _parts(self, response: Outputs) -> Iterator[tuple[int, str, str | None, list[Token] | None]]:
         """Yields number, new text, finish reason and tokens of each choice. Counts the tokens."""
-        try:
-            texts, reasons = response["text_output"], response["finish_reason"]
-            self.prompt_tokens = response["num_input_tokens"][0]
-            self.tokens += sum(response["num_output_tokens"])
-            listed = response["logprobs"] if self.asked.logprobs is not None else [None] * len(texts)
-        except KeyError as error:
-            raise UnexpectedAnswer(f"output {error} is missing: is this a decoder of hPLM?") from None
-        for number, (text, reason, tokens) in enumerate(zip(texts, reasons, listed, strict=True)):
-            yield number, text, FINISH.get(reason, "length"), None if tokens is None else _tokens(tokens)
+        self.prompt_tokens = generation.prompt_tokens_in(response)
+        for piece in generation.pieces_of(response):
+            self.tokens += piece.tokens
+            tokens = None if piece.logprobs is None else [_token(one) for one in piece.logprobs]
+            yield piece.choice, piece.text, FINISH.get(piece.finish_reason, "length"), tokens
 
 
 @dataclass
@@ -146,6 +141,6 @@ def _logprob(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": None if UNPRINTABLE in text else list(text.encode())}
 
 
-def _tokens(listed: str) -> list[Token]:
-    """Reads the output `logprobs` of one choice. The token itself comes first."""
-    return [[(one["decoded_token"], max(LEAST, one["logprob"])) for one in token.values()] for token in json.loads(listed)]
+def _token(told: Mapping[str, Any]) -> Token:
+    """Reads a token of the output `logprobs`. The token itself comes first."""
+    return [(one["decoded_token"], max(LEAST, one["logprob"])) for one in told.values()]
