@@ -9,8 +9,8 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs
@@ -85,41 +85,32 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-class Events(Response):
-    """Closes `responses` when all was sent, or the client has gone."""
+class Events(StreamingResponse):
+    """An answer while it grows. Closes `responses` when all was sent, or the client has gone."""
 
     media_type = "text/event-stream"
 
     def __init__(self, answer: Answer, first: Outputs, responses: AsyncGenerator[Outputs]) -> None:
-        self.status_code, self.background = 200, None
-        self.init_headers({"cache-control": "no-cache"})
-        self._answer = answer
-        self._first = first
-        self._responses = responses
+        self._responses, self._parts = responses, _parts(answer, first, responses)
+        super().__init__(self._parts, headers={"cache-control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._responses):
+        def sent(part: Message) -> Awaitable[None]:
+            return within(send(part), SECONDS_TO_READ)
+
+        async with aclosing(self._responses), aclosing(self._parts):
             with suppress(Gone, asyncio.TimeoutError):
-                await while_connected(receive, self._send(send))
+                await while_connected(receive, self.stream_response(sent))
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._parts()) as parts:
-            async for part in parts:
-                if part:
-                    said = send({"type": "http.response.body", "body": part, "more_body": True})
-                    await within(said, SECONDS_TO_READ)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _parts(self) -> AsyncGenerator[bytes]:
-        answer = self._answer
-        try:
-            yield _events(answer.chunks(self._first))
-            async for response in self._responses:
-                yield _events(answer.chunks(response))
-            yield _events(answer.last_chunks()) + END
-        except HplmClientError as error:
-            yield _events([refusal(error, answer.asked.key, answer.asked.fields).body])
+async def _parts(answer: Answer, first: Outputs, responses: AsyncGenerator[Outputs]) -> AsyncGenerator[bytes]:
+    try:
+        yield _events(answer.chunks(first))
+        async for response in responses:
+            yield _events(answer.chunks(response))
+        yield _events(answer.last_chunks()) + END
+    except HplmClientError as error:
+        yield _events([refusal(error, answer.asked.key, answer.asked.fields).body])
 
 
 def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
