@@ -85,8 +85,10 @@ class Answers:
         self._send(sequence, text)
 
     def _send(self, sequence: Sequence, text: str) -> None:
-        tokens, sequence.unsaid = tuple(sequence.unsaid), []
-        say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
+        request, tokens, text = sequence.request, tuple(sequence.unsaid), sequence.echo + text
+        sequence.unsaid, sequence.echo = [], ""
+        counts = len(request.prompt), request.generated
+        say(request, Piece(sequence.choice, text, tokens, sequence.finish, request.ended, *counts))
 
     def finish(self, request: Request, reason: str) -> None:
         """Ends all answers of a request with what there is."""
