@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
@@ -27,6 +26,7 @@ ALL = slice(None)  # outputs of a product
 EXIT_WIDTH = 32  # of what lies between the two layers of an exit's head
 
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
+Shape = Callable[[int, int, int], tuple[int, ...]]  # of a rank, and the widths of what goes into a projection and comes out
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -225,13 +225,15 @@ def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
     return flat.view(*slots, *reversed(shape)).mT
 
 
-class Kind(ABC):
+class Kind:
     usual_places: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()  # of one place
+    tensors: Mapping[str, Shape] = {}  # of one place, in their order in the record
     drawn: tuple[str, ...]  # endings of the names of randomly initialised tensors
 
-    @abstractmethod
-    def shapes(self, layout: Layout) -> Shapes: ...
+    def shapes(self, layout: Layout) -> Shapes:
+        """Returns the tensors of a layer, in their order in the record."""
+        own = self.tensors.items()
+        return {f"{place}/{name}": shape(layout.size, *layout.width(place)) for place in layout.places for name, shape in own}
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         raise TypeError(f"{layout.kind} is not an adapter")
@@ -244,18 +246,13 @@ class Bottleneck(Kind):
     """h + W_up . f(W_down . h), on the output of a projection (HMI 3.2.2: after attention)."""
 
     usual_places = ("attention_out",)
-    tensors = ("down", "up", "down_bias", "up_bias")
+    tensors: Mapping[str, Shape] = {
+        "down": lambda rank, into, out: (rank, out),
+        "down_bias": lambda rank, into, out: (rank,),
+        "up": lambda rank, into, out: (out, rank),
+        "up_bias": lambda rank, into, out: (out,),
+    }
     drawn = ("/down",)
-
-    def shapes(self, layout: Layout) -> Shapes:
-        shapes: Shapes = {}
-        for place in layout.places:
-            _, out = layout.width(place)
-            shapes[f"{place}/down"] = (layout.size, out)
-            shapes[f"{place}/down_bias"] = (layout.size,)
-            shapes[f"{place}/up"] = (out, layout.size)
-            shapes[f"{place}/up_bias"] = (out,)
-        return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         for outputs, names in layout.maps.get(at, ()):
@@ -264,7 +261,7 @@ class Bottleneck(Kind):
             if torch.is_grad_enabled():
                 after = after.clone()  # the backward pass needs the input of the map
                 base = after[:, outputs]
-            down, up, down_bias, up_bias = (weights[name] for name in names)
+            down, down_bias, up, up_bias = (weights[name] for name in names)
             groups.add_low_rank(base, spread, Map(down, down_bias), Map(up, up_bias), layout.function)
         return after
 
@@ -273,16 +270,8 @@ class LowRank(Kind):
     """W . x + B . A . x, on any projection (LoRA). Its scale is multiplied into B."""
 
     usual_places = ("query", "value")
-    tensors = ("a", "b")
+    tensors: Mapping[str, Shape] = {"a": lambda rank, into, out: (rank, into), "b": lambda rank, into, out: (out, rank)}
     drawn = ("/a",)
-
-    def shapes(self, layout: Layout) -> Shapes:
-        shapes: Shapes = {}
-        for place in layout.places:
-            into, out = layout.width(place)
-            shapes[f"{place}/a"] = (layout.size, into)
-            shapes[f"{place}/b"] = (out, layout.size)
-        return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         if here := layout.maps.get(at):
