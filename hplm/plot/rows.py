@@ -141,14 +141,6 @@ class StoredRows:
         self._warm[cold] = self._sound.take(cold)
         return unseen[~good]
 
-    def bags(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the sums of the vectors that each row of `index` names. Their rows must have been touched."""
-        faults = disk_faults()
-        sums = self._coding.bags(self.typed, index, dtype)
-        if disk_faults() != faults:
-            self.count_as_cold()
-        return sums
-
     def count_as_cold(self) -> None:
         """Reads all rows but locked ones ahead again. If touched rows were on disk, memory is short, and any may be gone."""
         self._warm[self._locked :] = False
