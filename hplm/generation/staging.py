@@ -16,7 +16,7 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Part, adapted, adapted_last, parts_of
 from hplm.adapters.record import Record
 from hplm.adapters.records import Records
-from hplm.adapters.slots import Mark, Slots
+from hplm.adapters.slots import Slots
 from hplm.arrays import Array, ranges, together
 from hplm.errors import HplmError
 from hplm.generation.attention import Chunks, attention_over
@@ -73,8 +73,6 @@ class Stager:
         self._device, self._dtype = cache.device, cache.dtype
         self._gatherer = Gatherer(cache.device, cache.dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._arrived: dict[Slots, list[Mark]] = {}  # of the last copies of each layout
-        self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
         self._tenants: dict[Record, str] = {}  # whose records are in slots
 
     def slots(self) -> dict[Layout, Slots]:
@@ -99,7 +97,6 @@ class Stager:
         misses = slots.misses
         sequence.adapter = slots, slots.hold(record, self._records)
         if slots.misses > misses:
-            self._awaited.add(layout)
             held = {record for slots in self._slots.values() for record in slots.records}
             self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
         self._tenants[record] = sequence.request.source.tenant
@@ -108,8 +105,7 @@ class Stager:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
         for layout in self._slots.keys() - self._layouts():
             if not self._slots[layout].pinned:
-                self._arrived.pop(self._slots.pop(layout), None)
-                self._awaited.discard(layout)
+                del self._slots[layout]
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
@@ -130,16 +126,13 @@ class Stager:
         if not kept:
             return None
         planned, addresses = [planned[number] for number in kept], together([addresses[number] for number in kept])
-        for layout in list(self._awaited):
-            self._arrived[self._slots[layout]] = self._slots[layout].fill()
-            self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         table, ends = table_of([one.sequence.blocks or () for one in planned]), np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         slots = [one.sequence.adapter for one in planned]
-        placed = self._arrived, self._device, self._dtype
+        placed = {own: own.fill() for own in self._slots.values()}, self._device, self._dtype
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
