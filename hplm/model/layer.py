@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -18,6 +18,7 @@ QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # the layer's number in its stack, query, key, value
 Function = Callable[[Tensor], Tensor]
 Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
+Plain = Callable[..., Tensor]  # a layer that calls no modules
 
 ACTIVATIONS: dict[str, Function] = {
     "gelu": F.gelu,
@@ -105,52 +106,28 @@ class Layer(nn.Module):
 
         `turn` rotates queries and keys.
         """
-        return self._of(lambda part: part)(x, attend, adapt, rows, turn)
-
-    def plain(self) -> Plain:
-        """Returns the layer as a plain function of the weights that it has now. It calls no hooks."""
-        return self._of(plain)
-
-    def _of(self, made: Callable[[nn.Module], Function]) -> Plain:
-        products = self.qkv, self.attention_out, self.attention_norm, self.ffn_in, self.ffn_out, self.ffn_norm
-        return Plain(self.number, self._widths, self._pre_norm, self._gated, self.activation, *map(made, products))
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """Computes a layer without calling the modules that hold its weights: calls take longer than small products."""
-
-    number: int
-    widths: list[int]
-    pre_norm: bool
-    gated: bool
-    activation: Function
-    qkv: Function
-    attention_out: Function
-    attention_norm: Function
-    ffn_in: Function
-    ffn_out: Function
-    ffn_norm: Function
-
-    def __call__(
-        self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None, turn: Turn | None = None
-    ) -> Tensor:
-        read = self.attention_norm(x) if self.pre_norm else x
+        read = self.attention_norm(x) if self._pre_norm else x
         projected = adapt(QKV, read, self.qkv(read))
         if turn is None:
-            query, key, value = projected.split_with_sizes(self.widths, dim=-1)
+            query, key, value = projected.split_with_sizes(self._widths, dim=-1)
         else:
-            query, key, value = turn.split(projected, self.widths)
+            query, key, value = turn.split(projected, self._widths)
         attended = attend(self.number, query, key, value)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # Added in place: no other step needs the projection's output, not even the backward pass. A new tensor costs more.
         x = adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x)
-        read = self.ffn_norm(x) if self.pre_norm else self.attention_norm(x)
+        read = self.ffn_norm(x) if self._pre_norm else self.attention_norm(x)
         inner = adapt(FFN_IN, read, self.ffn_in(read))
-        inner = self._gate(inner) if self.gated else self.activation(inner)
+        inner = self._gate(inner) if self._gated else self.activation(inner)
         out = adapt(FFN_OUT, inner, self.ffn_out(inner))
-        return out.add_(x) if self.pre_norm else self.ffn_norm(out.add_(read))
+        return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
+
+    def plain(self) -> Plain:
+        """Returns `forward` with the weights that it has now. It calls no modules: that takes longer than small products."""
+        own = copy(self)
+        own.__dict__.update({name: plain(part) for name, part in self.named_children()})
+        return own.forward
 
     def _gate(self, both: Tensor) -> Tensor:
         gate, inner = both.chunk(2, dim=-1)
