@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.engine.channel import Cancel
 from hplm.engine.client import EngineClient, Failure, Pending
 from hplm.engine.worker import Workers
-from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
 from hplm.registry.store import Place
 from hplm.request.answers import Reply
@@ -18,12 +18,10 @@ from hplm.request.answers import Reply
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class PendingPrompt(Pending):
-    __slots__ = ("grows", "is_cancelled")
-
-    def __init__(self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None]) -> None:
-        super().__init__(form, respond, defer)
-        self.grows = self.is_cancelled = False
+    grows: bool = False
+    is_cancelled: bool = False
 
 
 class DecoderClient(EngineClient[PendingPrompt]):

@@ -64,19 +64,19 @@ class Index:
             if _checksum(folder / name) != meta.checksums[name]:
                 raise Broken(f"{folder / name} does not match its checksum: build or copy the table again")
         self._bits = meta.bits
-        self._words = meta.words
         self._starts = _mapped(folder / "starts", "<u4")
-        self._flat_keys = _mapped(folder / "keys", "<u8")
-        self._keys = self._flat_keys.reshape(-1, meta.words)
+        self._keys = _mapped(folder / "keys", "<u8").reshape(-1, meta.words)
         self._rows = _mapped(folder / "rows", "<u4")
         self._count = meta.keys
         self._steps = np.arange(meta.longest)
 
     def find(self, keys: Array) -> Array:
         """Returns the row of each key, or 0 if the index does not have the key."""
+        places: Array = self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps
+        which, step = (self._keys[places] == keys[:, None]).all(2).nonzero()
         found = np.zeros(len(keys), dtype=np.int64)
-        if not self._count or not len(keys):
-            return found
+        found[which] = self._rows[places[which, step]]
+        return found
         places: Array = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
         # The last word is compared first, because it differs most. The other words are compared only where it is equal.
         last = places if self._words == 1 else places * self._words + (self._words - 1)
@@ -91,11 +91,11 @@ class Index:
 
     def pointers(self) -> tuple[int, int, int, int]:
         """Returns where `starts`, `keys` and `rows` are in memory, and the bits of a bucket's number."""
-        return self._starts.ctypes.data, self._flat_keys.ctypes.data, self._rows.ctypes.data, self._bits
+        return self._starts.ctypes.data, self._keys.ctypes.data, self._rows.ctypes.data, self._bits
 
     def by_row(self) -> Array:
         """Returns all keys in order of their rows, beginning with row 1."""
-        keys = np.empty((self._count, self._words), dtype=np.uint64)
+        keys = np.empty((self._count, self._keys.shape[1]), dtype=np.uint64)
         keys[self._rows[: self._count].astype(np.int64) - 1] = self._keys[: self._count]
         return keys
 
