@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hplm.compiled import HOW, kernel, number_fields, pointer_fields
+from hplm.compiled import HOW, number_fields, pointer_fields, vectors
 from hplm.errors import InvalidInput
 from hplm.model.tensors import rounded_up
 
@@ -106,7 +106,7 @@ class EightBit(nn.Module):
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
-        if (compiled := kernel()) is not None:
+        if (compiled := vectors()) is not None:
             x, scales = x if x.stride(1) == 1 else x.contiguous(), x.new_empty(len(x), 1)
             how = compiled.how(torch.get_num_threads() if x.numel() >= WORTH else 1)
             rounding = _Rounding(*how, x.data_ptr(), numbers.data_ptr(), scales.data_ptr(), *x.shape, x.stride(0))
