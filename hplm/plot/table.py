@@ -127,10 +127,10 @@ class TableMeta(TableSpec):
     @classmethod
     def read(cls, text: bytes, path: object) -> TableMeta:
         try:
-            stored: dict[str, Any] | list[Any] | None = json.loads(text)
-        except ValueError as error:
-            raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
-        if isinstance(stored, dict) and (found := stored.get("format", FORMAT)) != FORMAT:
+            stored = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Broken(f"{path} is no JSON object ({error}): build or copy the table again") from None
+        if (found := stored.get("format", FORMAT)) != FORMAT:
             raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")
         try:
             meta = msgspec.convert(stored, cls)
