@@ -256,7 +256,7 @@ class Bench:
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running, False)
-        stager = Stager(config, lambda: self.view.forest, lambda: backbone.layouts, backbone.records, cache, seats)
+        stager = Stager(backbone, cache, seats)
         self.decoder = TimedDecoder(upper, CPU, torch.float32)
         self.loop = Loop(self.queue, stager, self.decoder, ())
 

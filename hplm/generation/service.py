@@ -92,15 +92,8 @@ class Service:
         self._adapters_since = 0.0  # and since when, in Unix seconds
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
-        self._stager = Stager(
-            config,
-            lambda: backbone.view.forest,
-            lambda: backbone.layouts,
-            backbone.records,
-            cache,
-            settings.max_sequences,  # each running sequence holds one slot of a layout at most
-            settings.resident_rows,
-        )
+        # Each running sequence holds one slot of a layout at most.
+        self._stager = Stager(backbone, cache, settings.max_sequences, settings.resident_rows)
         running = Running(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
             SequenceQueue(policy(settings.policy), settings.limits, running, settings.admission),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
@@ -15,22 +15,21 @@ from torch import Tensor
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Part, adapted, adapted_last, parts_of
 from hplm.adapters.record import Record
-from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, ranges, together
+from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError
 from hplm.generation.attention import Chunks, attention_over
 from hplm.generation.cache import Cache, table_of
 from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
 from hplm.model.attention import avoid_plans
-from hplm.model.config import BackboneConfig
 from hplm.model.cpu import keep_freed_memory
 from hplm.model.layer import Attend
 from hplm.model.products import Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import sent
-from hplm.plot.forest import Chain, Forest
+from hplm.plot.forest import Chain
 from hplm.plot.gathering import Gatherer
 
 
@@ -50,24 +49,9 @@ class Staged:
 class Stager:
     """The loop's thread owns it. A running sequence holds the slot of its adapter."""
 
-    def __init__(
-        self,
-        config: BackboneConfig,
-        forest: Callable[[], Forest],
-        layouts: Callable[[], Set[Layout]],
-        records: Records,
-        cache: Cache,
-        slots: int,
-        resident_rows: int = 0,
-    ) -> None:
-        """`forest`: returns the newest tables, and those that requests still need. `layouts`: returns those of all adapters.
-
-        `slots`: of each layout.
-        """
-        self._config = config
-        self._forest = forest
-        self._layouts = layouts
-        self._records = records
+    def __init__(self, backbone: Backbone, cache: Cache, slots: int, resident_rows: int = 0) -> None:
+        """`slots`: of each layout."""
+        self._backbone = backbone
         self._cache = cache
         self._count = slots
         self._device, self._dtype = cache.device, cache.dtype
@@ -95,7 +79,7 @@ class Stager:
             self._give_room_back()
             slots = self._slots[layout] = Slots(layout, self._count, self._device, layout.computed_in(self._dtype))
         misses = slots.misses
-        sequence.adapter = slots, slots.hold(record, self._records)
+        sequence.adapter = slots, slots.hold(record, self._backbone.records)
         if slots.misses > misses:
             held = {record for slots in self._slots.values() for record in slots.records}
             self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
@@ -103,7 +87,7 @@ class Stager:
 
     def _give_room_back(self) -> None:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
-        for layout in self._slots.keys() - self._layouts():
+        for layout in self._slots.keys() - self._backbone.layouts:
             if not self._slots[layout].pinned:
                 del self._slots[layout]
 
@@ -115,7 +99,7 @@ class Stager:
 
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None:
         """Sequences whose stored rows are broken are passed to `broken`, and left out. Returns None if none is left."""
-        forest = self._forest()
+        forest = self._backbone.view.forest
         planned = sorted(planned, key=_place)
         self._find([one.sequence for one in planned])
         new = [(one.sequence.addresses, one.sequence.computed, one.count) for one in planned]
@@ -137,7 +121,7 @@ class Stager:
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(ranges(before, counts)),
-            attend=attention_over(self._config, self._cache, Chunks(table, before, counts), seeded),
+            attend=attention_over(self._backbone.config, self._cache, Chunks(table, before, counts), seeded),
             adapters=parts_of(slots, counts.tolist(), *placed),
             last_adapters=parts_of(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),
@@ -145,7 +129,7 @@ class Stager:
 
     def _find(self, sequences: Many[Sequence]) -> None:
         """Finds the rows of new tokens. A window reaches back over n tokens: these are looked up, and the last row is kept."""
-        n = self._config.window.n
+        n = self._backbone.config.window.n
         of_chain: defaultdict[Chain, list[Sequence]] = defaultdict(list)
         for sequence in sequences:
             if len(sequence.addresses) < len(sequence.ids):
