@@ -91,7 +91,7 @@ class TritonPythonModel:
         self._meter = Meter()
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        self._client = DecoderClient(folder, parameters, replies.given_state(), self._meter)
+        self._client = DecoderClient([folder], parameters, replies.given_state(), [self._meter])
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
