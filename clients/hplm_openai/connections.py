@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -109,25 +110,25 @@ def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(chunk, ensure_ascii=False).encode() for chunk in chunks)
 
 
+@dataclass
 class AtOnce:
     """Refuses requests while as many as may be are on their way. Requests for the path `exempt` always pass."""
 
-    def __init__(self, app: ASGIApp, most: int, exempt: str) -> None:
-        self._app = app
-        self._most = most
-        self._exempt = exempt
-        self._on_their_way = 0
+    app: ASGIApp
+    most: int
+    exempt: str
+    _on_their_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == self._exempt:
-            await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] == self.exempt:
+            await self.app(scope, receive, send)
             return
-        if self._on_their_way >= self._most:
+        if self._on_their_way >= self.most:
             full = Refused(503, f"{self._on_their_way} requests are on their way: retry after 1 s", "queue_full")
             await JSONResponse(full.body, full.status, {"retry-after": "1"})(scope, receive, send)
             return
         self._on_their_way += 1
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
             self._on_their_way -= 1
