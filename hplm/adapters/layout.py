@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.groups import STEP, Groups, InPlace, Map, Runs, Tiles
-from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
@@ -195,9 +194,10 @@ class Layout:
             maps.setdefault(at, []).append((outputs, [f"{place}/{name}" for name in KINDS[self.kind].tensors]))
         return maps
 
-    def group(self, slots: Array, counts: Array, device: torch.device, dtype: torch.dtype) -> Groups:
-        """Groups runs of rows by their slots, in the form that the device multiplies fastest."""
-        return way_of(self, device, dtype)(slots, counts, device)
+    def way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:
+        """Returns how the device maps rows fastest by the weights of slots."""
+        shapes = self.in_slots.shapes.values()
+        return next(way for way in (InPlace, Runs, Tiles) if way.takes(device, dtype, shapes))
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""
@@ -206,13 +206,6 @@ class Layout:
     def read(self, x: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns a head's logits."""
         return KINDS[self.kind].read(self, x, groups, weights)
-
-
-@cache
-def way_of(layout: Layout, device: torch.device, dtype: torch.dtype) -> type[Groups]:
-    """Returns how the device maps rows fastest by the weights of a layout."""
-    shapes = layout.in_slots.shapes.values()
-    return next(way for way in (InPlace, Runs, Tiles) if way.takes(device, dtype, shapes))
 
 
 def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:

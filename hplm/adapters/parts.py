@@ -33,11 +33,7 @@ class Part:
 
 
 def parts_of(
-    placed: Sequence[Placed | None],
-    counts: Sequence[int],
-    arrived: Mapping[Slots, Sequence[Mark]],
-    device: torch.device,
-    dtype: torch.dtype,
+    placed: Sequence[Placed | None], counts: Sequence[int], arrived: Mapping[Slots, Sequence[Mark]], device: torch.device
 ) -> list[Part]:
     """Divides rows, which lie in runs of one record each, by layout.
 
@@ -59,7 +55,7 @@ def parts_of(
         if len(found) > 1 or sum(own_counts) < sum(counts):
             is_mine = [one is not None and one[0] is slots for one in placed]
             rows = sent(np.flatnonzero(np.repeat(is_mine, counts)), device)
-        groups = layout.group(np.array(own), np.array(own_counts, dtype=np.int64), device, layout.computed_in(dtype))
+        groups = slots.way(np.array(own), np.array(own_counts, dtype=np.int64), device)
         parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
     return parts
 

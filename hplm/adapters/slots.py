@@ -92,6 +92,7 @@ class Slots:
         """`devices`: of each layer, if they are not all on `device`. A slot has the same number on all of them."""
         self.layout, self.count = layout, count
         self._devices = list(devices) or [device] * layout.layers
+        self.way = layout.way(self._devices[0], dtype)  # how it maps rows
         self.layers: list[dict[str, Tensor]] = layout.allocate(count, self._devices, dtype)
         self._filled = [  # what a record fills of each tensor. The rest stays zero
             [tensors[name][(slice(None), *map(slice, shape))] for name, shape in layout.shapes.items()]

@@ -163,7 +163,7 @@ class Sheet:
             runs = _starts_of_runs(tenants)
         own: list[int] = tenants[runs].tolist()
         placed = [self._placed[tenant][which] for tenant in own]
-        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device, self._settings.dtype)
+        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device)
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""

@@ -116,7 +116,7 @@ class Stager:
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         slots = [one.sequence.adapter for one in planned]
-        placed = {own: own.fill() for own in self._slots.values()}, self._device, self._dtype
+        placed = {own: own.fill() for own in self._slots.values()}, self._device
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),

@@ -12,7 +12,6 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.adapters.groups import InPlace, Runs
-from hplm.adapters.layout import way_of
 from hplm.engine.engine import Engine, computed
 from hplm.engine.graphs import MOST, Graphs
 from hplm.engine.staging import Stager, StagingSettings
@@ -116,7 +115,6 @@ def most():
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_cuda)])
 def asked(request, alike, monkeypatch, most):
     """On a CPU, all parts take the ways of a GPU."""
-    way_of.cache_clear()
     if request.param == "cpu":
         monkeypatch.setattr(InPlace, "takes", lambda *given: False)
         monkeypatch.setattr(Runs, "takes", lambda *given: True)
@@ -124,7 +122,6 @@ def asked(request, alike, monkeypatch, most):
         monkeypatch.setattr(PackedAttention, "_any_length", any_length)
     dtype, graphs = (torch.float32, Repeated) if request.param == "cpu" else (torch.bfloat16, Counted)
     yield Asked(alike, torch.device(request.param), dtype, partial(graphs, most=most))
-    way_of.cache_clear()
 
 
 def test_a_batch_gets_its_own_answers_from_the_graph_of_its_shape(asked):

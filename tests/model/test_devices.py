@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hplm import compiled
-from hplm.adapters.layout import way_of
 from hplm.errors import Broken
 from hplm.model import faults
 from hplm.model.cpu import compute_with
@@ -57,7 +56,6 @@ def test_a_thread_has_a_number_of_its_own():
 
 def logits(toy):
     """Returns those of an engine that computes in 8 bits, with adapters and tables."""
-    way_of.cache_clear()
     asker = Asker(toy.folder, device="cpu", dtype="int8")
     (rows,) = asker.wait(asker.ask("acme", [" ".join(WORDS[:20])]))
     asker.close()
@@ -78,6 +76,5 @@ def test_torch_computes_where_kernels_are_missing_and_the_log_names_them(toy, tm
             found = logits(toy)
         finally:
             compiled.kernel.cache_clear()
-            way_of.cache_clear()
     assert caplog.text.count(str(tmp_path / "missing")) == 1
     assert np.allclose(found, expected, atol=1e-3, rtol=1e-3)
