@@ -26,13 +26,12 @@ from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
-from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import Piece, Request, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
-from hplm.generation.staging import Staged, Stager
+from hplm.generation.staging import Decoder, Staged, Stager
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.scheduling.limits import Limits
@@ -257,7 +256,7 @@ class Bench:
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running, False)
-        stager = Stager(config, lambda: self.view.forest, lambda: backbone.layouts, backbone.records, cache, seats)
+        stager = Stager(backbone, cache, seats)
         self.decoder = TimedDecoder(upper, CPU, torch.float32)
         self.loop = Loop(self.queue, stager, self.decoder, ())
 

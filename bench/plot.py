@@ -119,17 +119,17 @@ def _warm(
     forest, int8, gatherer = forests["fp16"], forests["int8"], Gatherer(CPU, torch.bfloat16)
     chain = forest.chain("fp16", VERSION)
     table = chain.links[0][0]
-    vectors, run = table.meta.window.vectors, min(int(lengths[0]), table.size)
+    rows, coding, vectors, run = table.rows, table.meta.coding, table.meta.window.vectors, min(int(lengths[0]), table.size)
     starts = np.random.default_rng(3).integers(0, table.size - run + 1, TEXTS).tolist()
     consecutive = [torch.arange(start * vectors, (start + run) * vectors).view(run, vectors) for start in starts]
     for number, start in enumerate(starts):
-        table.rows.touch(np.arange(start, start + run))
+        rows.touch(np.arange(start, start + run))
         gatherer.broken(int8, addresses[number])
         gatherer.broken(forest, addresses[number])
     return {
         "lookup": lambda text: chain.lookup(texts[text % TEXTS], lengths),
         "gather": lambda text: gatherer.sums(forest, addresses[text % TEXTS], lengths),
-        "sequential": lambda text: table.rows.bags(consecutive[text % TEXTS], torch.bfloat16),  # by torch
+        "sequential": lambda text: coding.bags(rows.typed, consecutive[text % TEXTS], torch.bfloat16),  # by torch
         "int8_gather": lambda text: gatherer.sums(int8, addresses[text % TEXTS], lengths),
     }
 

@@ -24,6 +24,12 @@ def joined(arrays: Sequence[Array]) -> Array:
     return np.frombuffer(whole, first.dtype).reshape(-1, *first.shape[1:])
 
 
+def ranges(first: Array, counts: Array) -> Array:
+    """Returns the numbers of ranges end to end, which begin with `first` and have so many numbers."""
+    ends = counts.cumsum()
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+
+
 def padded(array: Array, size: int) -> Array:
     """Returns an array of this size: its last number again and again behind its own numbers."""
     whole = np.full(size, array[-1], array.dtype)

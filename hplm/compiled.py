@@ -1,4 +1,4 @@
-"""The compiled kernels: `kernel.c` in some rooms, beside the `kernel.py` that calls it through ctypes, in one library.
+"""The compiled kernels: `kernel.c` in some rooms, in one library that Python calls through ctypes.
 
 It is compiled where hplm is installed and a C compiler is found. Where it is missing, numpy, torch and Python do the same,
 and tests hold both together. What the kernels share is in `hplm/model/kernel.h`.

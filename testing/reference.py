@@ -21,8 +21,8 @@ from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.engine.exits import is_audited
 from hplm.engine.lookup import Lookup
-from hplm.model.eightbit import weight_levels
 from hplm.model.layer import activation
+from hplm.model.products import weight_levels
 from hplm.model.stacks import UpperStack
 from hplm.model.tokenizer import Encoded, Tokenizer, words_of
 from hplm.model.windows import Window

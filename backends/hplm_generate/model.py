@@ -48,7 +48,7 @@ class Answer(PendingPrompt):
         """
         super().__init__(form, self._say, sender.defer)
         self.name = name
-        self._sender, self._refusals = sender, refusals
+        self.sender, self._refusals = sender, refusals
         self._count = count
         self.ended = False
 
@@ -56,13 +56,13 @@ class Answer(PendingPrompt):
         """Called in order, by one thread."""
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
-            self._refusals.send(self._sender, replies.failure_with(*failure))
+            self._refusals.send(self.sender, replies.failure_with(*failure))
             self._end((error_in(failure[1]) or Internal).word)
             return
         assert isinstance(said, Reply)  # any other tuple is a failure
         end = said.end
         try:
-            failed = replies.send_outputs(self._sender, said.outputs, is_last=end is not None)
+            failed = replies.send_outputs(self.sender, said.outputs, is_last=end is not None)
         except Exception as error:  # Triton did not take it
             if end is not None:
                 self._end(word_of(error))
@@ -78,11 +78,6 @@ class Answer(PendingPrompt):
         self.respond = _ignored  # its own method would keep it, and Triton's sender, until Python looks for cycles
         self._count(end)
 
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether the client has gone before its answer has ended. To ask is a round trip to the server process."""
-        return self._sender.is_cancelled
-
 
 def _ignored(said: Reply | Failure) -> None:
     """Takes what follows the end of an answer. It was said before the engine knew of the end."""
@@ -96,7 +91,7 @@ class TritonPythonModel:
         self._meter = Meter()
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        self._client = DecoderClient(folder, parameters, replies.given_state(), self._meter)
+        self._client = DecoderClient([folder], parameters, replies.given_state(), [self._meter])
         self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
@@ -189,7 +184,7 @@ class TritonPythonModel:
                     continue
                 self._open[answer] = self._open.pop(answer)  # behind those that are next
             try:
-                if answer.is_unwanted:
+                if answer.sender.is_cancelled:
                     self._client.cancel(answer)
             except Exception:  # the answers of others must still be looked at
                 log.exception("cannot ask whether a client has gone")

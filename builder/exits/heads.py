@@ -23,8 +23,8 @@ from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.model import TenantModel, Weights, rounded, slot, tiles
 from hplm.adapters.layout import Layout
+from hplm.adapters.parts import with_means
 from hplm.arrays import Array
-from hplm.model.means import with_means
 from hplm.model.tensors import array_of
 
 MOST_ROWS = 60_000  # that exits learn from: a text of `tag` has many

@@ -18,8 +18,8 @@ from hplm.engine.engine import Precision
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
-from hplm.model.eightbit import to_eight_bits
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
+from hplm.model.products import EightBit, replace_products
 from hplm.model.stacks import UpperStack, through
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PlotBody(Body):
         upper = store.upper()
         if precision is not None:
             if precision.eight_bits:
-                to_eight_bits(upper.layers)
+                replace_products(upper.layers, EightBit)
             upper.to(precision.dtype).eval()
         return cls(upper, store.config.heads)
 

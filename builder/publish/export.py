@@ -17,10 +17,9 @@ from hplm.adapters import records
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.plot.branch import Branch
 from hplm.plot.forest import assign_addresses
 from hplm.plot.room import bytes_in, check_room
-from hplm.plot.table import TableMeta
+from hplm.plot.table import Branch, TableMeta
 from hplm.tenants.filter import FILE as FILTER
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant

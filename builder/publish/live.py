@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from builder.store.store import Store
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
-from hplm.plot.branch import Branch
-from hplm.plot.table import Table
+from hplm.plot.table import Branch, Table
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange

@@ -15,10 +15,9 @@ from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.weights import load_weights, save_weights
-from hplm.plot.branch import Branch
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableMeta, TableSpec
+from hplm.plot.table import Branch, Table, TableMeta, TableSpec
 
 UPPER = "upper.safetensors"
 CORPUS = "corpus.json"

@@ -24,8 +24,7 @@ from builder.tables.table import table_bytes
 from builder.tasks.examples import read_corpus
 from hplm.errors import InvalidInput
 from hplm.model.windows import ABSENT
-from hplm.plot.forest import Chain
-from hplm.plot.levels import count_levels, ends
+from hplm.plot.forest import Chain, count_levels, ends
 from hplm.plot.table import Table
 from hplm.tenants.listing import branch_row
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from builder.learning.bodies import Body
 from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
+from hplm.adapters.groups import Tiles
 from hplm.adapters.layout import Layout
-from hplm.adapters.tiles import Tiles
 from hplm.model.layer import QKV, Adapt
 from hplm.tenants.knowledge import Adapter, Head
 
@@ -115,7 +115,7 @@ def slot(layout: Layout, generator: torch.Generator, spread: float | None = SPRE
 
 def tiles(rows: Tensor) -> Tiles:
     """Says that all rows are of the one slot."""
-    return Tiles(np.zeros(len(rows), dtype=np.int64), rows.device)
+    return Tiles(np.array([0]), np.array([len(rows)]), rows.device)
 
 
 def rounded(weights: Mapping[str, Tensor], layout: Layout, failed: str, way_out: str) -> Weights:

@@ -188,16 +188,22 @@ async def pieces_in(responses: AsyncGenerator[Outputs]) -> AsyncGenerator[Piece]
     """Yields what is new in each choice."""
     async with aclosing(responses):
         async for response in responses:
-            for piece in _pieces(response):
+            for piece in pieces_of(response):
                 yield piece
 
 
 @expecting("that of a decoder")
-def _pieces(response: Outputs) -> list[Piece]:
+def pieces_of(response: Outputs) -> list[Piece]:
+    """Returns what is new in each choice."""
     texts, reasons, counts = (_list(response, name) for name in (OUTPUT, "finish_reason", "num_output_tokens"))
     parts = zip(texts, reasons, counts, _logprobs(response) or [None] * len(texts), strict=True)
     found = [Piece(text, i, reason or None, tokens, logprobs) for i, (text, reason, tokens, logprobs) in enumerate(parts)]
     return [piece for piece in found if piece.text or piece.finish_reason or piece.tokens]
+
+
+@expecting("that of a decoder")
+def prompt_tokens_in(response: Outputs) -> int:
+    return _list(response, "num_input_tokens")[0]
 
 
 def object_in(body: bytes, url: str) -> dict[str, Any]:
@@ -236,7 +242,7 @@ def whole_in(responses: Iterable[Outputs]) -> Generated:
         return Generated(
             tuple(_list(response, OUTPUT)),
             tuple(_list(response, "finish_reason")),
-            _list(response, "num_input_tokens")[0],
+            prompt_tokens_in(response),
             sum(_list(response, "num_output_tokens")),
             _logprobs(response),
         )

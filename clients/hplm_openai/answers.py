@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hplm_client.errors import UnexpectedAnswer
-from hplm_client.generation import Outputs
+from hplm_client import generation
+from hplm_client.generation import Outputs, Piece
 from hplm_openai.requests import Asked
 
-FINISH = {"": None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
+FINISH = {None: None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
 UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character
 LEAST = -9999.0  # what OpenAI tells instead of minus infinity, which JSON does not have
 
@@ -36,14 +35,14 @@ class Answer(ABC):
 
     def whole(self, response: Outputs) -> dict[str, Any]:
         """Returns the answer whose only response this is."""
-        choices = [self._choice(*part, is_whole=True) for part in self._parts(response)]
+        choices = [self._choice(piece, is_whole=True) for piece in self._pieces(response)]
         return {**self._head(self.whole_kind), "choices": choices, "usage": self._usage}
 
     def chunks(self, response: Outputs) -> Iterator[dict[str, Any]]:
         """Yields what a response adds to each choice."""
-        for number, text, finish, tokens in self._parts(response):
-            if text or finish or tokens:
-                yield self._chunk([self._choice(number, text, finish, tokens, is_whole=False)])
+        for piece in self._pieces(response):
+            if piece.text or piece.finish_reason or piece.logprobs:
+                yield self._chunk([self._choice(piece, is_whole=False)])
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
         if self.asked.include_usage:
@@ -56,8 +55,10 @@ class Answer(ABC):
     @abstractmethod
     def _logprobs(self, number: int, text: str, tokens: list[Token]) -> dict[str, Any]: ...
 
-    def _choice(self, number: int, text: str, finish: str | None, tokens: list[Token] | None, is_whole: bool) -> dict[str, Any]:
-        logprobs = None if tokens is None else self._logprobs(number, text, tokens)
+    def _choice(self, piece: Piece, is_whole: bool) -> dict[str, Any]:
+        number, text, tokens = piece.choice, piece.text, piece.logprobs
+        logprobs = None if tokens is None else self._logprobs(number, text, list(map(_token, tokens)))
+        finish = FINISH.get(piece.finish_reason, "length")
         return {"index": number, **self._content(number, text, is_whole), "logprobs": logprobs, "finish_reason": finish}
 
     @property
@@ -75,17 +76,12 @@ class Answer(ABC):
         chunk = {**self._head(self.chunk_kind), "choices": choices}
         return {**chunk, "usage": None} if self.asked.include_usage else chunk
 
-    def _parts(self, response: Outputs) -> Iterator[tuple[int, str, str | None, list[Token] | None]]:
-        """Yields number, new text, finish reason and tokens of each choice. Counts the tokens."""
-        try:
-            texts, reasons = response["text_output"], response["finish_reason"]
-            self.prompt_tokens = response["num_input_tokens"][0]
-            self.tokens += sum(response["num_output_tokens"])
-            listed = response["logprobs"] if self.asked.logprobs is not None else [None] * len(texts)
-        except KeyError as error:
-            raise UnexpectedAnswer(f"output {error} is missing: is this a decoder of hPLM?") from None
-        for number, (text, reason, tokens) in enumerate(zip(texts, reasons, listed, strict=True)):
-            yield number, text, FINISH.get(reason, "length"), None if tokens is None else _tokens(tokens)
+    def _pieces(self, response: Outputs) -> list[Piece]:
+        """Returns what is new in each choice. Counts the tokens."""
+        pieces = generation.pieces_of(response)
+        self.prompt_tokens = generation.prompt_tokens_in(response)
+        self.tokens += sum(piece.tokens for piece in pieces)
+        return pieces
 
 
 @dataclass
@@ -146,6 +142,6 @@ def _logprob(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": None if UNPRINTABLE in text else list(text.encode())}
 
 
-def _tokens(listed: str) -> list[Token]:
-    """Reads the output `logprobs` of one choice. The token itself comes first."""
-    return [[(one["decoded_token"], max(LEAST, one["logprob"])) for one in token.values()] for token in json.loads(listed)]
+def _token(told: Mapping[str, Any]) -> Token:
+    """Reads a token of the output `logprobs`. The token itself comes first."""
+    return [(one["decoded_token"], max(LEAST, one["logprob"])) for one in told.values()]

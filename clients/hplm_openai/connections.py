@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs
@@ -59,8 +60,8 @@ async def read_body(request: Request, largest: int) -> dict[str, Any]:
     except ClientDisconnect:
         raise Gone from None
     try:
-        body = json.loads(raw, parse_constant=_no_constant)
-        json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8
+        body = json.loads(raw)
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # half of a surrogate pair has no UTF-8
     except (ValueError, RecursionError):
         raise wrong("the body is not JSON in UTF-8: send an object") from None
     if not isinstance(body, dict):
@@ -69,82 +70,65 @@ async def read_body(request: Request, largest: int) -> dict[str, Any]:
 
 
 async def _read(request: Request, largest: int) -> bytes:
-    too_large = Refused(413, f"the body has more than {largest:,} bytes: send a shorter text")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > largest:
-        raise too_large
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > largest:
-            raise too_large
+            raise Refused(413, f"the body has more than {largest:,} bytes: send a shorter text")
     return bytes(body)
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-class Events(Response):
-    """Closes `responses` when all was sent, or the client has gone."""
+class Events(StreamingResponse):
+    """An answer while it grows. Closes `responses` when all was sent, or the client has gone."""
 
     media_type = "text/event-stream"
 
     def __init__(self, answer: Answer, first: Outputs, responses: AsyncGenerator[Outputs]) -> None:
-        self.status_code, self.background = 200, None
-        self.init_headers({"cache-control": "no-cache"})
-        self._answer = answer
-        self._first = first
-        self._responses = responses
+        self._responses, self._parts = responses, _parts(answer, first, responses)
+        super().__init__(self._parts, headers={"cache-control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._responses):
+        def sent(part: Message) -> Awaitable[None]:
+            return within(send(part), SECONDS_TO_READ)
+
+        async with aclosing(self._responses), aclosing(self._parts):
             with suppress(Gone, asyncio.TimeoutError):
-                await while_connected(receive, self._send(send))
+                await while_connected(receive, self.stream_response(sent))
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._parts()) as parts:
-            async for part in parts:
-                if part:
-                    said = send({"type": "http.response.body", "body": part, "more_body": True})
-                    await within(said, SECONDS_TO_READ)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _parts(self) -> AsyncGenerator[bytes]:
-        answer = self._answer
-        try:
-            yield _events(answer.chunks(self._first))
-            async for response in self._responses:
-                yield _events(answer.chunks(response))
-            yield _events(answer.last_chunks()) + END
-        except HplmClientError as error:
-            yield _events([refusal(error, answer.asked.key, answer.asked.fields).body])
+async def _parts(answer: Answer, first: Outputs, responses: AsyncGenerator[Outputs]) -> AsyncGenerator[bytes]:
+    try:
+        yield _events(answer.chunks(first))
+        async for response in responses:
+            yield _events(answer.chunks(response))
+        yield _events(answer.last_chunks()) + END
+    except HplmClientError as error:
+        yield _events([refusal(error, answer.asked.key, answer.asked.fields).body])
 
 
 def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(chunk, ensure_ascii=False).encode() for chunk in chunks)
 
 
+@dataclass
 class AtOnce:
     """Refuses requests while as many as may be are on their way. Requests for the path `exempt` always pass."""
 
-    def __init__(self, app: ASGIApp, most: int, exempt: str) -> None:
-        self._app = app
-        self._most = most
-        self._exempt = exempt
-        self._on_their_way = 0
+    app: ASGIApp
+    most: int
+    exempt: str
+    _on_their_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == self._exempt:
-            await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] == self.exempt:
+            await self.app(scope, receive, send)
             return
-        if self._on_their_way >= self._most:
+        if self._on_their_way >= self.most:
             full = Refused(503, f"{self._on_their_way} requests are on their way: retry after 1 s", "queue_full")
             await JSONResponse(full.body, full.status, {"retry-after": "1"})(scope, receive, send)
             return
         self._on_their_way += 1
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
             self._on_their_way -= 1

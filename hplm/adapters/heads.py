@@ -19,15 +19,10 @@ def size_for(labels: int) -> int:
     raise InvalidInput(f"{labels} labels are too many: a head has {SIZES[-1]} at most")
 
 
-def grown(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Returns the head with `size` rows. Rows beyond the tenant's labels are zero and never read."""
-    whole = dict(head)
+def sized(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Returns the head with `size` rows: its first ones, and zeros behind them. Rows beyond a tenant's labels are not read."""
+    found = dict(head)
     for name in ("weight", "bias"):
-        whole[name] = torch.zeros(size, *head[name].shape[1:])
-        whole[name][: len(head[name])] = head[name]
-    return whole
-
-
-def shrunk(head: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Returns the head with its first `size` rows: those that `grown` was given."""
-    return {name: tensor[:size].clone() if name in ("weight", "bias") else tensor for name, tensor in head.items()}
+        own = head[name][:size]
+        found[name] = torch.cat([own, own.new_zeros(size - len(own), *own.shape[1:])])
+    return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
@@ -11,10 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hplm.adapters import kernel, runs
-from hplm.adapters.groups import Groups, Map
-from hplm.adapters.tiles import Tiles
-from hplm.arrays import Array
+from hplm.adapters.groups import STEP, Groups, InPlace, Map, Runs, Tiles
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
@@ -29,6 +25,7 @@ ALL = slice(None)  # outputs of a product
 EXIT_WIDTH = 32  # of what lies between the two layers of an exit's head
 
 Weights = Mapping[str, Tensor]  # tensors of one layer, slots x ...
+Shape = Callable[[int, int, int], tuple[int, ...]]  # of a rank, and the widths of what goes into a projection and comes out
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -86,7 +83,7 @@ class Layout:
     @cached_property
     def in_slots(self) -> Layout:
         """The same with the rank that a slot has room for: compiled kernels take only some. What is added is zero."""
-        return replace(self, size=-(-self.size // kernel.STEP) * kernel.STEP) if self.places else self
+        return replace(self, size=-(-self.size // STEP) * STEP) if self.places else self
 
     @property
     def drawn(self) -> list[str]:
@@ -197,26 +194,10 @@ class Layout:
             maps.setdefault(at, []).append((outputs, [f"{place}/{name}" for name in KINDS[self.kind].tensors]))
         return maps
 
-    def group(self, slots: Array, device: torch.device, dtype: torch.dtype, counts: Array | None = None) -> Groups:
-        """Groups rows by their slots, in the form that the device multiplies fastest. The weights are those of slots.
-
-        `counts`: how many rows have each of the slots, at least one; None: one.
-        """
-        way = self._ways.get((device, dtype))
-        if way is None:
-            way = self._ways[device, dtype] = self._way(device, dtype)
-        return way(slots, device, counts)
-
-    @cached_property
-    def _ways(self) -> dict[tuple[torch.device, torch.dtype], type[Groups]]:
-        return {}
-
-    def _way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:
+    def way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:
+        """Returns how the device maps rows fastest by the weights of slots."""
         shapes = self.in_slots.shapes.values()
-        if kernel.fits(device, dtype, shapes):
-            return kernel.InPlace
-        widths = [width for shape in shapes if len(shape) > 1 for width in shape]
-        return runs.Runs if runs.fits(device, dtype, widths) else Tiles
+        return next(way for way in (InPlace, Runs, Tiles) if way.takes(device, dtype, shapes))
 
     def adapt(self, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         """Returns the adapted output of a projection (`hplm.model.layer`), given its input and output. May change `after`."""
@@ -237,13 +218,15 @@ def _lying(flat: Tensor, shape: tuple[int, ...], *slots: int) -> Tensor:
     return flat.view(*slots, *reversed(shape)).mT
 
 
-class Kind(ABC):
+class Kind:
     usual_places: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()  # of one place
+    tensors: Mapping[str, Shape] = {}  # of one place, in their order in the record
     drawn: tuple[str, ...]  # endings of the names of randomly initialised tensors
 
-    @abstractmethod
-    def shapes(self, layout: Layout) -> Shapes: ...
+    def shapes(self, layout: Layout) -> Shapes:
+        """Returns the tensors of a layer, in their order in the record."""
+        own = self.tensors.items()
+        return {f"{place}/{name}": shape(layout.size, *layout.width(place)) for place in layout.places for name, shape in own}
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         raise TypeError(f"{layout.kind} is not an adapter")
@@ -256,18 +239,13 @@ class Bottleneck(Kind):
     """h + W_up . f(W_down . h), on the output of a projection (HMI 3.2.2: after attention)."""
 
     usual_places = ("attention_out",)
-    tensors = ("down", "up", "down_bias", "up_bias")
+    tensors: Mapping[str, Shape] = {
+        "down": lambda rank, into, out: (rank, out),
+        "down_bias": lambda rank, into, out: (rank,),
+        "up": lambda rank, into, out: (out, rank),
+        "up_bias": lambda rank, into, out: (out,),
+    }
     drawn = ("/down",)
-
-    def shapes(self, layout: Layout) -> Shapes:
-        shapes: Shapes = {}
-        for place in layout.places:
-            _, out = layout.width(place)
-            shapes[f"{place}/down"] = (layout.size, out)
-            shapes[f"{place}/down_bias"] = (layout.size,)
-            shapes[f"{place}/up"] = (out, layout.size)
-            shapes[f"{place}/up_bias"] = (out,)
-        return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         for outputs, names in layout.maps.get(at, ()):
@@ -276,7 +254,7 @@ class Bottleneck(Kind):
             if torch.is_grad_enabled():
                 after = after.clone()  # the backward pass needs the input of the map
                 base = after[:, outputs]
-            down, up, down_bias, up_bias = (weights[name] for name in names)
+            down, down_bias, up, up_bias = (weights[name] for name in names)
             groups.add_low_rank(base, spread, Map(down, down_bias), Map(up, up_bias), layout.function)
         return after
 
@@ -285,16 +263,8 @@ class LowRank(Kind):
     """W . x + B . A . x, on any projection (LoRA). Its scale is multiplied into B."""
 
     usual_places = ("query", "value")
-    tensors = ("a", "b")
+    tensors: Mapping[str, Shape] = {"a": lambda rank, into, out: (rank, into), "b": lambda rank, into, out: (out, rank)}
     drawn = ("/a",)
-
-    def shapes(self, layout: Layout) -> Shapes:
-        shapes: Shapes = {}
-        for place in layout.places:
-            into, out = layout.width(place)
-            shapes[f"{place}/a"] = (layout.size, into)
-            shapes[f"{place}/b"] = (out, layout.size)
-        return shapes
 
     def adapt(self, layout: Layout, at: str, before: Tensor, after: Tensor, groups: Groups, weights: Weights) -> Tensor:
         if here := layout.maps.get(at):

@@ -49,7 +49,7 @@ def export(
     from builder.publish.model_configs import ServingOptions
     from builder.publish.precision import measure_eight_bits
     from hplm.engine.engine import resolve_device
-    from hplm.model.eightbit import available
+    from hplm.model.products import available
 
     options = ServingOptions(
         dtype=dtype, device=device, threads=threads, slots=slots, policy=policy, admission=not no_admission, packing=packing,

@@ -78,21 +78,21 @@ P = TypeVar("P", bound=Pending)
 
 
 class EngineClient(ABC, Generic[P]):
+    module: str  # what the engine's process runs
+    threads = 1  # that answer, because each answer is a round trip to the server process
+
     def __init__(
         self,
-        module: str,
         folders: Sequence[Path],
         parameters: Mapping[str, str],
         state: Place | None,
         meters: Sequence[Meter],
-        threads: int,
         workers: Callable[..., Workers] = Workers,
         clock: Clock = time,
     ) -> None:
         """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve.
 
-        `module`: what the engine's process runs. `threads`: how many answer, because each answer is a round trip to the server
-        process. `workers` makes what keeps the process running.
+        `workers` makes what keeps the process running.
         """
         self._meters = meters
         self._time = clock
@@ -107,8 +107,8 @@ class EngineClient(ABC, Generic[P]):
             for error in (Crashed, Draining):
                 meter.add(names.LOST_REQUESTS, 0, error.word)
         self._answers: queue.SimpleQueue[list[tuple[P, Any]] | None] = queue.SimpleQueue()
-        self._answering = [repeat(self._answer_next, "answer") for _ in range(threads)]
-        self.workers = workers(module, self._begin, self._receive, self._ended, self._separation.look, clock=clock)
+        self._answering = [repeat(self._answer_next, "answer") for _ in range(self.threads)]
+        self.workers = workers(self.module, self._begin, self._receive, self._ended, self._separation.look, clock=clock)
 
     @abstractmethod
     def _answer_all(self, reply: Reply, alone: bool) -> None:

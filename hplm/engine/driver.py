@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from hplm.engine.channel import Channel
 from hplm.engine.threads import repeat
-from hplm.model.openmp import compute_with
+from hplm.model.cpu import compute_with
 
 log = logging.getLogger(__name__)
 DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton

@@ -19,7 +19,6 @@ from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 
 log = logging.getLogger(__name__)
-ANSWERING_THREADS = 4
 SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
 LEARNING = 0.1  # rate of the running mean of that
 
@@ -27,6 +26,8 @@ Answer = Outputs | Failure
 
 
 class EncoderClient(EngineClient[Pending]):
+    module, threads = "hplm.engine.service", 4
+
     def __init__(
         self,
         folders: Sequence[Path],
@@ -41,7 +42,7 @@ class EncoderClient(EngineClient[Pending]):
         self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
         self._soon_s = soon_s
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
-        super().__init__("hplm.engine.service", folders, parameters, state, meters, ANSWERING_THREADS, workers, clock)
+        super().__init__(folders, parameters, state, meters, workers, clock)
 
     def submit(self, requests: Sequence[Pending]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.

@@ -12,7 +12,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import Part, adapted, adapted_last
+from hplm.adapters.parts import Part, adapted, adapted_last, with_means
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
 from hplm.engine.graphs import Graphs, can_record
@@ -20,12 +20,9 @@ from hplm.engine.sheets import Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
-from hplm.model.eightbit import to_eight_bits
+from hplm.model.cpu import SideBySide, keep_freed_memory
 from hplm.model.layer import Adapt, Attend, plain
-from hplm.model.malloc import keep_freed_memory
-from hplm.model.means import with_means
-from hplm.model.openmp import SideBySide
-from hplm.model.prepacked import can_prepack, prepacked
+from hplm.model.products import EightBit, Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
@@ -138,14 +135,15 @@ class Engine:
 
     def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
         if eight_bits:
-            to_eight_bits(stack.layers)
+            replace_products(stack.layers, EightBit)
         for stage in self.stages:
             stack.layers[stage.first : stage.last + 1].to(device=stage.device, dtype=self.dtype)
         for part in stack.children():
             if part is not stack.layers:
                 part.to(device=self.device, dtype=self.dtype)
         stack = stack.eval().requires_grad_(False)
-        stack = prepacked(stack) if can_prepack(self.device, self.dtype) else stack
+        if can_prepack(self.device, self.dtype):
+            replace_products(stack, Prepacked)
         if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:
             for layer in stack.layers:
                 for linear in (layer.attention_out, layer.ffn_out):  # it would slow down large products of wider ones

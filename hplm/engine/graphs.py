@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hplm.adapters import runs
+from hplm.adapters.groups import Runs
 from hplm.engine.sheets import Sheet
 from hplm.model.attention import CUDA_HEADS
 
@@ -25,7 +25,7 @@ MOST = 256  # shapes that are remembered: those that were used last
 
 def can_record(device: torch.device, dtype: torch.dtype, head: int) -> bool:
     """Whether there are kernels for adapters, and for attention in heads of this size, that depend on the shape alone."""
-    return runs.fits(device, dtype, [head]) and head in CUDA_HEADS
+    return Runs.takes(device, dtype, [(head, head)]) and head in CUDA_HEADS
 
 
 @dataclass

@@ -14,8 +14,7 @@ from hplm.engine.views import View, Views
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.tokenizer import Encoded, Given
 from hplm.model.words import ITEM
-from hplm.plot.forest import Chain
-from hplm.plot.levels import Tally
+from hplm.plot.forest import Chain, Tally
 from hplm.request.form import SPAN, Form, Head, write
 from hplm.tenants.snapshot import Tenant
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hplm.arrays import Array
+from hplm.arrays import Array, ranges
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.layer import Attend
@@ -40,8 +40,7 @@ class Arrangement:
     @property
     def tokens(self) -> Array:
         """The places of all tokens, without padding."""
-        padding = self.rooms - self.lengths
-        return np.arange(int(self.lengths.sum())) + np.repeat(np.cumsum(padding) - padding, self.lengths)
+        return ranges(self.starts, self.lengths)
 
     @property
     def offsets(self) -> Array:

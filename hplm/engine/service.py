@@ -25,7 +25,7 @@ from hplm.engine.settings import Settings, read_all
 from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.metrics.meter import Meter
-from hplm.model.openmp import apart, compute_with
+from hplm.model.cpu import apart, compute_with
 from hplm.registry.store import Place
 from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
@@ -55,7 +55,7 @@ class Service:
         `outbox`: takes the answers to what `take` is given. `device_failed` is called after a fault of the device that stays,
         before anybody is told. `shown`: the descriptor of memory that shows what is in batches.
 
-        The thread that makes a service should end (`hplm.model.openmp`).
+        The thread that makes a service should end (`hplm.model.cpu`).
         """
         check_encoders(folder for folder, _ in places)
         settings = places[0][1]

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.adapters.copying import Mark
-from hplm.adapters.groups import starts_of_runs
 from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Part, Placed, parts_of
-from hplm.adapters.slots import Slots
+from hplm.adapters.slots import Mark, Slots
 from hplm.arrays import Array, joined, padded, together
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
@@ -115,7 +113,7 @@ class Sheet:
 
     def _lie(self, arrangement: Arrangement, tenants: Array) -> None:
         """Notes where the texts lie that have not left, and prepares attention and adapters for them."""
-        self._arrangement, self._tenants, self._runs = arrangement, tenants, starts_of_runs(tenants)
+        self._arrangement, self._tenants, self._runs = arrangement, tenants, _starts_of_runs(tenants)
         self.rows_of = np.array([len(text.reading) for text in self.texts])  # answer rows of each text
         devices, dtype = self._settings.devices, self._settings.dtype
         by_device = {
@@ -162,10 +160,10 @@ class Sheet:
         tenants, runs = self._tenants, self._runs
         if asked is not None:
             tenants = tenants[asked]
-            runs = starts_of_runs(tenants)
+            runs = _starts_of_runs(tenants)
         own: list[int] = tenants[runs].tolist()
         placed = [self._placed[tenant][which] for tenant in own]
-        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device, self._settings.dtype)
+        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device)
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""
@@ -233,3 +231,11 @@ class StagedBatch:
     @property
     def tokens(self) -> int:
         return sum([len(sheet.addresses) for sheet in self.sheets])
+
+
+def _starts_of_runs(tenants: Array) -> Array:
+    """Returns the first of each run of texts with one tenant."""
+    changes = np.empty(len(tenants), dtype=bool)
+    changes[:1] = True
+    np.not_equal(tenants[1:], tenants[:-1], out=changes[1:])
+    return changes.nonzero()[0]

@@ -14,10 +14,9 @@ from weakref import ref
 import numpy as np
 import torch
 
-from hplm.adapters.copying import Copies, Mark
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Placed
-from hplm.adapters.slots import Slots
+from hplm.adapters.slots import Copies, Mark, Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.packing import Arrangement, divided, end_to_end

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
@@ -25,23 +26,18 @@ class Staging(Protocol):
     def release(self, sequence: Sequence) -> None: ...
 
 
+@dataclass
 class Answers:
     """Whoever calls it has the lock of the loop, but for `fail` and `broken`."""
 
-    def __init__(
-        self,
-        running: Running,
-        stager: Staging,
-        end_ids: Many[int],
-        meter: Meter,
-        lock: threading.RLock,
-    ) -> None:
-        """`meter` counts the times of tokens."""
-        self._running, self._stager, self._end_ids = running, stager, end_ids
-        self._meter, self._lock = meter, lock
-        self._first_tokens: list[float] = []  # of this step: the seconds since their requests arrived
-        self._next_tokens: list[float] = []  # of this step: the seconds since the tokens before them
-        self._late_tokens = 0  # of them, those that came later than promised
+    _running: Running
+    _stager: Staging
+    _end_ids: Many[int]
+    _meter: Meter  # counts the times of tokens
+    _lock: threading.RLock
+    _first_tokens: list[float] = field(default_factory=list[float])  # of this step: the seconds since their requests arrived
+    _next_tokens: list[float] = field(default_factory=list[float])  # of this step: the seconds since the tokens before them
+    _late_tokens: int = 0  # of them, those that came later than promised
 
     def broken(self, sequence: Sequence, error: HplmError) -> None:
         failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
@@ -85,8 +81,10 @@ class Answers:
         self._send(sequence, text)
 
     def _send(self, sequence: Sequence, text: str) -> None:
-        tokens, sequence.unsaid = tuple(sequence.unsaid), []
-        say(sequence.request, sequence.request.piece(sequence.choice, text, tokens, sequence.finish))
+        request, tokens, text = sequence.request, tuple(sequence.unsaid), sequence.echo + text
+        sequence.unsaid, sequence.echo = [], ""
+        counts = len(request.prompt), request.generated
+        say(request, Piece(sequence.choice, text, tokens, sequence.finish, request.ended, *counts))
 
     def finish(self, request: Request, reason: str) -> None:
         """Ends all answers of a request with what there is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from inspect import signature
 from typing import Any, NamedTuple, cast
@@ -12,12 +13,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array
+from hplm.compiled import HOW, kernel, number_fields, pointer_fields, vectors
 from hplm.generation.cache import CUDA_BLOCK, Cache, places_of
-from hplm.generation.kernel import attend, fits
 from hplm.model.attention import CUDA_DTYPES, CUDA_HEADS
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.model.tensors import sent
+
+STEP = 16  # numbers of a head are a multiple of it, as in kernel.c
+WORTH = 1 << 16  # multiplications that are worth another thread
 
 
 class Chunks(NamedTuple):
@@ -68,7 +72,7 @@ class CachedAttention:
         table, before, counts = chunks
         lengths = before + counts
         self._places = sent(places_of(table, cache.block, before, counts), cache.device)
-        singles = int((counts == 1).sum()) if fits(cache.device, cache.dtype, self._head) else 0
+        singles = int((counts == 1).sum()) if has_kernel(cache, self._head) else 0
         assert (counts[:singles] == 1).all()  # they come first
         self._table, self._lengths = table[:singles], lengths[:singles]
         self._counts: list[int] = [singles, *counts[singles:].tolist()]
@@ -83,7 +87,7 @@ class CachedAttention:
         first, *others = query.split_with_sizes(self._counts)
         attended: list[Tensor] = []
         if len(first):
-            attended.append(attend(first, keys, values, self._table, self._cache.block, self._lengths, self._head))
+            attended.append(attend_singles(first, keys, values, self._table, self._cache.block, self._lengths, self._head))
         for own, seen, mask in zip(others, self._seen, self._masks, strict=True):
             attended.append(self._attend(own, keys.index_select(0, seen), values.index_select(0, seen), mask))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
@@ -148,3 +152,35 @@ def _written(cache: Cache, layer: int, at: Tensor, key: Tensor, value: Tensor) -
     keys.index_copy_(0, at, key)
     values.index_copy_(0, at, value)
     return keys, values
+
+
+class _Cached(ctypes.Structure):
+    _fields_ = (
+        *HOW, *pointer_fields("query", "keys", "values", "table", "lengths", "out"),
+        *number_fields("query_stride", "stride", "tokens", "kv_heads", "group", "head", "most", "block"),
+        ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+def has_kernel(cache: Cache, head: int) -> bool:
+    """Whether the compiled kernel takes heads of this size. It works in 32 bits, on CPUs of x86-64 with AVX2."""
+    return cache.device.type == "cpu" and cache.dtype is torch.float32 and head % STEP == 0 and vectors() is not None
+
+
+def attend_singles(query: Tensor, keys: Tensor, values: Tensor, table: Array, block: int, lengths: Array, head: int) -> Tensor:
+    """Returns what one token of each sequence sees, by the compiled kernel: tokens x (heads * head). It sees `lengths` keys.
+
+    `table`: a row for each token with the numbers of the blocks of its keys, which have so many places each; int32.
+    """
+    compiled = kernel()
+    assert compiled is not None  # it fits
+    query = query if query.stride(1) == 1 else query.contiguous()
+    tokens, width = query.shape
+    kv_heads, out = keys.shape[1] // head, query.new_empty(tokens, width)
+    cached = _Cached(
+        *compiled.how(torch.get_num_threads() if int(lengths.sum()) * width >= WORTH else 1),
+        query.data_ptr(), keys.data_ptr(), values.data_ptr(), table.ctypes.data, lengths.ctypes.data, out.data_ptr(),
+        query.stride(0), keys.stride(0), tokens, kv_heads, width // head // kv_heads, head, table.shape[1], block, head**-0.5,
+    )  # fmt: skip
+    compiled.library.hplm_attend_cached(ctypes.byref(cached))
+    return out

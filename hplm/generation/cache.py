@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.arrays import Array
+from hplm.arrays import Array, ranges
 from hplm.errors import InvalidInput
 
 BLOCK, CUDA_BLOCK = 32, 256  # tokens of a block; torch's kernel for CUDA takes multiples of 256 only
@@ -126,6 +126,6 @@ def table_of(every: Sequence[Blocks]) -> Array:
 
 def places_of(table: Array, block: int, first: Array, counts: Array) -> Array:
     """Returns where `counts` tokens of each row of a table are, from its token `first` on, end to end."""
-    tokens = np.arange(int(counts.sum())) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    tokens = ranges(first, counts)
     own = table[np.repeat(np.arange(len(counts)), counts), tokens // block].astype(np.int64)
     return own * block + tokens % block

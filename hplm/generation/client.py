@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 
 from hplm.engine.channel import Cancel
 from hplm.engine.client import EngineClient, Failure, Pending
-from hplm.engine.worker import Workers
-from hplm.errors import HplmError
-from hplm.metrics.meter import Meter
-from hplm.registry.store import Place
 from hplm.request.answers import Reply
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class PendingPrompt(Pending):
-    __slots__ = ("grows", "is_cancelled")
-
-    def __init__(self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None]) -> None:
-        super().__init__(form, respond, defer)
-        self.grows = self.is_cancelled = False
+    grows: bool = False
+    is_cancelled: bool = False
 
 
 class DecoderClient(EngineClient[PendingPrompt]):
     """Parts of an answer stay in order: the thread that receives sends them, or another one while that one has more to do."""
 
-    def __init__(
-        self,
-        folder: Path,
-        parameters: Mapping[str, str],
-        state: Place | None,
-        meter: Meter,
-        workers: Callable[..., Workers] = Workers,
-    ) -> None:
-        """`workers`: as in `EngineClient`."""
-        self._handed_over = self._sent = 0  # parts that the other thread got, and those that it has sent
-        super().__init__("hplm.generation.service", [folder], parameters, state, [meter], 1, workers)
+    module = "hplm.generation.service"
+    _handed_over = _sent = 0  # parts that the other thread got, and those that it has sent
 
     def submit(self, requests: Sequence[PendingPrompt]) -> None:
         super().submit(requests)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -25,21 +23,23 @@ class Ahead(NamedTuple):
         return Ahead(*(own + times * its for own, its in zip(self, other, strict=True)))
 
 
-NOTHING = Ahead()
-
-
-@dataclass(frozen=True)
 class Load:
-    """The sequences that run after a step. Tokens and places are those of the cache."""
+    """The sequences that run after a step. By it the queue refuses at once what cannot be in time."""
 
-    running: Running
-    cost: Cost  # of a step
-    free: int  # places that no running sequence is expected to need
-    uncomputed: int = 0  # tokens of prompts that have started
-    tenants: Mapping[int, bool] = field(default_factory=dict[int, bool])  # of those that run: whether a prompt is still read
-    ends: Sequence[tuple[float, int]] = ()  # tokens left, and places in the end, of each that runs; the next end first
-    mean_tokens: float = 1.0  # of an answer
-    further: Ahead = NOTHING  # further answers to requests that have started
+    def __init__(self, running: Running, cost: Cost) -> None:
+        """`cost`: of a step. Tokens and places are those of the cache."""
+        sequences, share = running.sequences, running.learned.share
+        self.running, self.cost = running, cost
+        self.free = running.spare  # places that no running sequence is expected to need
+        self.uncomputed = running.uncomputed  # tokens of prompts that have started
+        # The tenants of those that run: whether a prompt is still read.
+        self.tenants = {one.tenant: one.uncomputed > 1 for one in sorted(sequences, key=lambda one: one.uncomputed)}
+        # Tokens left, and places in the end, of each that runs; the next end first.
+        self.ends = sorted((one.expected(share), running.places(one)) for one in sequences)
+        lengths = [one.request.sampling.max_tokens for one in sequences]
+        self.mean_tokens = share * sum(lengths) / len(lengths) if lengths else 1.0  # of an answer
+        # Further answers to requests that have started.
+        self.further = Ahead(len(running.further), 0, sum(map(running.places, running.further)))
 
     @property
     def token_ns(self) -> float:
@@ -84,23 +84,6 @@ def forecast(load: Load, ahead: Ahead, prompt: int, places: int) -> tuple[float,
     return waits + reading + step_ns, step_ns
 
 
-def load_of(running: Running, cost: Cost) -> Load:
-    """Returns the load of what runs. By it the queue refuses at once what cannot be in time."""
-    share = running.learned.share
-    ends = sorted((sequence.expected(share), running.places(sequence)) for sequence in running.sequences)
-    lengths = [sequence.request.sampling.max_tokens for sequence in running.sequences]
-    return Load(
-        running,
-        cost,
-        running.spare,
-        uncomputed=running.uncomputed,
-        tenants={one.tenant: one.uncomputed > 1 for one in sorted(running.sequences, key=lambda one: one.uncomputed)},
-        ends=ends,
-        mean_tokens=share * sum(lengths) / len(lengths) if lengths else 1.0,
-        further=Ahead(len(running.further), 0, sum(map(running.places, running.further))),
-    )
-
-
 def most_tokens(running: Running, cost: CostModel) -> int:
     """Returns how many tokens a step may have, so that pieces of prompts do not hold up sequences that grow.
 
@@ -111,7 +94,7 @@ def most_tokens(running: Running, cost: CostModel) -> int:
     growing = [one for one in sequences if one.uncomputed == 1]
     if not growing or len(growing) == len(sequences) or cost.observed < FIRST:
         return running.step_tokens
-    load, promised = load_of(running, cost), [one for one in growing if one.request.promise.token_ns]
+    load, promised = Load(running, cost), [one for one in growing if one.request.promise.token_ns]
     reading = {one.tenant for one in sequences if one.uncomputed > 1} - {one.tenant for one in promised or growing}
     fair_ns = load.fair_ns(len(growing), len({one.tenant for one in sequences}), len(reading))
     without = load.decoding_ns(len(growing))

@@ -1,5 +1,5 @@
-/* Attention of single tokens over the keys and values of their sequences, in blocks that are read where they lie. kernel.py
- * calls it. The numbers of a token do not depend on the other tokens of the call.
+/* Attention of single tokens over the keys and values of their sequences, in blocks that are read where they lie.
+ * attention.py calls it. The numbers of a token do not depend on the other tokens of the call.
  */
 
 #ifndef WIDTH

@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
-from hplm.generation.forecast import Ahead, Load, forecast, load_of
+from hplm.generation.forecast import Ahead, Load, forecast
 from hplm.generation.request import Sequence
 from hplm.generation.running import Running
 from hplm.scheduling.limits import Limits
@@ -102,7 +102,7 @@ class SequenceQueue(Queues[Sequence]):
     def _admit(self, texts: Many[Sequence], now_ns: int) -> None:
         (sequence,) = texts
         if self._admission and self._queue.known:
-            self.load = self.load or load_of(self.running, self.cost)
+            self.load = self.load or Load(self.running, self.cost)
             self._check(sequence, self.load, now_ns)
         choices, own = sequence.request.sampling.n, sequence.in_the_end(self.running.learned.share)
         sequence.tokens = choices * own

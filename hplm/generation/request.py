@@ -110,7 +110,6 @@ class Request:
         self.deadline_ns = min((by for by in (self.end_by_ns, self.first_token_by_ns) if by), default=0)  # of its first token
         self.owner = self.source.uid  # whose turn it takes
         self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
-        self._echoed: set[int] = set()
 
     @property
     def bytes(self) -> int:
@@ -124,13 +123,6 @@ class Request:
         self.ended = True
         self.respond(error)
 
-    def piece(self, choice: int, text: str, tokens: tuple[Token, ...], finish: str | None) -> Piece:
-        """Returns the next part of an answer."""
-        if self.echo and choice not in self._echoed:
-            self._echoed.add(choice)
-            text = self.echo + text
-        return Piece(choice, text, tokens, finish, self.ended, len(self.prompt), self.generated)
-
 
 class Sequence:
     """One answer: the prompt's tokens, then its own. First it waits (`hplm.scheduling.waiting`), then it grows."""
@@ -143,6 +135,7 @@ class Sequence:
         self.seed = seed_of(request.seed, choice)
         self.saying = Saying(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
         self.finish: str | None = None
+        self.echo = request.echo  # said before its first text
         # While it runs:
         self.blocks: Blocks | None = None  # of its keys and values
         self.token_ns = 0  # when its newest token came

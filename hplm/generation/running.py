@@ -59,7 +59,11 @@ class Planned:
 
     sequence: Sequence
     count: int
-    completes: bool  # a next token is chosen after it
+
+    @property
+    def completes(self) -> bool:
+        """Whether a next token is chosen after it."""
+        return self.count == self.sequence.uncomputed
 
 
 def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
@@ -70,7 +74,7 @@ def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
     if planned[0].count < 2:
         return ()
     one, first = planned[0], planned[0].count // 2
-    return [Planned(one.sequence, first, False)], [Planned(one.sequence, one.count - first, one.completes)]
+    return [Planned(one.sequence, first)], [Planned(one.sequence, one.count - first)]
 
 
 def age(sequence: Sequence) -> tuple[int, int]:
@@ -199,8 +203,7 @@ class Running:
         for sequence in list(in_step):
             while sequence.blocks is not None and not self._has_room(sequence, counts[sequence]):
                 back.append(self._put_back())
-        planned = [(sequence, count) for sequence in self.sequences if (count := counts.get(sequence))]
-        return [Planned(sequence, count, count == sequence.uncomputed) for sequence, count in planned], back
+        return [Planned(sequence, count) for sequence in self.sequences if (count := counts.get(sequence))], back
 
     def _in_turn(self, alone: Set[int]) -> list[Sequence]:
         """Returns the sequences of one tenant that runs alone, or those of all others: whose last step is the longest ago."""

@@ -23,13 +23,12 @@ from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.channel import Apart, Begin, Channel, Passed
 from hplm.engine.driver import Driver
-from hplm.engine.host import Host, Outbox, run
+from hplm.engine.host import Host, run
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import LOGPROBS, NAMES, Asked
 from hplm.generation.cache import Cache
-from hplm.generation.decoder import Decoder
 from hplm.generation.loop import Loop
 from hplm.generation.parts import Parts
 from hplm.generation.queue import SequenceQueue
@@ -38,10 +37,10 @@ from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of, read_settings
-from hplm.generation.staging import Stager
+from hplm.generation.staging import Decoder, Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
-from hplm.model.openmp import apart, compute_with
+from hplm.model.cpu import apart, compute_with
 from hplm.model.prompts import Prompts
 from hplm.parameters import asked_flag, asked_number, yes_or_no
 from hplm.plot.table import Table
@@ -61,20 +60,8 @@ TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, i
 class Service:
     """Its `reader` is what `hplm.engine.driver` drives."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        prompts: Prompts,
-        settings: Settings,
-        outbox: Outbox | None = None,
-        device_failed: Callable[[], None] = lambda: None,
-        shown: int = -1,
-    ) -> None:
-        """`outbox`: takes replies. `device_failed`: that of the loop. `shown`: the descriptor of memory that shows what is in a
-        step.
-
-        The thread that makes a service should end (`hplm.model.openmp`).
-        """
+    def __init__(self, backbone: Backbone, prompts: Prompts, settings: Settings, host: Host | None = None) -> None:
+        """`host`: of the process; None: nothing leaves it. The thread that makes a service should end (`hplm.model.cpu`)."""
         self.threads = settings.threads or torch.get_num_threads()
         compute_with(self.threads)
         config = backbone.config
@@ -83,7 +70,7 @@ class Service:
         self._backbone = backbone
         self._prompts = prompts
         self._settings = settings
-        self._outbox = outbox
+        self._outbox = host and host.outbox
         self._watch: Watch | None = None
         self._quotas = Quotas()
         self._quarantined: frozenset[str] = frozenset()  # ids of tenants
@@ -93,15 +80,8 @@ class Service:
         self._adapters_since = 0.0  # and since when, in Unix seconds
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
-        self._stager = Stager(
-            config,
-            lambda: backbone.view.forest,
-            lambda: backbone.layouts,
-            backbone.records,
-            cache,
-            settings.max_sequences,  # each running sequence holds one slot of a layout at most
-            settings.resident_rows,
-        )
+        # Each running sequence holds one slot of a layout at most.
+        self._stager = Stager(backbone, cache, settings.max_sequences, settings.resident_rows)
         running = Running(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
             SequenceQueue(policy(settings.policy), settings.limits, running, settings.admission),
@@ -109,9 +89,9 @@ class Service:
             Decoder(backbone.upper(), settings.device, settings.dtype),
             config.end_ids,
             meter=self.meter,
-            together=outbox,
-            device_failed=device_failed,
-            in_flight=InFlight(1, settings.max_sequences, shown),
+            together=self._outbox,
+            device_failed=host.device_failed if host is not None else lambda: None,
+            in_flight=InFlight(1, settings.max_sequences, host.shown if host is not None else -1),
         )
         self.reader = Reader(self.loop, settings.limits)
         self.begun = self.reader.begun
@@ -296,7 +276,7 @@ def open_service(begin: Begin, host: Host) -> Service:
     (folder,) = begin.folders
     backbone = Backbone(Path(folder), begin.state, prepare)
     prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
-    service = apart(lambda: Service(backbone, prompts, settings, host.outbox, host.device_failed, host.shown))
+    service = apart(lambda: Service(backbone, prompts, settings, host))
     backbone.catch_up()
     return service
 

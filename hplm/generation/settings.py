@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ NO_BOUND = "0 for no bound"
 LEAST = "least_token_ms"
 
 
-@dataclass(frozen=True)
-class Promise:
+class Promise(NamedTuple):
     """Nanoseconds from the request's arrival, or between two tokens. 0: no bound."""
 
     whole_ns: int = 0
@@ -30,9 +29,7 @@ class Promise:
 
     def or_else(self, other: Promise) -> Promise:
         """Returns these bounds, and the other's where this one has none: a request's come before its tenant's."""
-        return Promise(
-            self.whole_ns or other.whole_ns, self.first_token_ns or other.first_token_ns, self.token_ns or other.token_ns
-        )
+        return Promise(*(own or its for own, its in zip(self, other, strict=True)))
 
 
 NO_PROMISE = Promise()

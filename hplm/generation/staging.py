@@ -1,31 +1,35 @@
-"""Makes a step ready, so that the decoder only computes: rows found and gathered, adapters in slots, places in the cache."""
+"""Makes a step ready (rows found and gathered, adapters in slots, places in the cache), and computes it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from hplm.adapters.copying import Mark
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Part, parts_of
+from hplm.adapters.parts import Part, adapted, adapted_last, parts_of
 from hplm.adapters.record import Record
-from hplm.adapters.records import Records
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array, together
+from hplm.arrays import Array, ranges, together
+from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError
 from hplm.generation.attention import Chunks, attention_over
 from hplm.generation.cache import Cache, table_of
 from hplm.generation.request import Sequence
 from hplm.generation.running import Planned
-from hplm.model.config import BackboneConfig
+from hplm.model.attention import avoid_plans
+from hplm.model.cpu import keep_freed_memory
 from hplm.model.layer import Attend
+from hplm.model.products import Prepacked, can_prepack, replace_products
+from hplm.model.stacks import UpperStack
 from hplm.model.tensors import sent
-from hplm.plot.forest import Chain, Forest
+from hplm.plot.forest import Chain
 from hplm.plot.gathering import Gatherer
 
 
@@ -45,31 +49,14 @@ class Staged:
 class Stager:
     """The loop's thread owns it. A running sequence holds the slot of its adapter."""
 
-    def __init__(
-        self,
-        config: BackboneConfig,
-        forest: Callable[[], Forest],
-        layouts: Callable[[], Set[Layout]],
-        records: Records,
-        cache: Cache,
-        slots: int,
-        resident_rows: int = 0,
-    ) -> None:
-        """`forest`: returns the newest tables, and those that requests still need. `layouts`: returns those of all adapters.
-
-        `slots`: of each layout.
-        """
-        self._config = config
-        self._forest = forest
-        self._layouts = layouts
-        self._records = records
+    def __init__(self, backbone: Backbone, cache: Cache, slots: int, resident_rows: int = 0) -> None:
+        """`slots`: of each layout."""
+        self._backbone = backbone
         self._cache = cache
         self._count = slots
         self._device, self._dtype = cache.device, cache.dtype
         self._gatherer = Gatherer(cache.device, cache.dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._arrived: dict[Slots, list[Mark]] = {}  # of the last copies of each layout
-        self._awaited: set[Layout] = set()  # layouts with records that are not copied yet
         self._tenants: dict[Record, str] = {}  # whose records are in slots
 
     def slots(self) -> dict[Layout, Slots]:
@@ -92,19 +79,17 @@ class Stager:
             self._give_room_back()
             slots = self._slots[layout] = Slots(layout, self._count, self._device, layout.computed_in(self._dtype))
         misses = slots.misses
-        sequence.adapter = slots, slots.hold(record, self._records)
+        sequence.adapter = slots, slots.hold(record, self._backbone.records)
         if slots.misses > misses:
-            self._awaited.add(layout)
             held = {record for slots in self._slots.values() for record in slots.records}
             self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
         self._tenants[record] = sequence.request.source.tenant
 
     def _give_room_back(self) -> None:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""
-        for layout in self._slots.keys() - self._layouts():
+        for layout in self._slots.keys() - self._backbone.layouts:
             if not self._slots[layout].pinned:
-                self._arrived.pop(self._slots.pop(layout), None)
-                self._awaited.discard(layout)
+                del self._slots[layout]
 
     def release(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
@@ -114,7 +99,7 @@ class Stager:
 
     def stage(self, planned: Many[Planned], broken: Callable[[Sequence, HplmError], None]) -> Staged | None:
         """Sequences whose stored rows are broken are passed to `broken`, and left out. Returns None if none is left."""
-        forest = self._forest()
+        forest = self._backbone.view.forest
         planned = sorted(planned, key=_place)
         self._find([one.sequence for one in planned])
         new = [(one.sequence.addresses, one.sequence.computed, one.count) for one in planned]
@@ -125,21 +110,18 @@ class Stager:
         if not kept:
             return None
         planned, addresses = [planned[number] for number in kept], together([addresses[number] for number in kept])
-        for layout in list(self._awaited):
-            self._arrived[self._slots[layout]] = self._slots[layout].fill()
-            self._awaited.remove(layout)  # only now: had it failed, the next step must copy
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         table, ends = table_of([one.sequence.blocks or () for one in planned]), np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         slots = [one.sequence.adapter for one in planned]
-        placed = self._arrived, self._device, self._dtype
+        placed = {own: own.fill() for own in self._slots.values()}, self._device
         return Staged(
             planned=list(planned),
             sums=self._gatherer.sums(forest, addresses, counts),
-            positions=self._sent(np.arange(int(ends[-1])) + np.repeat(before - (ends - counts), counts)),
-            attend=attention_over(self._config, self._cache, Chunks(table, before, counts), seeded),
+            positions=self._sent(ranges(before, counts)),
+            attend=attention_over(self._backbone.config, self._cache, Chunks(table, before, counts), seeded),
             adapters=parts_of(slots, counts.tolist(), *placed),
             last_adapters=parts_of(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),
@@ -147,7 +129,7 @@ class Stager:
 
     def _find(self, sequences: Many[Sequence]) -> None:
         """Finds the rows of new tokens. A window reaches back over n tokens: these are looked up, and the last row is kept."""
-        n = self._config.window.n
+        n = self._backbone.config.window.n
         of_chain: defaultdict[Chain, list[Sequence]] = defaultdict(list)
         for sequence in sequences:
             if len(sequence.addresses) < len(sequence.ids):
@@ -166,3 +148,30 @@ class Stager:
 def _place(one: Planned) -> tuple[bool, int]:
     """Returns what the sequences of a step are sorted by: single tokens first, and those with the same adapter together."""
     return one.count > 1, one.sequence.adapter[1] if one.sequence.adapter is not None else -1
+
+
+class Decoder:
+    """Computes a staged step: the upper layers over its new tokens, and the logits of the tokens that come next."""
+
+    def __init__(self, upper: UpperStack, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        if device.type == "cpu":
+            keep_freed_memory()
+        avoid_plans(device)
+        self._upper = upper.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        if can_prepack(device, dtype):
+            replace_products(self._upper, Prepacked)
+
+    @torch.inference_mode()
+    def run(self, step: Staged) -> Tensor:
+        """Returns logits of the next token of each sequence that gets one: sequences x vocabulary, fp32."""
+        last = len(self._upper.layers) - 1
+        adapters = [partial(adapted, step.adapters, layer) for layer in range(last)]
+        adapters.append(partial(adapted_last, step.adapters, step.last_adapters, last))
+        x = self._upper(step.sums, step.positions, None, step.attend, adapters, step.rows)
+        return self._upper.logits(x)
+
+    def wait(self) -> None:
+        """Returns when the device has computed all that was started, with the copies of adapters."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

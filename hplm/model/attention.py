@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
@@ -13,13 +14,25 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.arrays import Array, padded
-from hplm.model import kernel
+from hplm.compiled import HOW, Kernel, number_fields, pointer_fields, vectors
 from hplm.model.tensors import rounded_up, sent
 
 CPU = torch.device("cpu")
 CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
 CUDA_DTYPES = (torch.bfloat16, torch.float16)
 LEAST_LONGEST = 128  # tokens of the longest text, as the kernel is told where there are to be few shapes
+# As in kernel.c:
+LANES = 16  # numbers of a head are a multiple of it
+MOST_KEYS = 1 << 15  # numbers of a head in all tokens of a text, which lie on a thread's stack
+TYPES = (torch.float32, torch.bfloat16)  # that the compiled kernel takes
+WORTH = 1 << 17  # multiplications that are worth another thread
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *HOW, *pointer_fields("query", "key", "value"), ("starts", ctypes.c_char_p), ("reads", ctypes.c_char_p),
+        *pointer_fields("out"), *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "head"),
+    )  # fmt: skip
 
 
 def avoid_plans(device: torch.device) -> None:
@@ -68,14 +81,8 @@ class PackedAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reads: Array | None = None) -> Tensor:
         """`reads`: how many first tokens of each text are read. The rows of others, and of further texts, may be anything."""
-        compiled = kernel.attending(query, query.shape[1] // self.heads, self.longest) if self._compiled else None
-        if compiled is not None:
-            assert query.shape[0] == self._tokens
-            scores, first = self._scores, None
-            if reads is not None:
-                first = reads.astype(np.int64).tobytes() + bytes(8 * (len(self._lengths) - len(reads)))
-                scores = int(self._lengths[: len(reads)].dot(reads))
-            return kernel.attend(compiled, query, key, value, self._starts, self.heads, scores, first)
+        if (compiled := self.kernel_for(query)) is not None:
+            return self._attend(compiled, query, key, value, reads)
         if len(self.runs) == 1 and not self.few_shapes:
             ((_, count),) = self.runs
             return rows_attend(query, key, value, count, self.heads)
@@ -86,6 +93,31 @@ class PackedAttention:
         queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
         parts = zip(queries, keys, values, self.runs, strict=True)
         return torch.cat([rows_attend(q, k, v, count, self.heads) for q, k, v, (_, count) in parts])
+
+    def kernel_for(self, query: Tensor) -> Kernel | None:
+        """Returns the compiled kernel if it attends with such queries to texts of these lengths."""
+        head, on_cpu = query.shape[1] // self.heads, query.device.type == "cpu"
+        if not self._compiled or not on_cpu or query.dtype not in TYPES or torch.is_grad_enabled():  # it has no backward pass
+            return None
+        return vectors() if head % LANES == 0 and head * self.longest <= MOST_KEYS else None
+
+    def _attend(self, compiled: Kernel, query: Tensor, key: Tensor, value: Tensor, reads: Array | None) -> Tensor:
+        """Computes in 32 bits, and returns the type that it was given."""
+        assert query.shape[0] == self._tokens
+        first, scores, lengths = None, self._scores, self._lengths  # of one head, of all texts
+        if reads is not None:
+            first = reads.astype(np.int64).tobytes() + bytes(8 * (len(lengths) - len(reads)))
+            scores = int(lengths[: len(reads)].dot(reads))
+        dtype, width = query.dtype, query.shape[1]
+        query, key, value = [x.float() if x.stride(1) == 1 else x.float().contiguous() for x in (query, key, value)]
+        out = query.new_empty(query.shape)
+        attention = _Attention(
+            *compiled.how(torch.get_num_threads() if scores * width >= WORTH else 1),
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), self._starts, first, out.data_ptr(),
+            query.stride(0), key.stride(0), value.stride(0), len(lengths), self.heads, width // self.heads,
+        )  # fmt: skip
+        compiled.library.hplm_attend(ctypes.byref(attention))
+        return out.to(dtype)
 
     def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels

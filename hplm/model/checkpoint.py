@@ -28,19 +28,41 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Loads a folder or a hub name (safetensors or bin, with or without a head or prefix), or a `.gguf` file.
 
-    A decoder's windows are always causal.
+    By default half of its layers are lower ones. A decoder's windows are always causal.
     """
-    parts: tuple[int | None, int | None] = lower, upper
+    fixed = None
     if is_gguf(model):
         form, total, weights, tokenizer_json = read_gguf(Path(model))
         check_finite(model, weights)
-        return _checkpoint(model, name, form, parts, window, total, weights, tokenizer_json)
+    else:
+        form, total, weights, tokenizer_json, fixed = _from_library(model, lower, upper, window)
+    lower, upper = fixed or (lower, upper)
+    is_decoder = "start_id" in form  # encoders have other special tokens
+    lower = total // 2 if lower is None else lower
+    upper = total - lower if upper is None else upper
+    least = 0 if is_decoder else 1
+    if lower < least or upper < 1 or lower + upper > total:
+        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
+    if is_decoder:
+        _check_decoder(model, form, tokenizer_json)
+        if lower == 0 and window.n > 1:
+            raise InvalidInput(f"--lower 0 makes a table of single tokens, not of windows of {window.n}: leave out --window")
+        window = Window(window.n, causal=True)
+        form = dict[str, Any](segments=0, **dict.fromkeys([f"{kind}_id" for kind in SPECIAL], UNUSED)) | form
+    name = name or Path(model).name.lower().removesuffix(SUFFIX)
+    config = BackboneConfig(name=name, lower_layers=lower, upper_layers=upper, window=window, **form)
+    return Checkpoint(config, total, weights, tokenizer_json, skipbert=fixed is not None)
+
+
+def _from_library(
+    model: str, lower: int | None, upper: int | None, window: Window
+) -> tuple[dict[str, Any], int, dict[str, Tensor], str, tuple[int, int] | None]:
+    """Returns what `read_gguf` does, and the split of a SkipBERT."""
     from hplm.model.skipbert import BODY, ENTRY_EPS, SkipBertWeights, is_skipbert, own_split, refuse_disguised
 
     source, library = configuration_of(model), silent_transformers()
     family, is_decoder, skipbert = family_of(model, source), source.model_type in DECODERS, is_skipbert(source)
-    if skipbert:
-        parts = own_split(model, source, lower, upper, window)
+    fixed = own_split(model, source, lower, upper, window) if skipbert else None
     loader = SkipBertWeights if skipbert else library.AutoModelForCausalLM if is_decoder else library.AutoModel
     loaded, report = weights_of(model, loader, **({"add_pooling_layer": False} if family.has_pooler else {}))
     tokenizer = tokenizer_of(model)
@@ -65,36 +87,7 @@ def load_checkpoint(
     else:
         weights["segments.weight"] = _segments(weights, tokenizer)
         form |= {part: len(weights[f"{part}.weight"]) for part in ("positions", "segments")} | _special_ids(model, tokenizer)
-    return _checkpoint(model, name, form, parts, window, total, weights, tokenizer.backend_tokenizer.to_str(), skipbert)
-
-
-def _checkpoint(
-    model: str,
-    name: str | None,
-    form: dict[str, Any],
-    parts: tuple[int | None, int | None],
-    window: Window,
-    total: int,
-    weights: dict[str, Tensor],
-    tokenizer_json: str,
-    skipbert: bool = False,
-) -> Checkpoint:
-    """Returns the checkpoint. `parts`: its lower and its upper layers, by default half of them each."""
-    is_decoder = "start_id" in form  # encoders have other special tokens
-    lower = total // 2 if parts[0] is None else parts[0]
-    upper = total - lower if parts[1] is None else parts[1]
-    least = 0 if is_decoder else 1
-    if lower < least or upper < 1 or lower + upper > total:
-        raise InvalidInput(f"cannot split {total} layers into {lower} lower and {upper} upper: set other --lower and --upper")
-    if is_decoder:
-        _check_decoder(model, form, tokenizer_json)
-        if lower == 0 and window.n > 1:
-            raise InvalidInput(f"--lower 0 makes a table of single tokens, not of windows of {window.n}: leave out --window")
-        window = Window(window.n, causal=True)
-        form = {"segments": 0, **dict.fromkeys([f"{kind}_id" for kind in SPECIAL], UNUSED), **form}
-    name = name or Path(model).name.lower().removesuffix(SUFFIX)
-    config = BackboneConfig(name=name, lower_layers=lower, upper_layers=upper, window=window, **form)
-    return Checkpoint(config, total, weights, tokenizer_json, skipbert)
+    return form, total, weights, tokenizer.backend_tokenizer.to_str(), fixed
 
 
 def _check_decoder(model: str, form: dict[str, Any], tokenizer_json: str) -> None:

@@ -79,13 +79,11 @@ class BackboneConfig:
     @classmethod
     def load(cls, path: Path) -> BackboneConfig:
         try:
-            stored: dict[str, Any] | list[Any] | None = json.loads(path.read_text("utf-8"))
+            stored = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except FileNotFoundError:
             raise InvalidInput(f"{path.parent} contains no backbone: {path.name} is missing") from None
-        except ValueError as error:
-            raise InvalidInput(f"{path} is not JSON: {error}") from None
-        if not isinstance(stored, dict):
-            raise InvalidInput(f"{path} holds no JSON object: export the repository again with --replace")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{path} is no JSON object ({error}): export the repository again with --replace") from None
         if stored.get("format") not in READABLE:
             raise InvalidInput(
                 f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "

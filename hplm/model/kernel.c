@@ -1,4 +1,5 @@
-/* Attention inside packed texts, and the rounding of tokens to 8 bits. kernel.py calls them.
+/* Rows times the weights of their slots, attention inside packed texts, and the rounding of tokens to 8 bits. groups.py,
+ * attention.py and products.py call them.
  *
  * The numbers of a text, or of a row, do not depend on its neighbours.
  */
@@ -21,7 +22,7 @@ API int64_t hplm_instructions(void) {
         __builtin_cpu_supports("avx512vl") ? 2 : 1;
 }
 
-/* As in eightbit.py: */
+/* As in products.py: */
 #define LEVELS 127
 #define ROUNDING (1.5f * (1 << 23) + 128)
 #define LEAST 1e-30f
@@ -57,19 +58,6 @@ INLINE void round_row(const float *restrict x, int64_t inputs, uint8_t *restrict
     *scale = largest / LEVELS;
 }
 
-#define ROUND(NAME, TARGET)                                                                               \
-    TARGET static void NAME(const void *given, int64_t row, int64_t end) {                                \
-        const Rounding *r = given;                                                                        \
-        for (; row < end; row++)                                                                          \
-            round_row(r->x + row * r->stride, r->inputs, r->numbers + row * r->inputs, r->scales + row);  \
-    }
-ROUND(round_rows, ) ROUND(round_rows_8, TARGET_8) ROUND(round_rows_16, TARGET_16)
-
-API void hplm_round(const Rounding *r) {
-    Compute *const kinds[] = {round_rows, round_rows_8, round_rows_16};
-    compute_all(&r->how, kinds[r->how.instructions], r, r->rows, ROWS);
-}
-
 #define LANES 16 /* keys are computed in groups of so many */
 #define HEADS 4  /* that a thread takes at once */
 #define MOST_ROWS 8 /* of a text that are computed together */
@@ -100,6 +88,43 @@ INLINE void transpose(
         }
 }
 
+/* As in groups.py: the inner numbers of a run stay in the cache. */
+#define MOST_RANK 256
+#define MOST_MAPPED 60 /* a multiple of the rows of a block */
+
+/* Rows in runs of one slot each, and the matrices of all slots, inputs x outputs, with their biases, which may be NULL.
+ *
+ * A rank before `up` is at most MOST_RANK. Ranks after `down` and outputs are multiples of 16. `x` may be `out`.
+ */
+typedef struct {
+    How how;
+    const float *down, *down_bias; /* NULL: there is only `up` */
+    const float *up, *up_bias;
+    const int64_t *starts, *slots; /* the first row of each run and the end of the last one; the slot of each */
+    const float *x;
+    float *out;
+    int64_t inputs, rank, outputs; /* `up` has rank x outputs */
+    int64_t relu, adds;            /* after `down`; whether the result is added to `out` */
+    int64_t count;                 /* of runs */
+    int64_t x_stride, out_stride;  /* from one row to the next */
+} Maps;
+
+static int64_t pieces_of(const Maps *maps, int64_t run) {
+    return (maps->starts[run + 1] - maps->starts[run] + MOST_MAPPED - 1) / MOST_MAPPED;
+}
+
+/* Rows x `inputs` times `inputs` x outputs. `bias` may be NULL. `adds`: to what `out` holds. */
+typedef struct {
+    const float *x;
+    int64_t x_stride;
+    const float *weight;
+    int64_t weight_stride, inputs;
+    const float *bias;
+    float *out;
+    int64_t out_stride;
+    int adds, relu;
+} Product;
+
 #define WIDTH 8
 #include "kernel.c"
 #undef WIDTH
@@ -107,13 +132,87 @@ INLINE void transpose(
 #include "kernel.c"
 #undef WIDTH
 
+API void hplm_round(const Rounding *r) {
+    compute_all(&r->how, r->how.instructions == 2 ? round_rows_16 : round_rows_8, r, r->rows, ROWS);
+}
+
 /* A head has a multiple of LANES numbers. */
 API void hplm_attend(const Attention *a) {
     compute_all(&a->how, a->how.instructions == 2 ? attend_16 : attend_8, a, a->texts * a->heads, HEADS);
 }
 
+/* Writes into each row of `out`, or adds to it: up (f (down x + down_bias)) + up_bias, with the maps of the row's slot. */
+API void hplm_map(const Maps *maps) {
+    How how = maps->how;
+    int64_t pieces = 0;
+    for (int64_t run = 0; run < maps->count; run++) pieces += pieces_of(maps, run);
+    if (pieces < how.threads) how.threads = pieces;
+    int64_t at_once = how.threads > 1 ? pieces / (4 * how.threads) : pieces;
+    compute_all(&how, how.instructions == 2 ? map_pieces_16 : map_pieces_8, maps, pieces, at_once ? at_once : 1);
+}
+
 #else
-#include "product.h"
+
+TARGET static void AT(round_rows)(const void *given, int64_t row, int64_t end) {
+    const Rounding *r = given;
+    for (; row < end; row++) round_row(r->x + row * r->stride, r->inputs, r->numbers + row * r->inputs, r->scales + row);
+}
+
+/* Products. Inputs are added in their order, so the numbers of a row do not depend on its neighbours. */
+
+/* Some rows and registers of outputs. A NaN stays one. */
+TARGET INLINE void AT(block)(const Product p, const int rows, const int registers) {
+    VECTOR sum[12][2];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < registers; v++) {
+            sum[r][v] = p.adds ? OP(loadu)(p.out + r * p.out_stride + v * WIDTH) : OP(setzero)();
+            if (p.bias) sum[r][v] = OP(add)(sum[r][v], OP(loadu)(p.bias + v * WIDTH));
+        }
+    const float *weight = p.weight, *x = p.x;
+    for (int64_t i = 0; i < p.inputs; i++, weight += p.weight_stride, x++) {
+        VECTOR w[2];
+        UNROLL for (int v = 0; v < registers; v++) w[v] = OP(loadu)(weight + v * WIDTH);
+        UNROLL for (int r = 0; r < rows; r++) {
+            VECTOR number = OP(set1)(x[r * p.x_stride]);
+            UNROLL for (int v = 0; v < registers; v++) sum[r][v] = OP(fmadd)(number, w[v], sum[r][v]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < registers; v++)
+            OP(storeu)(p.out + r * p.out_stride + v * WIDTH, p.relu ? OP(max)(OP(setzero)(), sum[r][v]) : sum[r][v]);
+}
+
+#define BLOCK(ROWS)                                                                   \
+    TARGET static void AT(block1_##ROWS)(const Product *p) { AT(block)(*p, ROWS, 1); } \
+    TARGET static void AT(block2_##ROWS)(const Product *p) { AT(block)(*p, ROWS, 2); }
+#define PAIR(ROWS) {AT(block1_##ROWS), AT(block2_##ROWS)},
+#if WIDTH == 16 /* the rows that the registers have room for */
+#define SIZES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
+#else
+#define SIZES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+#endif
+SIZES(BLOCK)
+static void (*const AT(BLOCKS)[][2])(const Product *) = {SIZES(PAIR)};
+
+/* All rows and outputs, which are a multiple of 16, block by block. */
+static void AT(multiply)(Product p, int64_t rows, int64_t outputs) {
+    const int64_t most = sizeof AT(BLOCKS) / sizeof *AT(BLOCKS), count = (rows + most - 1) / most;
+    const float *x = p.x, *bias = p.bias;
+    float *out = p.out;
+    for (int64_t output = 0, step; output < outputs; output += step, p.weight += step) {
+        step = outputs - output >= 2 * WIDTH ? 2 * WIDTH : WIDTH;
+        p.bias = bias ? bias + output : NULL;
+        for (int64_t block = 0, first = 0, end; block < count; block++, first = end) {
+            end = count == 1 ? rows : (block + 1) * rows / count;
+            p.x = x + first * p.x_stride;
+            p.out = out + output + first * p.out_stride;
+            AT(BLOCKS)[end - first - 1][step == 2 * WIDTH](&p);
+        }
+    }
+}
+#undef BLOCK
+#undef PAIR
+#undef SIZES
 
 /* Turns the first `count` scores of a row into weights, and the others into zeros. Scores are multiples of ln 2. */
 TARGET INLINE void AT(soften)(float *restrict scores, int64_t count, int64_t lanes) {
@@ -154,6 +253,38 @@ static void AT(attend)(const void *given, int64_t next, int64_t end) {
         int64_t text = next / a->heads, start = a->starts[text], length = a->starts[text + 1] - start;
         int64_t reads = a->reads && a->reads[text] < length ? a->reads[text] : length;
         AT(attend_text)(a, start, length, reads, next % a->heads);
+    }
+}
+
+static void AT(map_rows)(const Maps *maps, int64_t slot, int64_t row, int64_t count) {
+    float inner[MOST_MAPPED * MOST_RANK];
+    Product up = {
+        maps->x + row * maps->x_stride, maps->x_stride, maps->up + slot * maps->rank * maps->outputs, maps->outputs, maps->rank,
+        maps->up_bias ? maps->up_bias + slot * maps->outputs : NULL,
+        maps->out + row * maps->out_stride, maps->out_stride, (int)maps->adds, 0
+    };
+    if (maps->down) {
+        Product down = {
+            up.x, up.x_stride, maps->down + slot * maps->inputs * maps->rank, maps->rank, maps->inputs,
+            maps->down_bias ? maps->down_bias + slot * maps->rank : NULL, inner, maps->rank, 0, (int)maps->relu
+        };
+        AT(multiply)(down, count, maps->rank);
+        up.x = inner;
+        up.x_stride = maps->rank;
+    }
+    AT(multiply)(up, count, maps->outputs);
+}
+
+/* Pieces of runs, which are numbered through all runs. */
+static void AT(map_pieces)(const void *given, int64_t next, int64_t end) {
+    const Maps *maps = given;
+    for (int64_t run = 0, before = 0, pieces; before < end; run++, before += pieces) {
+        int64_t first = maps->starts[run], rows = maps->starts[run + 1] - first;
+        pieces = pieces_of(maps, run);
+        for (; next < before + pieces && next < end; next++) {
+            int64_t row = (next - before) * rows / pieces;
+            AT(map_rows)(maps, maps->slots[run], first + row, (next - before + 1) * rows / pieces - row);
+        }
     }
 }
 #endif

@@ -90,16 +90,4 @@ static inline void compute_all(const How *how, Compute *compute, const void *giv
     else compute_pieces(&task);
 }
 
-/* Rows x `inputs` times `inputs` x outputs. `bias` may be NULL. `adds`: to what `out` holds. */
-typedef struct {
-    const float *x;
-    int64_t x_stride;
-    const float *weight;
-    int64_t weight_stride, inputs;
-    const float *bias;
-    float *out;
-    int64_t out_stride;
-    int adds, relu;
-} Product;
-
 #endif

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from hplm.errors import InvalidInput
 from hplm.model.config import RMS, BackboneConfig
-from hplm.model.rotary import Turn
 
 QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # the layer's number in its stack, query, key, value
 Function = Callable[[Tensor], Tensor]
 Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
+Plain = Callable[..., Tensor]  # a layer that calls no modules
 
 ACTIVATIONS: dict[str, Function] = {
     "gelu": F.gelu,
@@ -56,6 +56,29 @@ def norm_of(config: BackboneConfig) -> nn.LayerNorm | nn.RMSNorm:
     return kind(config.hidden, config.norm_eps)
 
 
+class Turn:
+    """The rotation of packed tokens, which all layers share: queries and keys turn by an angle that grows with the position.
+
+    As in Hugging Face's models, the two numbers that are rotated together are half a head apart.
+    """
+
+    def __init__(self, positions: Tensor, head: int, base: float, dtype: torch.dtype) -> None:
+        """`head`: the numbers of a head."""
+        frequencies = 1.0 / base ** (torch.arange(0, head, 2, dtype=torch.float32, device=positions.device) / head)
+        angles = positions[:, None].float() * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        self._cos = torch.stack([cos, cos], 1).to(dtype)[:, None]  # tokens x 1 x 2 x half a head
+        self._sin = torch.stack([-sin, sin], 1).to(dtype)[:, None]
+
+    def split(self, projected: Tensor, widths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns rotated queries, rotated keys and values of such widths, which lie side by side in `projected`."""
+        query, key, _ = widths
+        both = projected[:, : query + key]
+        pairs = both.view(len(both), -1, 2, self._cos.shape[-1])  # tokens x heads x 2 x half a head
+        turned = torch.addcmul(pairs * self._cos, pairs.flip(2), self._sin).flatten(1)
+        return turned[:, :query], turned[:, query:], projected[:, query + key :]
+
+
 class Layer(nn.Module):
     """A layer over tokens x hidden: BERT's, with norms behind its two parts, or a decoder's, with norms before them.
 
@@ -83,52 +106,28 @@ class Layer(nn.Module):
 
         `turn` rotates queries and keys.
         """
-        return self._of(lambda part: part)(x, attend, adapt, rows, turn)
-
-    def plain(self) -> Plain:
-        """Returns the layer as a plain function of the weights that it has now. It calls no hooks."""
-        return self._of(plain)
-
-    def _of(self, made: Callable[[nn.Module], Function]) -> Plain:
-        products = self.qkv, self.attention_out, self.attention_norm, self.ffn_in, self.ffn_out, self.ffn_norm
-        return Plain(self.number, self._widths, self._pre_norm, self._gated, self.activation, *map(made, products))
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """Computes a layer without calling the modules that hold its weights: calls take longer than small products."""
-
-    number: int
-    widths: list[int]
-    pre_norm: bool
-    gated: bool
-    activation: Function
-    qkv: Function
-    attention_out: Function
-    attention_norm: Function
-    ffn_in: Function
-    ffn_out: Function
-    ffn_norm: Function
-
-    def __call__(
-        self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None, turn: Turn | None = None
-    ) -> Tensor:
-        read = self.attention_norm(x) if self.pre_norm else x
+        read = self.attention_norm(x) if self._pre_norm else x
         projected = adapt(QKV, read, self.qkv(read))
         if turn is None:
-            query, key, value = projected.split_with_sizes(self.widths, dim=-1)
+            query, key, value = projected.split_with_sizes(self._widths, dim=-1)
         else:
-            query, key, value = turn.split(projected, self.widths)
+            query, key, value = turn.split(projected, self._widths)
         attended = attend(self.number, query, key, value)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # Added in place: no other step needs the projection's output, not even the backward pass. A new tensor costs more.
         x = adapt(ATTENTION_OUT, attended, self.attention_out(attended)).add_(x)
-        read = self.ffn_norm(x) if self.pre_norm else self.attention_norm(x)
+        read = self.ffn_norm(x) if self._pre_norm else self.attention_norm(x)
         inner = adapt(FFN_IN, read, self.ffn_in(read))
-        inner = self._gate(inner) if self.gated else self.activation(inner)
+        inner = self._gate(inner) if self._gated else self.activation(inner)
         out = adapt(FFN_OUT, inner, self.ffn_out(inner))
-        return out.add_(x) if self.pre_norm else self.ffn_norm(out.add_(read))
+        return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
+
+    def plain(self) -> Plain:
+        """Returns `forward` with the weights that it has now. It calls no modules: that takes longer than small products."""
+        own = copy(self)
+        own.__dict__.update({name: plain(part) for name, part in self.named_children()})
+        return own.forward
 
     def _gate(self, both: Tensor) -> Tensor:
         gate, inner = both.chunk(2, dim=-1)

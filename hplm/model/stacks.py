@@ -10,8 +10,7 @@ from torch.nn.functional import embedding
 
 from hplm.model.attention import PackedAttention, SinkAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Layer, Layers, Plain, norm_of, unchanged
-from hplm.model.rotary import Turn
+from hplm.model.layer import Adapt, Attend, Layer, Layers, Plain, Turn, norm_of, unchanged
 from hplm.model.tensors import array_of
 from hplm.model.windows import ABSENT
 

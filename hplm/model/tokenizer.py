@@ -126,25 +126,22 @@ class Tokenizer:
             return InvalidInput("the text contains no token that the model can read: send other text")
         if length <= self.positions:
             return Encoded(encoding, whole)
-        if given.in_windows and pair is not None and len(pair) <= MOST_IN_WINDOWS and self._leaves_half(encoding):
-            return self._windows(encoding if is_whole else self._tokenizer.encode(given.text, pair), whole)
-        if not given.truncate:
-            if given.in_windows and pair is not None and len(pair) > MOST_IN_WINDOWS:
+        if given.in_windows and pair is not None:
+            around = np.count_nonzero(_parts(encoding) < 1)  # more than half if of a long text only the beginning was read
+            if len(pair) <= MOST_IN_WINDOWS and self.positions - around >= self.positions // 2:
+                return self._windows(encoding if is_whole else self._tokenizer.encode(given.text, pair), whole)
+            if len(pair) > MOST_IN_WINDOWS and not given.truncate:
                 return InvalidInput(
                     f"the passage has {len(pair):,} characters, but one that is read in windows may have {MOST_IN_WINDOWS:,}: "
                     "shorten it, or send the parameter truncate=true"
                 )
+        if not given.truncate:
             count = length if is_whole else f"more than {self.positions}"
             return InvalidInput(
                 f"the text has {count} tokens, but the model takes {self.positions}: "
                 "shorten it, or send the parameter truncate=true"
             )
         return Encoded(encoding, whole, self._kept(encoding, whole))
-
-    def _leaves_half(self, encoding: Encoding) -> bool:
-        """Whether the text leaves its pair half of the positions. The beginning that was read of a long text does not."""
-        around = np.count_nonzero(_parts(encoding) < 1)
-        return self.positions - around >= self.positions // 2
 
     def _windows(self, encoding: Encoding, whole: Sequence[str]) -> Encoded:
         """Returns windows of the pair end to end, each with the whole text."""

@@ -70,16 +70,15 @@ class Window:
         Token i is at position j of the window of token i + centre - j. Positions beyond a text's ends are absent and hold
         zeros, so a plain shift over the packed texts never mixes two texts.
         """
-        from torch import cat  # here, because lookup starts without torch
+        from torch.nn.functional import pad  # here, because lookup starts without torch
 
-        total = vectors[:, self.centre - self.stored.start]
-        for position in range(self.stored.start, self.stored.stop):
-            shift = self.centre - position  # token i is at `position` of the window of token i + shift
-            if shift == 0 or abs(shift) >= len(vectors):
-                continue
-            part = vectors[:, position - self.stored.start]
-            pad = part.new_zeros(abs(shift), part.shape[1])
-            total = total + (cat([part[shift:], pad]) if shift > 0 else cat([pad, part[:shift]]))
+        count, reach, first = len(vectors), self.n - 1, self.stored.start
+        spaced = pad(vectors, (0, 0, 0, 0, reach, reach))
+        total = vectors[:, self.centre - first]
+        for position in range(first, self.stored.stop):
+            if position != self.centre:
+                start = reach + self.centre - position
+                total = total + spaced[start : start + count, position - first]
         return total
 
 

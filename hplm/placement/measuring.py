@@ -28,7 +28,7 @@ from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import STAGES, Settings
 from hplm.errors import Internal, InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.openmp import compute_with
+from hplm.model.cpu import compute_with
 from hplm.parameters import parameters_of
 from hplm.placement.cluster import check_cores, check_kind, cores_of
 from hplm.placement.files import refuse_twice

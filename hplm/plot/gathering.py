@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int64, c_void_p
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hplm.arrays import Array, joined
+from hplm.compiled import declared, number_fields, pointer_fields, vectors
 from hplm.errors import Broken
-from hplm.model.prepacked import with_rows
+from hplm.model.products import with_rows
 from hplm.model.tensors import sent
 from hplm.model.windows import Window
+from hplm.options import TABLE_DTYPES
 from hplm.plot.forest import NULL, Forest
+from hplm.plot.index import as_int64
 from hplm.plot.keys import apart
 from hplm.plot.rows import disk_faults
-from hplm.plot.summing import Sums, can_sum
 from hplm.plot.table import Table
 
 log = logging.getLogger(__name__)
 
-Bags = Callable[[Tensor, torch.dtype], Tensor]
-
-CPU = torch.device("cpu")
 FEW = 0.5  # share of the tokens; above it, adding over all tokens is as fast
+HIDDEN_STEP = 16  # as in kernel.c
+PIECE = 1024  # tokens that are gathered by one thread at least
+SUM_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Gatherer:
@@ -79,64 +85,59 @@ class Gatherer:
 
         `size`: of the result, if there are to be zeros behind the last token.
         """
-        total: Tensor | None = None
         size = len(addresses) if size is None else size
         tables = forest.tables_of(addresses)
         if tables != self._tables:
             self._tables = tables
             self._sums = Sums(tables, self._dtype) if not self._resident and can_sum(tables, self._dtype) else None
+        faults = disk_faults()
         if self._sums is not None:
-            faults = disk_faults()
-            total = self._sums.of(addresses, lengths, size, pinned=self._device.type == "cuda")
-            if disk_faults() != faults:
-                for table, _ in tables:
-                    table.rows.count_as_cold()
-            return sent(total, self._device)
+            total = sent(self._sums.of(addresses, lengths, size, pinned=self._device.type == "cuda"), self._device)
+        else:
+            total = self._by_torch(tables, addresses, lengths)
+        if disk_faults() != faults:
+            for table, _ in tables:
+                table.rows.count_as_cold()
+        return total if size == total.shape[0] else with_rows(total, size)
+
+    def _by_torch(self, tables: Sequence[tuple[Table, int]], addresses: Array, lengths: Array) -> Tensor:
+        """Sums what lies in one place after the other: the vectors of each table, on the device and on the host.
+
+        If few tokens have rows there, it sums those tokens only: in a batch of many domains most tokens have none.
+        """
+        total: Tensor | None = None
         for table, base in tables:
-            rows = addresses - base
+            window, rows = table.meta.window, addresses - base
             if len(tables) > 1:
                 rows[(rows < 0) | (rows >= table.size)] = NULL
-            for tokens, part in self._parts(table, rows, lengths, alone=len(tables) == 1):
-                if total is None and tokens is None:
-                    total = part
-                    continue
-                if total is None:
-                    total = part.new_zeros(len(addresses), part.shape[1])
-                total = total + part if tokens is None else total.index_add_(0, tokens, part)
+            for stored, own in self._stored(table, rows):
+                index, tokens = bags(own, lengths, window), None
+                if len(tables) > 1 or self._resident:
+                    found = np.flatnonzero((index >= window.vectors).any(axis=1))  # lower indexes are vectors of the null row
+                    if not len(found):
+                        continue
+                    if len(found) <= FEW * len(index):
+                        index, tokens = index[found], sent(found, self._device)
+                part = sent(table.meta.coding.bags(stored, sent(index, stored.device), self._dtype), self._device)
+                if tokens is not None:
+                    total = part.new_zeros(len(addresses), part.shape[1]) if total is None else total
+                    total.index_add_(0, tokens, part)
+                else:
+                    total = part if total is None else total + part
         if total is None:  # only null rows, which no text has
             total = torch.zeros(len(addresses), tables[0][0].meta.hidden, dtype=self._dtype, device=self._device)
-        return total if size == len(total) else with_rows(total, size)
+        return total
 
-    def _parts(self, table: Table, rows: Array, lengths: Array, alone: bool) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """Yields sums with the tokens that they belong to; None means all tokens."""
-        if not self._resident:
-            yield from self._sums_of(table, table.rows.bags, rows, lengths, alone, CPU)
-            return
-        resident = self._on_device.get(table)
-        if resident is None:
-            resident = self._on_device[table] = self._copied(table)
-        here = rows < len(resident) // table.meta.window.vectors
-        bags_there = partial(table.meta.coding.bags, resident)
-        yield from self._sums_of(table, bags_there, np.where(here, rows, NULL), lengths, False, self._device)
-        yield from self._sums_of(table, table.rows.bags, np.where(here, NULL, rows), lengths, False, CPU)
-
-    def _sums_of(
-        self, table: Table, bags_of: Bags, rows: Array, lengths: Array, alone: bool, where: torch.device
-    ) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """Yields the sums over one part of the rows, which are on the device `where`.
-
-        If few tokens have rows in this part, it sums those tokens only: in a batch of many domains most tokens have none.
-        `alone` says that all tokens have rows here.
-        """
-        window = table.meta.window
-        index, tokens = bags(rows, lengths, window), None
-        if not alone:
-            found = np.flatnonzero((index >= window.vectors).any(axis=1))  # lower indexes are vectors of the null row
-            if not len(found):
-                return
-            if len(found) <= FEW * len(index):
-                index, tokens = index[found], sent(found, self._device)
-        yield tokens, sent(bags_of(sent(index, where), self._dtype), self._device)
+    def _stored(self, table: Table, rows: Array) -> Iterator[tuple[Tensor, Array]]:
+        """Yields the vectors on the device and those on the host, each with the rows to read there."""
+        if self._resident:
+            resident = self._on_device.get(table)
+            if resident is None:
+                resident = self._on_device[table] = self._copied(table)
+            here = rows < len(resident) // table.meta.window.vectors
+            yield resident, np.where(here, rows, NULL)
+            rows = np.where(here, NULL, rows)
+        yield table.rows.typed, rows
 
     def _copied(self, table: Table) -> Tensor:
         try:
@@ -157,3 +158,72 @@ def bags(rows: Array, lengths: Array, window: Window) -> Array:
     spaced, at = apart(rows, lengths, window.n - 1)
     positions = np.arange(window.n)
     return spaced.take(at[:, None] + (window.centre - positions)) * window.n + positions
+
+
+class _Rows(ctypes.Structure):
+    """The stored rows of a table."""
+
+    _fields_ = *pointer_fields("values"), *number_fields("base", "size")
+
+
+class Sums:
+    """The rows of some tables, ready to be summed by the compiled kernel, which takes their addresses."""
+
+    def __init__(self, tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> None:
+        """`tables` are those that `can_sum`, with their bases."""
+        compiled, meta, window = vectors(), tables[0][0].meta, tables[0][0].space.window
+        assert compiled is not None
+        self._tables, self._dtype, self._hidden = tables, dtype, meta.hidden
+        places = *(c_void_p, c_int64) * 2, c_void_p, *(c_int64,) * 5
+        self._gather = declared(compiled.library.hplm_gather, *places, c_void_p, c_int64, c_int64)
+        count = len(tables)
+        rows = (_Rows * count)(*((table.rows.typed.data_ptr(), base, table.size) for table, base in tables))
+        self._rows = rows, count
+        self._window = window.centre, window.vectors, meta.hidden, TABLE_DTYPES.index(meta.dtype)
+        self._into = SUM_TYPES[dtype], compiled.instructions
+
+    def of(self, addresses: Array, lengths: Array, rows: int, pinned: bool = False) -> Tensor:
+        """Returns the sums of packed texts, and zeros behind them: rows x hidden. The tables have all addresses."""
+        addresses, lengths = as_int64(addresses), as_int64(lengths)
+        sums = torch.empty(rows, self._hidden, dtype=self._dtype, pin_memory=pinned)
+        if rows > len(addresses):
+            sums[len(addresses) :] = 0
+        if cuts := _cuts(lengths, len(addresses)):
+            pieces = [(addresses[tokens], lengths[texts], sums[tokens]) for texts, tokens in cuts]
+            failed = any(list(_threads().map(self._sum, *zip(*pieces, strict=True))))
+        else:
+            failed = self._sum(addresses, lengths, sums)
+        if failed:
+            raise ValueError(f"{len(addresses)} addresses are not those of texts of {lengths} tokens, or are in no table")
+        return sums
+
+    def _sum(self, addresses: Array, lengths: Array, sums: Tensor) -> int:
+        mine = addresses.tobytes(), len(addresses), lengths.tobytes(), len(lengths)
+        return self._gather(*self._rows, *mine, *self._window, sums.data_ptr(), *self._into)
+
+
+def can_sum(tables: Sequence[tuple[Table, int]], dtype: torch.dtype) -> bool:
+    """Whether the kernel can sum rows of these tables in this type."""
+    meta = tables[0][0].meta
+    return (
+        vectors() is not None
+        and dtype in SUM_TYPES
+        and meta.hidden % HIDDEN_STEP == 0
+        and all(table.meta.dtype == meta.dtype for table, _ in tables)
+    )
+
+
+def _cuts(lengths: Array, tokens: int) -> list[tuple[slice, slice]]:
+    """Cuts a large batch between texts into a piece for each thread of torch: its texts, and their tokens. None if small."""
+    if tokens < 2 * PIECE or (count := min(tokens // PIECE, torch.get_num_threads())) < 2:
+        return []
+    ends = np.cumsum(lengths)
+    cuts = np.unique(np.searchsorted(ends, np.linspace(0, tokens, count + 1)[1:-1]) + 1)
+    texts = [0, *cuts[cuts < len(lengths)].tolist(), len(lengths)]
+    edges = [0, *ends[np.array(texts[1:]) - 1].tolist()]
+    return [(slice(*one), slice(*other)) for one, other in zip(pairwise(texts), pairwise(edges), strict=True)]
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads(), "gather")

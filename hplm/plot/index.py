@@ -10,8 +10,10 @@ and one or two cache lines of `keys`, however large the table is. A bisection wo
 
 from __future__ import annotations
 
+import ctypes
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from ctypes import c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.compiled import Kernel, declared, number_fields, pointer_fields
 from hplm.errors import Broken
+from hplm.plot.keys import KeySpace
 
 FILES = ("starts", "keys", "rows")
 PART = 1 << 22  # keys that are sorted by bucket at once
 CHUNK = 1 << 20
+MOST_WORDS = 5  # as in kernel.c
+SHORT = 4096  # tokens of a lookup that takes microseconds
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
@@ -58,19 +64,19 @@ class Index:
             if _checksum(folder / name) != meta.checksums[name]:
                 raise Broken(f"{folder / name} does not match its checksum: build or copy the table again")
         self._bits = meta.bits
-        self._words = meta.words
         self._starts = _mapped(folder / "starts", "<u4")
-        self._flat_keys = _mapped(folder / "keys", "<u8")
-        self._keys = self._flat_keys.reshape(-1, meta.words)
+        self._keys = _mapped(folder / "keys", "<u8").reshape(-1, meta.words)
         self._rows = _mapped(folder / "rows", "<u4")
         self._count = meta.keys
         self._steps = np.arange(meta.longest)
 
     def find(self, keys: Array) -> Array:
         """Returns the row of each key, or 0 if the index does not have the key."""
+        places: Array = self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps
+        which, step = (self._keys[places] == keys[:, None]).all(2).nonzero()
         found = np.zeros(len(keys), dtype=np.int64)
-        if not self._count or not len(keys):
-            return found
+        found[which] = self._rows[places[which, step]]
+        return found
         places: Array = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
         # The last word is compared first, because it differs most. The other words are compared only where it is equal.
         last = places if self._words == 1 else places * self._words + (self._words - 1)
@@ -85,13 +91,61 @@ class Index:
 
     def pointers(self) -> tuple[int, int, int, int]:
         """Returns where `starts`, `keys` and `rows` are in memory, and the bits of a bucket's number."""
-        return self._starts.ctypes.data, self._flat_keys.ctypes.data, self._rows.ctypes.data, self._bits
+        return self._starts.ctypes.data, self._keys.ctypes.data, self._rows.ctypes.data, self._bits
 
     def by_row(self) -> Array:
         """Returns all keys in order of their rows, beginning with row 1."""
-        keys = np.empty((self._count, self._words), dtype=np.uint64)
+        keys = np.empty((self._count, self._keys.shape[1]), dtype=np.uint64)
         keys[self._rows[: self._count].astype(np.int64) - 1] = self._keys[: self._count]
         return keys
+
+
+class _Space(ctypes.Structure):
+    _fields_ = (
+        *number_fields("n", "centre", "words", "levels"),
+        ("word", c_int64 * MOST_WORDS), ("shift", c_int64 * MOST_WORDS),
+        ("masks", c_uint64 * (MOST_WORDS * (MOST_WORDS + 1))),
+    )  # fmt: skip
+
+
+class _Link(ctypes.Structure):
+    _fields_ = *pointer_fields("starts", "keys", "rows"), *number_fields("bits", "base")
+
+
+_Start = ctypes.c_char * 0  # of a buffer of any size
+
+
+class Search:
+    """Look-ups in the indexes of one chain by the compiled kernel. Without it `Chain.find_by_arrays` does the same."""
+
+    def __init__(self, compiled: Kernel, space: KeySpace, links: Sequence[tuple[Index, int]]) -> None:
+        given = c_void_p, *(c_void_p, c_int64) * 3, c_void_p
+        self._long = declared(compiled.library.hplm_lookup, *given)
+        # A short lookup takes microseconds and keeps the interpreter's lock: to get that back can take milliseconds.
+        self._short = declared(compiled.holding.hplm_lookup, *given)
+        self._indexes = [index for index, _ in links]  # keeps the mapped files open
+        self._links = (_Link * len(links))(*(_Link(*index.pointers(), base) for index, base in links))
+        masks = space.masks
+        self._space = _Space(space.window.n, space.window.centre, space.words, len(masks))
+        for position, (word, shift) in enumerate(space.places):
+            self._space.word[position], self._space.shift[position] = word, int(shift)
+        self._space.masks[: masks.size] = masks.ravel().tolist()
+        self._space_at = ctypes.addressof(self._space)
+
+    def find(self, tokens: Array, lengths: Array) -> tuple[Array, Array]:
+        """Returns the address of each token, 0 if no table has it, and the places that were tried before."""
+        tokens, lengths = as_int64(tokens), as_int64(lengths)
+        found = np.empty((2, len(tokens)), dtype=np.int64)
+        find, links = self._short if len(tokens) <= SHORT else self._long, self._links
+        # Bytes and buffers are passed in less time than numpy takes to say where an array is.
+        texts = tokens.tobytes(), len(tokens), lengths.tobytes(), len(lengths)
+        if find(self._space_at, links, len(links), *texts, _Start.from_buffer(found.data)):
+            raise ValueError(f"{len(tokens)} tokens are not those of texts of {lengths} tokens")
+        return found[0], found[1]
+
+
+def as_int64(numbers: Array) -> Array:
+    return np.ascontiguousarray(numbers, dtype=np.int64)
 
 
 def write_index(folder: Path, keys: Array) -> IndexMeta:

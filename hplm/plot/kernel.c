@@ -1,4 +1,5 @@
-/* Lookup and gathering of texts without arrays in between. kernel.py calls it, and says what it computes.
+/* Lookup and gathering of texts without arrays in between. index.py and gathering.py call it, and
+ * say what it computes.
  *
  * Compiled for any machine of its architecture. Faster instructions are in functions of their own, and used where the
  * processor has them.
@@ -12,7 +13,7 @@
 #define BLOCK 64       /* tokens whose searches wait for memory together */
 #define ODD 0x9E3779B97F4A7C15ull
 
-enum { FP16, BF16, INT8 };            /* codings (values.py) */
+enum { FP16, BF16, INT8 };            /* codings (rows.py) */
 enum { FP32_SUMS, BF16_SUMS };
 
 /* A link of a chain: one table's index (index.py). */

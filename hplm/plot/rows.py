@@ -1,4 +1,7 @@
-"""The stored rows of a table, memory-mapped. They are read ahead in parallel, checked at first use, and locked on request.
+"""The stored rows of a table, memory-mapped: read ahead in parallel, checked at first use, and locked on request.
+
+They store vectors in 16 bits a number, or in 8 bits with a scale and an offset for each vector. The engine and the reference
+read the same numbers.
 
 A page fault reads one page and waits for it, so a batch on an SSD would wait some hundred times. Here the kernel is first told
 all rows of a batch that may not be in memory, and reads them together. One thread owns the rows.
@@ -19,15 +22,86 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.plot.table import TableMeta
+from hplm.options import TABLE_DTYPES
+from hplm.plot.table import SCALE_AND_OFFSET, TableMeta
 
 BLOCK = 8 << 20
 READERS = 8
 ROWS_CHECKED = 4096  # rows in one step of a check of all rows
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class SixteenBit:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        """Turns fp32 (... x hidden) into uint8 (vectors x `vector_bytes`)."""
+        return vectors.reshape(-1, vectors.shape[-1]).to(self._dtype).contiguous().view(torch.uint8)
+
+    def typed(self, stored: Tensor) -> Tensor:
+        """Returns a view of uint8 (vectors x `vector_bytes`) in the stored type, without a copy."""
+        return stored.view(self._dtype)
+
+    def decode(self, typed: Tensor) -> Tensor:
+        """Returns fp32 (vectors x hidden)."""
+        return typed.float()
+
+    def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns in `dtype` the sums of the vectors that each row of `index` names, on the vectors' device.
+
+        An fp32 engine, which must be exact, sums in fp32. A 16-bit engine takes the fused 16-bit sum.
+        """
+        tokens, n = index.shape
+        if dtype == torch.float32:
+            vectors = typed.index_select(0, index.T.flatten()).view(n, tokens, -1)
+            total = vectors[0].float()
+            for others in vectors[1:]:
+                total += others
+            return total
+        ends = torch.arange(0, tokens * n + 1, n, device=index.device)
+        sums = F.embedding_bag(index.flatten(), typed, ends, mode="sum", include_last_offset=True)
+        # Direct conversion between the 16-bit formats is slower.
+        return sums if sums.dtype == dtype else sums.float().to(dtype)
+
+
+class EightBit:
+    """Stores each vector in 255 steps between its own lowest and highest number."""
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        return torch.ops.quantized.embedding_bag_byte_prepack(vectors.reshape(-1, vectors.shape[-1]).float().contiguous())
+
+    def typed(self, stored: Tensor) -> Tensor:
+        return stored
+
+    def decode(self, typed: Tensor) -> Tensor:
+        numbers, tail = typed[:, :-SCALE_AND_OFFSET], typed[:, -SCALE_AND_OFFSET:]
+        scale_and_offset = tail.contiguous().view(torch.float32)
+        return numbers.float() * scale_and_offset[:, :1] + scale_and_offset[:, 1:]
+
+    def bags(self, typed: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        if typed.device.type == "cpu":
+            bag = torch.ops.quantized.embedding_bag_byte_rowwise_offsets
+            return bag(typed, index, None, False, 0, False, None, None, False).to(dtype)
+        return self.decode(typed.index_select(0, index.flatten())).view(*index.shape, -1).sum(1).to(dtype)
+
+
+Coding = SixteenBit | EightBit
+CODINGS: dict[str, Coding] = dict(
+    zip(TABLE_DTYPES, (SixteenBit(torch.float16), SixteenBit(torch.bfloat16), EightBit()), strict=True)
+)
+LEAST_COSINE = 0.999  # between a vector and its stored form
+
+
+def closeness(vectors: Tensor, decoded: Tensor) -> float:
+    """Returns the lowest cosine between vectors and their stored form. Zeros stored as zeros count as equal."""
+    cosines = F.cosine_similarity(vectors.float(), decoded, dim=-1)
+    both_zero = (vectors == 0).all(-1) & (decoded == 0).all(-1)
+    return float(torch.where(both_zero, 1.0, cosines).min()) if len(cosines) else 1.0
 
 
 class StoredRows:
@@ -66,14 +140,6 @@ class StoredRows:
         self._sound[unseen[good]] = True
         self._warm[cold] = self._sound.take(cold)
         return unseen[~good]
-
-    def bags(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the sums of the vectors that each row of `index` names. Their rows must have been touched."""
-        faults = disk_faults()
-        sums = self._coding.bags(self.typed, index, dtype)
-        if disk_faults() != faults:
-            self.count_as_cold()
-        return sums
 
     def count_as_cold(self) -> None:
         """Reads all rows but locked ones ahead again. If touched rows were on disk, memory is short, and any may be gone."""

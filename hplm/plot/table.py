@@ -22,11 +22,29 @@ from hplm.plot.index import Index, IndexMeta
 from hplm.plot.keys import KeySpace
 
 if TYPE_CHECKING:  # lookup, which reads no rows, starts without torch
-    from hplm.plot.rows import StoredRows
-    from hplm.plot.values import Coding
+    from hplm.plot.rows import Coding, StoredRows
 
 FORMAT = 2
 SCALE_AND_OFFSET = 8  # bytes: two fp32 behind the 8-bit numbers of a vector
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A table's domain and version, and its first address."""
+
+    domain: str
+    version: int
+    base: int
+    unique: str = ""  # a part of its folder's name: no name is used twice; an export has none
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.domain, self.version
+
+    @property
+    def folder(self) -> str:
+        """Its folder under `plot/`."""
+        return f"{self.domain}/{self.version}{self.unique}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +79,7 @@ class TableSpec:
 
     @property
     def coding(self) -> Coding:
-        from hplm.plot.values import CODINGS
+        from hplm.plot.rows import CODINGS
 
         return CODINGS[self.dtype]
 
@@ -109,10 +127,10 @@ class TableMeta(TableSpec):
     @classmethod
     def read(cls, text: bytes, path: object) -> TableMeta:
         try:
-            stored: dict[str, Any] | list[Any] | None = json.loads(text)
-        except ValueError as error:
-            raise Broken(f"{path} is not JSON ({error}): build or copy the table again") from None
-        if isinstance(stored, dict) and (found := stored.get("format", FORMAT)) != FORMAT:
+            stored = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Broken(f"{path} is no JSON object ({error}): build or copy the table again") from None
+        if (found := stored.get("format", FORMAT)) != FORMAT:
             raise InvalidInput(f"{path} has format {found!r}, but this version of hplm reads {FORMAT}: build the table again")
         try:
             meta = msgspec.convert(stored, cls)

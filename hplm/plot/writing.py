@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,14 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.tensors import array_of
 from hplm.plot.index import write_index
 from hplm.plot.room import NoSpace
+from hplm.plot.rows import LEAST_COSINE, closeness
 from hplm.plot.table import Table, TableMeta, TableSpec
-from hplm.plot.values import LEAST_COSINE, closeness
 
 BATCH = 4096
 CLOSENESS = "closeness"  # a file that exists while a table is written: the lowest cosine of each batch
 
 ValuesOf = Callable[[Array], Tensor]  # windows x n of id + 1 -> windows x vectors x hidden, fp32, on the CPU
+Encode = Callable[[Array], tuple[Array, float]]  # keys -> stored rows, and the lowest cosine of a vector and its stored form
 
 
 def write_table(
@@ -48,7 +50,7 @@ def write_table(
     work.mkdir(parents=True, exist_ok=True)
     try:
         if not (work / "meta.json").exists():
-            _write_parts(work, spec, keys, Encoder(spec, values_of, known), batch, progress)
+            _write_parts(work, spec, keys, partial(_encoded, spec, values_of, known), batch, progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -63,7 +65,7 @@ def write_table(
 
 
 def _write_parts(
-    work: Path, spec: TableSpec, keys: Array, encoder: Encoder, batch: int, progress: Callable[[int], object]
+    work: Path, spec: TableSpec, keys: Array, encode: Encode, batch: int, progress: Callable[[int], object]
 ) -> None:
     """Writes the values, the index, and last `meta.json`, whose presence means that the table is complete.
 
@@ -73,7 +75,7 @@ def _write_parts(
         written: Future[None] | None = None
         progress(min(drafts.batches * batch, len(keys)))
         for start in range(drafts.batches * batch, len(keys), batch):
-            rows, close = encoder(np.asarray(keys[start : start + batch]))
+            rows, close = encode(np.asarray(keys[start : start + batch]))
             if written is not None:
                 written.result()
             written = writer.submit(drafts.append, rows, close)
@@ -90,40 +92,33 @@ def _write_parts(
     (work / "meta.json.new").rename(work / "meta.json")
 
 
-class Encoder:
-    """Turns keys into stored rows, and returns the lowest cosine between computed and stored vectors."""
+def _encoded(spec: TableSpec, values_of: ValuesOf, known: Table | None, keys: Array) -> tuple[Array, float]:
+    """Is an `Encode`. It copies the rows that `known` has."""
+    if known is None:
+        return _computed(spec, values_of, keys)
+    found = known.index.find(keys)
+    old = found[found > 0]
+    if len(broken := known.rows.touch(old)):
+        raise Broken(f"row {broken[0]} of {known.folder} does not match its checksum: build that table again")
+    rows = np.empty((len(keys), spec.row_bytes), dtype=np.uint8)
+    rows[found > 0] = known.rows.raw(old)
+    close = known.meta.least_cosine
+    if len(old) < len(keys):
+        rows[found == 0], new_close = _computed(spec, values_of, keys[found == 0])
+        close = min(close, new_close)
+    return rows, close
 
-    def __init__(self, spec: TableSpec, values_of: ValuesOf, known: Table | None) -> None:
-        self._spec = spec
-        self._values_of = values_of
-        self._known = known
 
-    def __call__(self, keys: Array) -> tuple[Array, float]:
-        if self._known is None:
-            return self._computed(keys)
-        found = self._known.index.find(keys)
-        old = found[found > 0]
-        if len(broken := self._known.rows.touch(old)):
-            raise Broken(f"row {broken[0]} of {self._known.folder} does not match its checksum: build that table again")
-        rows = np.empty((len(keys), self._spec.row_bytes), dtype=np.uint8)
-        rows[found > 0] = self._known.rows.raw(old)
-        close = self._known.meta.least_cosine
-        if len(old) < len(keys):
-            rows[found == 0], new_close = self._computed(keys[found == 0])
-            close = min(close, new_close)
-        return rows, close
-
-    def _computed(self, keys: Array) -> tuple[Array, float]:
-        spec = self._spec
-        vectors = self._values_of(spec.space.unpack(keys))
-        stored = spec.coding.encode(vectors)
-        close = closeness(vectors, spec.coding.decode(spec.coding.typed(stored)).view_as(vectors))
-        if not close >= LEAST_COSINE:  # also if the cosine is NaN, as of numbers too large for the dtype
-            raise InvalidInput(
-                f"{spec.dtype} keeps only a cosine of {close:.5f} of a vector of domain {spec.domain!r}, but {LEAST_COSINE} is "
-                "required: use --dtype fp16 or bf16. If that fails too, the lower stack is damaged: adapt it again"
-            )
-        return array_of(stored.view(len(keys), spec.row_bytes)), close
+def _computed(spec: TableSpec, values_of: ValuesOf, keys: Array) -> tuple[Array, float]:
+    vectors = values_of(spec.space.unpack(keys))
+    stored = spec.coding.encode(vectors)
+    close = closeness(vectors, spec.coding.decode(spec.coding.typed(stored)).view_as(vectors))
+    if not close >= LEAST_COSINE:  # also if the cosine is NaN, as of numbers too large for the dtype
+        raise InvalidInput(
+            f"{spec.dtype} keeps only a cosine of {close:.5f} of a vector of domain {spec.domain!r}, but {LEAST_COSINE} is "
+            "required: use --dtype fp16 or bf16. If that fails too, the lower stack is damaged: adapt it again"
+        )
+    return array_of(stored.view(len(keys), spec.row_bytes)), close
 
 
 class _Drafts:

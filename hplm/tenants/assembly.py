@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from hplm.plot.branch import Branch
+from hplm.plot.table import Branch
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 Place = tuple[str, int]  # a domain and its version

@@ -12,9 +12,8 @@ from typing import Any
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed
 from hplm.errors import HplmError
-from hplm.plot.branch import Branch
 from hplm.plot.room import bytes_in
-from hplm.plot.table import Table
+from hplm.plot.table import Branch, Table
 from hplm.registry.store import RECORDS, TABLES, Store, objects_of
 from hplm.tenants.assembly import Place
 from hplm.tenants.snapshot import Snapshot, Tenant

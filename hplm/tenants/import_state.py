@@ -28,8 +28,7 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.records import Part, pack
 from hplm.errors import MISFITS, Broken, InvalidInput
-from hplm.plot.branch import Branch
-from hplm.plot.table import Table
+from hplm.plot.table import Branch, Table
 from hplm.registry.store import CURRENT
 from hplm.tenants.backup import MANIFEST
 from hplm.tenants.change import AT_ONCE, Change

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hplm.adapters.heads import grown, shrunk, size_for
+from hplm.adapters.heads import size_for, sized
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.adapters.records import Packed, Part, pack
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import KINDS, Calibration
-from hplm.plot.branch import Branch
+from hplm.plot.table import Branch
 from hplm.tasks import TASKS, Task, find_task
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
@@ -70,7 +70,7 @@ class Knowledge:
             parts[_of_student(number, "adapter")] = adapter
         for name, (layout, layers) in heads.items():
             size = size_for(layout.size)
-            parts[name] = replace(layout, size=size), [grown(layer, size) for layer in layers]
+            parts[name] = replace(layout, size=size), [sized(layer, size) for layer in layers]
         calibration = asdict(self.calibration) if self.calibration is not None else None
         exits = asdict(self.exits.exits) if self.exits is not None else None
         tenant = {
@@ -89,16 +89,16 @@ class Knowledge:
         head = exits = students = None
         if "head" in found:
             layout, (whole,) = found["head"]
-            head = replace(layout, size=len(labels)), shrunk(whole, len(labels))
+            head = replace(layout, size=len(labels)), sized(whole, len(labels))
         if "exits" in found:
             (layout, heads), outputs = found["exits"], find_task(tenant["task"]).exit_outputs(labels)
-            own = [shrunk(whole, outputs) for whole in heads]
+            own = [sized(whole, outputs) for whole in heads]
             exits = ExitKnowledge(Exits.read(tenant["exits"]), replace(layout, size=outputs), own)
         if (stored := tenant.get("students")) is not None:
             members: list[tuple[Adapter, Head]] = []
             for number in range(Students.read(stored).teams[0].members):
                 layout, (whole,) = found[_of_student(number, "head")]
-                own = replace(layout, size=len(labels)), shrunk(whole, len(labels))
+                own = replace(layout, size=len(labels)), sized(whole, len(labels))
                 members.append((found[_of_student(number, "adapter")], own))
             students = StudentKnowledge(Students.read(stored), members)
         stored = tenant["calibration"]

@@ -22,9 +22,8 @@ from pathlib import Path
 from hplm.adapters.record import has_content
 from hplm.clock import Clock
 from hplm.errors import Broken, HplmError, InvalidInput
-from hplm.plot.branch import Branch
 from hplm.plot.room import check_room
-from hplm.plot.table import TableMeta
+from hplm.plot.table import Branch, TableMeta
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.pointer import Pointer, Source, read_current

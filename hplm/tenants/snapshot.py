@@ -19,7 +19,7 @@ import msgspec
 from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import KINDS, Calibration
-from hplm.plot.branch import Branch
+from hplm.plot.table import Branch
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, Store
 from hplm.tasks import TASKS, Task

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.plot.branch import Branch
-from hplm.plot.table import Table, TableMeta
+from hplm.plot.table import Branch, Table, TableMeta
 from hplm.registry.store import TABLES, Absent, Store
 from hplm.tenants.assembly import Place
 from hplm.tenants.change import Change

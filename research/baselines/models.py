@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, NoTenant, QueueFull
 from hplm.model.config import BackboneConfig
-from hplm.model.malloc import keep_freed_memory
+from hplm.model.cpu import keep_freed_memory
 from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.tasks import TextAnswer, find_task
 from research.baselines.body import STORED, Slot

@@ -25,7 +25,7 @@ from builder.publish.precision import served_precision
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from demo.data import MANIFEST, DemoTenant, data_of
-from hplm.adapters.tiles import Tiles
+from hplm.adapters.groups import Tiles
 from hplm.arrays import Array
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
@@ -221,7 +221,7 @@ def _pruned_labels(body, model, data, keep: float) -> Array:
         looked = Looked(pack.lengths, body.upper.heads)
         kept, lengths = None, pack.lengths
         for number, layer in enumerate(body.upper_layers):
-            every = Tiles(np.zeros(len(x), dtype=np.int64), x.device)
+            every = Tiles(np.array([0]), np.array([len(x)]), x.device)
             attend = looked if number == 0 else PackedAttention(lengths, body.upper.heads, x.device)
             x = layer(x, attend, model.adapts(every, every)[number])
             if number == 0:

@@ -6,18 +6,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.adapters import kernel as kernels
-from hplm.adapters import runs
-from hplm.adapters.groups import Map
-from hplm.adapters.kernel import MOST_RANK, InPlace
+from hplm.adapters import groups as ways
+from hplm.adapters.groups import MOST_RANK, InPlace, Map, Runs, Tiles
 from hplm.adapters.layout import Layout
-from hplm.adapters.runs import Runs
-from hplm.adapters.tiles import Tiles
 from tests.support.device import needs_cuda
 from tests.support.needed import needs_kernel
 
 CPU = torch.device("cpu")
 MOST_ROWS = 60  # of a piece of work, in kernel.c
+ONE = np.array([1])
+
+
+def each(slots):
+    """Returns runs of one row each."""
+    return slots, np.ones_like(slots)
 
 
 @given(texts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=20), even=st.integers(0, 3))
@@ -27,7 +29,7 @@ def test_every_row_gets_the_weights_of_its_own_slot(texts, even):
     of_row = torch.from_numpy(slots.repeat(counts))
     weight, bias, x = torch.randn(4, 4, 8), torch.randn(4, 4), torch.randn(len(of_row), 8)
     expected = torch.einsum("rox,rx->ro", weight[of_row], x) + bias[of_row]
-    for groups in (Tiles(of_row.numpy(), CPU), Runs(of_row.numpy(), CPU), Runs(slots, CPU, counts)):
+    for groups in (kind(*own, CPU) for kind in (Tiles, Runs) for own in ((slots, counts), each(of_row.numpy()))):
         spread, base = groups.spread(x), torch.ones(len(x), 4)
         groups.add(base, spread, weight, bias)
         assert torch.allclose(groups.collect(groups.linear(spread, weight, bias)), expected, atol=1e-5)
@@ -38,8 +40,8 @@ def test_a_grouped_kernel_gets_fewer_than_1024_products():
     """Neither with 600 slots in turn, nor with 2500 slots."""
     for slots in (np.tile(np.arange(600), 2), np.arange(2500)):
         weight, x = torch.randn(int(slots.max()) + 1, 4, 8), torch.randn(len(slots), 8)
-        groups = Runs(slots, CPU)
-        with patch.object(runs, "grouped_mm", wraps=runs.grouped_mm) as calls:
+        groups = Runs(*each(slots), CPU)
+        with patch.object(ways, "grouped_mm", wraps=ways.grouped_mm) as calls:
             mapped = groups.collect(groups.linear(groups.spread(x), weight))
         assert all(len(call.kwargs["offs"]) < 1024 for call in calls.call_args_list)
         assert torch.allclose(mapped, torch.einsum("rox,rx->ro", weight[torch.from_numpy(slots)], x), atol=1e-5)
@@ -52,8 +54,8 @@ def test_a_grouped_kernel_maps_rows_as_single_products_do(count, runs_of):
     cuda, chance = torch.device("cuda"), np.random.default_rng(count)
     slots = np.repeat(chance.integers(0, 40, count), runs_of)[:count]
     x, weight, bias = (torch.randn(shape, device=cuda, dtype=torch.bfloat16) for shape in ((count, 64), (40, 64, 24), (40, 24)))
-    groups, weight = Runs(slots, cuda), weight.mT  # as slots have them
-    assert runs.fits(cuda, torch.bfloat16, [64, 24]), "this GPU has no grouped kernel"
+    groups, weight = Runs(*each(slots), cuda), weight.mT  # as slots have them
+    assert Runs.takes(cuda, torch.bfloat16, [(64, 24)]), "this GPU has no grouped kernel"
     base = torch.ones(count, 24, device=cuda, dtype=torch.bfloat16)
     groups.add(base, groups.spread(x), weight, bias)
     own = torch.from_numpy(slots).to(cuda)
@@ -65,12 +67,12 @@ def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatc
     cuda = torch.device("cuda")
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[-1])
-    assert runs.fits(cuda, torch.bfloat16, [768, 32])
-    assert not runs.fits(cuda, torch.bfloat16, [768, 4])  # 8 bytes
-    assert not runs.fits(cuda, torch.float32, [768, 32])
-    assert not runs.fits(CPU, torch.bfloat16, [768, 32])
+    assert Runs.takes(cuda, torch.bfloat16, [(768, 32)])
+    assert not Runs.takes(cuda, torch.bfloat16, [(768, 4)])  # 8 bytes
+    assert not Runs.takes(cuda, torch.float32, [(768, 32)])
+    assert not Runs.takes(CPU, torch.bfloat16, [(768, 32)])
     capability.append((8, 0))
-    assert not runs.fits(cuda, torch.bfloat16, [768, 32])  # an older GPU runs a loop that waits for the device
+    assert not Runs.takes(cuda, torch.bfloat16, [(768, 32)])  # an older GPU runs a loop that waits for the device
 
 
 def _lying(slots, outputs, inputs):
@@ -98,10 +100,10 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
     down, up = _lying(slots, rank, inputs), _lying(slots, outputs, rank)
     biases = [torch.randn(slots, width) if biased else None for width in (rank, outputs)]
     both = [Map(own, bias) for own, bias in zip((down, up), biases, strict=True)]
-    base, tiles, found = torch.randn(len(x), 3 * outputs), Tiles(of_row, CPU), {}
-    for instructions in range(1, kernels.kernel().instructions + 1):
-        with patch.object(kernels.kernel(), "instructions", instructions), patch.object(kernels, "WORTH", seed % 2 * 10**9):
-            for groups in (tiles, InPlace(of_text, CPU, None if rows else np.array(lengths))):
+    base, tiles, found = torch.randn(len(x), 3 * outputs), Tiles(*each(of_row), CPU), {}
+    for instructions in range(1, ways.kernel().instructions + 1):
+        with patch.object(ways.kernel(), "instructions", instructions), patch.object(ways, "WORTH", seed % 2 * 10**9):
+            for groups in (tiles, InPlace(of_text, np.ones_like(of_text) if rows else np.array(lengths))):
                 spread, changed = groups.spread(x), base.clone()
                 groups.add_low_rank(changed[:, outputs : 2 * outputs], spread, *both, function)
                 groups.add(changed[:, :outputs], groups.linear(spread, down, biases[0]), up)
@@ -115,9 +117,9 @@ def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
     down, up = Map(_lying(3, 32, 64)), Map(_lying(3, 64, 32))
     x = torch.randn(130, 64)
     together, alone = x.clone(), x.clone()
-    InPlace(np.repeat([2, 0, 1], [7, 100, 23])).add_low_rank(together, x, down, up)
+    InPlace(np.array([2, 0, 1]), np.array([7, 100, 23])).add_low_rank(together, x, down, up)
     for row, slot in enumerate(np.repeat([2, 0, 1], [7, 100, 23])):
-        InPlace(np.array([slot])).add_low_rank(alone[row : row + 1], x[row : row + 1], down, up)
+        InPlace(np.array([slot]), ONE).add_low_rank(alone[row : row + 1], x[row : row + 1], down, up)
     assert torch.equal(together, alone)
 
 
@@ -125,7 +127,7 @@ def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
 def test_what_is_no_number_does_not_become_one():
     down, up = Map(torch.full((1, 4, 16), torch.nan).mT), Map(torch.ones(1, 16, 16).mT)
     out = torch.zeros(1, 16)
-    InPlace(np.array([0])).add_low_rank(out, torch.ones(1, 4), down, up, function="relu")
+    InPlace(np.array([0]), ONE).add_low_rank(out, torch.ones(1, 4), down, up, function="relu")
     assert out.isnan().all()
 
 
@@ -138,4 +140,4 @@ def test_what_is_no_number_does_not_become_one():
 def test_the_kernel_takes_adapters_of_any_rank(kind, hidden, dtype, groups):
     for rank in (1, 8, 17, MOST_RANK + 20):
         layout = Layout(kind, rank, hidden, 2, ("attention_out", "ffn_in", "ffn_out"), 48)
-        assert type(layout.group(np.zeros(1, dtype=np.int64), CPU, dtype)) is groups
+        assert layout.way(CPU, dtype) is groups

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from hplm.adapters.groups import Tiles
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
 from hplm.adapters.parts import Part, adapted
-from hplm.adapters.tiles import Tiles
 from hplm.engine.engine import read
 from hplm.errors import Broken, InvalidInput
 from hplm.model.layer import QKV
@@ -36,7 +36,8 @@ def test_weights_of_a_layer_are_used_when_they_have_arrived():
     for layout, width in ((adapter, 8), (head, CONFIG.hidden)):
         x = torch.randn(len(SLOTS), width)
         layers = [{name: torch.randn(4, *shape) for name, shape in layout.shapes.items()} for _ in range(layout.layers)]
-        part = Part(layout, Tiles(np.array(SLOTS), torch.device("cpu")), layers, [Late(layer) for layer in layers], None)
+        groups = Tiles(np.array(SLOTS), np.ones(len(SLOTS), np.int64), torch.device("cpu"))
+        part = Part(layout, groups, layers, [Late(layer) for layer in layers], None)
         for layer in range(layout.layers):
             found = adapted([part], layer, QKV, x, torch.zeros(len(x), 24)) if layout is adapter else read(x, [part])
             assert found.isfinite().all()

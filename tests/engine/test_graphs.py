@@ -11,8 +11,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.adapters import kernel, runs
-from hplm.adapters.layout import Layout
+from hplm.adapters.groups import InPlace, Runs
 from hplm.engine.engine import Engine, computed
 from hplm.engine.graphs import MOST, Graphs
 from hplm.engine.staging import Stager, StagingSettings
@@ -116,15 +115,13 @@ def most():
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_cuda)])
 def asked(request, alike, monkeypatch, most):
     """On a CPU, all parts take the ways of a GPU."""
-    Layout.of.cache_clear()  # a layout remembers which kernel takes it
     if request.param == "cpu":
-        monkeypatch.setattr(kernel, "fits", lambda *given: False)
-        monkeypatch.setattr(runs, "fits", lambda *given: True)
+        monkeypatch.setattr(InPlace, "takes", lambda *given: False)
+        monkeypatch.setattr(Runs, "takes", lambda *given: True)
         monkeypatch.setattr(attention, "CUDA_DTYPES", (torch.float32,))
         monkeypatch.setattr(PackedAttention, "_any_length", any_length)
     dtype, graphs = (torch.float32, Repeated) if request.param == "cpu" else (torch.bfloat16, Counted)
     yield Asked(alike, torch.device(request.param), dtype, partial(graphs, most=most))
-    Layout.of.cache_clear()
 
 
 def test_a_batch_gets_its_own_answers_from_the_graph_of_its_shape(asked):

@@ -10,9 +10,8 @@ import torch
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.generation.decoder import Decoder
 from hplm.generation.request import Source
-from hplm.generation.staging import Stager
+from hplm.generation.staging import Decoder, Stager
 from testing.toy import make_decoder
 from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
@@ -37,19 +36,21 @@ class Served:
 
     def __init__(self, version: Path, tenants: list[str]) -> None:
         self.backbone = backbone = Backbone(version)
-        self.config, self.layouts, view = backbone.config, backbone.layouts, backbone.view
-        self.forest = view.forest
-        known = [view.snapshot.find(id) for id in tenants]
+        self.config, self.layouts, self.view = backbone.config, backbone.layouts, backbone.view
+        self.forest = self.view.forest
+        known = [self.view.snapshot.find(id) for id in tenants]
         self.sources = [Source(t.id, t.uid, t.version, self.forest.chain(t.domain, 1), t.adapter) for t in known]
         self._reference = GenerativeReference(backbone)
+
+    @property
+    def records(self):
+        return self.backbone.records
 
     def addresses(self, source, prompt):
         return source.chain.lookup(np.array(prompt), np.array([len(prompt)])).addresses
 
     def machine(self, world, cache, seats):
-        records = self.backbone.records
-        stager = Stager(self.config, lambda: self.forest, lambda: self.layouts, records, cache, seats)
-        return stager, Decoder(self.backbone.upper(), DEVICE, torch.float32)
+        return Stager(self, cache, seats), Decoder(self.backbone.upper(), DEVICE, torch.float32)
 
     def all_logits(self, ids, source) -> torch.Tensor:
         """Returns the logits of the token behind each token."""

@@ -10,8 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from hplm.errors import InvalidInput
-from hplm.generation import kernel as kernels
-from hplm.generation.attention import CUDA_DTYPES, BlockAttention, CachedAttention, Chunks, cuda_options, reads_blocks
+from hplm.generation.attention import (
+    CUDA_DTYPES,
+    BlockAttention,
+    CachedAttention,
+    Chunks,
+    attend_singles,
+    cuda_options,
+    reads_blocks,
+)
 from hplm.generation.cache import BLOCK, CUDA_BLOCK, Cache, least_tokens, places_of, table_of
 from testing.toy import CHAT
 from tests.generation.world import places
@@ -150,9 +157,9 @@ def test_a_token_alone_has_the_same_numbers_as_in_company():
     query = torch.randn(20, config.query_width)
     keys, values = cache.layer(0)
     table, lengths = np.random.default_rng(0).permutation(120).reshape(20, 6).astype(np.int32), np.arange(20) * 9 + 1
-    whole = kernels.attend(query, keys, values, table, BLOCK, lengths, 64)
+    whole = attend_singles(query, keys, values, table, BLOCK, lengths, 64)
     for i in range(20):
-        alone = kernels.attend(query[i : i + 1], keys, values, table[i : i + 1], BLOCK, lengths[i : i + 1], 64)
+        alone = attend_singles(query[i : i + 1], keys, values, table[i : i + 1], BLOCK, lengths[i : i + 1], 64)
         assert torch.equal(alone[0], whole[i])
 
 
@@ -162,7 +169,7 @@ def test_scores_far_apart_do_not_overflow(block):
     """Also in a block with more keys than the kernel sees at once."""
     keys = torch.randn(300, 16) * 100
     values, query = torch.randn(300, 16), torch.randn(1, 16) * 100
-    found = kernels.attend(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
+    found = attend_singles(query, keys, values, np.zeros((1, 1), dtype=np.int32), block, np.array([300]), 16)
     assert torch.allclose(found, scaled_dot_product_attention(query[None], keys[None], values[None])[0], atol=1e-4)
 
 

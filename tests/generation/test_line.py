@@ -14,9 +14,20 @@ from hplm.scheduling.cost import Cost
 from tests.generation.fake import Fake
 from tests.generation.world import MS, World, greedy
 
-RUNNING = SimpleNamespace(seats=4, cache=SimpleNamespace(tokens=1024))
 COST = Cost(np.array([5 * MS, MS / 10, MS / 10, 0]))
-LOAD = Load(RUNNING, COST, free=256, ends=[(10, 256), (20, 256), (30, 256)], mean_tokens=40)
+
+
+def growing(left):
+    """Returns a sequence that gets so many tokens more."""
+    request = SimpleNamespace(sampling=SimpleNamespace(max_tokens=40))
+    return SimpleNamespace(expected=lambda share: left, request=request, tenant=left, uncomputed=1)
+
+
+RUNNING = SimpleNamespace(
+    seats=4, cache=SimpleNamespace(tokens=1024), spare=256, uncomputed=0, sequences=list(map(growing, (10, 20, 30))),
+    further=[], places=lambda sequence: 256, learned=Learned(),
+)  # fmt: skip
+LOAD = Load(RUNNING, COST)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.model import kernel as kernels
-from hplm.model.attention import PackedAttention
+from hplm.compiled import kernel
+from hplm.model.attention import MOST_KEYS, PackedAttention
 from tests.support.needed import needs_kernel
 
-compiled = kernels.kernel()
+compiled = kernel()
 INSTRUCTIONS = range(1, 1 + max(1, compiled.instructions if compiled else 0))
 
 
@@ -53,7 +53,7 @@ def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
 def _attended(attention, three, instructions, reads=None):
     """Computes with a set of instructions of the compiled kernel; with gradients, torch computes."""
     with torch.set_grad_enabled(instructions == 0), patch.object(compiled, "instructions", instructions):
-        used = kernels.attending(three[0], three[0].shape[1] // attention.heads, max(attention.runs)[0])
+        used = attention.kernel_for(three[0])
         assert (used is not None) == (instructions > 0)
         return attention(0, *three, reads)
 
@@ -123,10 +123,10 @@ def test_what_is_no_number_spoils_what_it_spoils_in_torch_and_no_other_text(inst
 
 @needs_kernel()
 def test_torch_attends_to_long_texts_and_in_other_types():
-    query = torch.zeros(4, 64)
+    query, most = torch.zeros(4, 64), MOST_KEYS // 64
     with torch.no_grad():
-        assert kernels.attending(query, 64, kernels.MOST_KEYS // 64) is not None
-        assert kernels.attending(query, 64, kernels.MOST_KEYS // 64 + 1) is None
-        assert kernels.attending(query, 8, 4) is None
-        assert kernels.attending(query.half(), 64, 4) is None
-    assert kernels.attending(query, 64, 4) is None  # it has no gradients
+        assert PackedAttention([most], 1).kernel_for(query) is not None
+        assert PackedAttention([most + 1], 1).kernel_for(query) is None
+        assert PackedAttention([4], 8).kernel_for(query) is None
+        assert PackedAttention([4], 1).kernel_for(query.half()) is None
+    assert PackedAttention([4], 1).kernel_for(query) is None  # it has no gradients

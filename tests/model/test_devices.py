@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from hplm import compiled
-from hplm.adapters.layout import Layout
 from hplm.errors import Broken
 from hplm.model import faults
-from hplm.model.openmp import compute_with
+from hplm.model.cpu import compute_with
 from testing.toy import WORDS
 from tests.engine.asker import Asker
 from tests.support.needed import needs_kernel
@@ -57,7 +56,6 @@ def test_a_thread_has_a_number_of_its_own():
 
 def logits(toy):
     """Returns those of an engine that computes in 8 bits, with adapters and tables."""
-    Layout.of.cache_clear()  # a layout remembers which kernel takes it
     asker = Asker(toy.folder, device="cpu", dtype="int8")
     (rows,) = asker.wait(asker.ask("acme", [" ".join(WORDS[:20])]))
     asker.close()
@@ -78,6 +76,5 @@ def test_torch_computes_where_kernels_are_missing_and_the_log_names_them(toy, tm
             found = logits(toy)
         finally:
             compiled.kernel.cache_clear()
-            Layout.of.cache_clear()
     assert caplog.text.count(str(tmp_path / "missing")) == 1
     assert np.allclose(found, expected, atol=1e-3, rtol=1e-3)

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from hplm import compiled as kernels
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, assign_addresses
-from hplm.plot.gathering import Gatherer
+from hplm.plot.forest import Forest, Tally, assign_addresses, count_levels, ends
+from hplm.plot.gathering import PIECE, Gatherer
 from hplm.plot.keys import KeySpace
-from hplm.plot.levels import Tally, count_levels, ends
 from hplm.plot.rows import StoredRows
-from hplm.plot.summing import PIECE
 from testing.reference import Dictionaries, windows_of
 from tests.plot.tables import make_table
 from tests.support.device import DEVICE

@@ -13,8 +13,8 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from hplm.plot.room import NoSpace
+from hplm.plot.rows import CODINGS, LEAST_COSINE, closeness
 from hplm.plot.table import Table
-from hplm.plot.values import CODINGS, LEAST_COSINE, closeness
 from hplm.plot.writing import write_table
 from tests.plot.tables import HIDDEN, make_table, spec_of, values_by
 from tests.support.killed import content

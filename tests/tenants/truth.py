@@ -18,7 +18,7 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.adapters.heads import shrunk
+from hplm.adapters.heads import sized
 from hplm.engine.backbone import Backbone
 from hplm.engine.views import View
 from hplm.errors import HplmError
@@ -118,7 +118,7 @@ def weights_of(knowledge: Knowledge) -> bytes:
 
 def as_bytes(head: Any, adapter: Any, exits: Any = ()) -> bytes:
     """Returns the weights as a record has them. Heads there are larger than their labels."""
-    layers = [*(shrunk(one, len(LABELS)) for one in (head, *exits)), *adapter]
+    layers = [*(sized(one, len(LABELS)) for one in (head, *exits)), *adapter]
     parts = [layer[name] for layer in layers for name in sorted(layer)]
     return b"".join(part.to(torch.float16).contiguous().numpy().tobytes() for part in parts)
 

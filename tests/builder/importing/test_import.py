@@ -14,7 +14,7 @@ from builder.importing.tenant import ImportOptions, NewDomain, import_tenant, me
 from builder.store.store import Store, TenantFile
 from builder.tables.domain import DomainOptions
 from builder.training.model import TenantModel
-from hplm.adapters.tiles import Tiles
+from hplm.adapters.groups import Tiles
 from hplm.errors import InvalidInput
 from hplm.model import stacks
 from hplm.model.attention import PackedAttention
@@ -41,7 +41,7 @@ def expected(name: str) -> dict[str, torch.Tensor]:
 
 def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | None = None) -> torch.Tensor:
     """Returns the hidden states of one sequence after these layers, with the adapter of a tenant."""
-    one = Tiles(np.zeros(len(x), dtype=np.int64), DEVICE)
+    one = Tiles(np.array([0]), np.array([len(x)]), DEVICE)
     return stacks.through(layers, x, PackedAttention([len(x)], store.config.heads), model and model.adapts(one, one))
 
 

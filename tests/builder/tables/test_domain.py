@@ -17,9 +17,8 @@ from builder.tables.inspection import cover, read_pieces
 from builder.tables.ranking import Ranking
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from hplm.plot.forest import Forest, assign_addresses
+from hplm.plot.forest import Forest, assign_addresses, count_levels, ends
 from hplm.plot.gathering import Gatherer
-from hplm.plot.levels import count_levels, ends
 from hplm.plot.room import NoSpace
 from testing.reference import windows_of
 from testing.toy import CONFIG

@@ -1,23 +1,31 @@
-"""Matrix products in 8 bits, on CPUs: a scale for each output of a weight, and one for each token.
+"""Matrix products on CPUs that torch's own linear layer does not compute: in 16 bits, and in 8 bits.
 
-A token's scale depends on the token alone, so its neighbours in a batch do not change its numbers.
+In 16 bits, weights lie in the order in which oneDNN reads them. torch keeps a weight row by row, and oneDNN would bring it into
+its own order again for each product. In 32 bits torch does not take oneDNN: there large products gain nothing by this, and
+those of a single row lose.
+
+In 8 bits there is a scale for each output of a weight, and one for each token, which depends on the token alone: its neighbours
+in a batch do not change its numbers.
 """
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from hplm.compiled import HOW, number_fields, pointer_fields, vectors
 from hplm.errors import InvalidInput
-from hplm.model.kernel import rounded
-from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, Layers
 from hplm.model.tensors import rounded_up
 
-onednn: Any = torch.ops.onednn  # the library has no types
+mkldnn: Any = torch.ops.mkldnn  # these libraries have no types
+onednn: Any = torch.ops.onednn
 
+PREPACKED_ROWS = 16  # of the products that the order is chosen for; it is as good for others
+EXACT = 16  # so many rows are not rounded up: a decoder often computes one
 LEVELS = 127  # numbers from -127 to 127
 EXACT_LEVELS = 63  # of weights: with these the sum of two products fits into 16 bits
 UNSIGNED = 128  # added to a token's numbers: CPUs multiply unsigned by signed bytes
@@ -25,6 +33,40 @@ ROUNDING = 1.5 * 2**23 + UNSIGNED  # added to a number, it leaves the rounded nu
 LEAST = 1e-30  # the largest number of a token or weight that is not rounded to zero
 MOST_ROWS = 4096  # of one product
 TRIED_ROWS = 16
+WORTH = 1 << 16  # numbers to round that are worth another thread
+
+
+class Prepacked(nn.Module):
+    """A linear layer, of rows x inputs."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight: Tensor = mkldnn._reorder_linear_weight(linear.weight.detach(), PREPACKED_ROWS)
+        self._bias = cast("Tensor | None", linear.bias)  # its stub knows no layer without
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        if rows > EXACT and (size := rounded_up(rows)) > rows:
+            x = with_rows(x, size)
+        return mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")[:rows]
+
+
+def with_rows(x: Tensor, size: int) -> Tensor:
+    """Returns a tensor with so many rows: those of `x`, and zeros behind them."""
+    y = x.new_empty(size, x.shape[1])
+    y[: len(x)] = x
+    y[len(x) :] = 0
+    return y
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this type should be prepacked on this device, and oneDNN can multiply them."""
+    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return on_cpu and dtype is torch.bfloat16 and mkldnn._is_mkldnn_bf16_supported()
+
+
+class _Rounding(ctypes.Structure):
+    _fields_ = (*HOW, *pointer_fields("x", "numbers", "scales"), *number_fields("rows", "inputs", "stride"))
 
 
 class EightBit(nn.Module):
@@ -32,6 +74,8 @@ class EightBit(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        if not available():
+            raise InvalidInput("dtype int8 needs oneDNN, which this build of torch does not have: use fp32")
         weight = linear.weight.detach().float()
         self._scales = weight.abs().amax(1).clamp_(min=LEAST).div_(weight_levels())
         numbers = (weight / self._scales[:, None]).round_()
@@ -62,7 +106,11 @@ class EightBit(nn.Module):
 
     def _round(self, x: Tensor, numbers: Tensor) -> Tensor:
         """Writes the rounded rows into `numbers`. Returns their scales: rows x 1."""
-        if (scales := rounded(x, numbers)) is not None:
+        if (compiled := vectors()) is not None:
+            x, scales = x if x.stride(1) == 1 else x.contiguous(), x.new_empty(len(x), 1)
+            how = compiled.how(torch.get_num_threads() if x.numel() >= WORTH else 1)
+            rounding = _Rounding(*how, x.data_ptr(), numbers.data_ptr(), scales.data_ptr(), *x.shape, x.stride(0))
+            compiled.library.hplm_round(ctypes.byref(rounding))
             return scales
         largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_(min=LEAST)
         numbers.view(torch.int8).copy_(torch.addcmul(self._rounding, x, LEVELS / largest).view(torch.int32))  # the last bytes
@@ -73,13 +121,12 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available()
 
 
-def to_eight_bits(layers: Layers) -> None:
-    """Replaces the matrices of the layers, in place. Norms stay as they are."""
-    if not available():
-        raise InvalidInput("dtype int8 needs oneDNN, which this build of torch does not have: use fp32")
-    for layer in layers:
-        for name in (QKV, ATTENTION_OUT, FFN_IN, FFN_OUT):
-            setattr(layer, name, EightBit(getattr(layer, name)))
+def replace_products(module: nn.Module, kind: type[Prepacked] | type[EightBit]) -> None:
+    """Replaces the linear layers of a module, in place."""
+    for part in list(module.modules()):
+        for name, linear in list(part.named_children()):
+            if isinstance(linear, nn.Linear):
+                setattr(part, name, kind(linear))
 
 
 @cache

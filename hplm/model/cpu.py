@@ -1,4 +1,4 @@
-"""OpenMP's threads, among which torch divides a product on a CPU.
+"""How a process computes on a CPU: OpenMP's threads, among which torch divides a product, and malloc for large tensors.
 
 Each thread that computes gets threads of its own for that, until it ends. GNU's OpenMP lets them wait actively for the next
 product only while all of them together are no more than the processors. Otherwise they sleep and are woken up for each product,
@@ -8,6 +8,7 @@ divide no product.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -17,17 +18,29 @@ from typing import TypeVar
 
 import torch
 
-from hplm.model.malloc import share_one_arena
-
 S = TypeVar("S")
 T = TypeVar("T")
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
+NEVER = 2**31 - 1
+ONE_ARENA = M_ARENA_MAX, 1  # that all threads share which start later: others have 64 MB, and are returned as a whole
+mallopt = ctypes.CDLL(None).mallopt
 
 
 def apart(make: Callable[[], T]) -> T:
     """Calls `make` in a thread of its own, which then ends, and its OpenMP threads with it."""
-    share_one_arena()  # before there is a second thread
+    mallopt(*ONE_ARENA)  # before there is a second thread
     with ThreadPoolExecutor(1, "make") as thread:
         return thread.submit(make).result()
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep freed memory, in the whole process and in threads that start later.
+
+    An engine allocates the same large tensors for every batch. By default glibc returns large blocks to the system at once, and
+    gets them again with one page fault for every 4 KB.
+    """
+    for what, value in ((M_TRIM_THRESHOLD, NEVER), (M_MMAP_MAX, 0), ONE_ARENA):
+        mallopt(what, value)
 
 
 def compute_with(threads: int) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hplm.model import eightbit
-from hplm.model.eightbit import MOST_ROWS, EightBit
-from hplm.model.prepacked import Prepacked, can_prepack, prepacked
+from hplm.model import products
+from hplm.model.products import MOST_ROWS, EightBit, Prepacked, can_prepack, replace_products
 from testing.random_store import random_backbone
 from testing.reference import product_in_eight_bits
 from testing.toy import CONFIG
@@ -45,7 +44,7 @@ def tokens(rows, seed=0):
 def test_a_product_equals_that_of_whole_numbers(linear, rows, compiled):
     """Numbers are rounded by the kernel, by several threads of it, or by torch. Tokens may lie apart."""
     x = torch.cat([tokens(rows)] * 2, dim=1)[:, INPUTS:]
-    with nullcontext() if compiled else patch.object(eightbit, "rounded", return_value=None):
+    with nullcontext() if compiled else patch.object(products, "vectors", return_value=None):
         off = (EightBit(linear)(x) - product_in_eight_bits(x, linear)).abs()
     assert (off <= 1e-5 * x.abs().amax(1, keepdim=True)).all()
 
@@ -77,7 +76,7 @@ def test_a_row_that_is_no_number_spoils_no_other_and_zeros_give_the_bias(linear,
 WITHOUT_VNNI = """
 import torch
 from torch import nn
-from hplm.model.eightbit import EightBit, weight_levels
+from hplm.model.products import EightBit, weight_levels
 linear = nn.Linear(64, 64)
 with torch.inference_mode():
     linear.weight.fill_(1)
@@ -117,9 +116,9 @@ def test_it_equals_the_layer_that_it_is_made_of(rows, bias, dtype, tolerance):
         assert torch.allclose(found.float(), linear(x).float(), atol=tolerance, rtol=tolerance)
 
 
-def test_a_stack_is_prepacked_and_the_other_one_stays_as_it_is():
+def test_the_products_of_a_stack_are_replaced_and_its_norms_stay():
     stack = random_backbone(CONFIG)[1].eval().requires_grad_(False)
-    packed = prepacked(stack)
-    products = [sum(isinstance(part, nn.Linear) for part in one.modules()) for one in (stack, packed)]
-    assert products == [4 * CONFIG.upper_layers, 0]
-    assert packed.norm.weight is stack.norm.weight
+    norm = stack.norm
+    replace_products(stack, Prepacked)
+    kinds = [[type(part) for part in stack.modules()].count(kind) for kind in (nn.Linear, Prepacked)]
+    assert kinds == [0, 4 * CONFIG.upper_layers] and stack.norm is norm
