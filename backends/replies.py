@@ -1,4 +1,4 @@
-"""Functions that all our Python models share: read a request's tensors and parameters, and send its answer."""
+"""What all our Python models share: they read a request's tensors and parameters, and send its answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,9 +18,13 @@ import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
 from hplm.engine.threads import repeat
-from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
+from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.publisher import Publisher
 from hplm.registry.store import Place, place_of
 from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
+from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
@@ -31,6 +37,7 @@ begin_log()
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()
+Request: TypeAlias = "pb_utils.InferenceRequest"
 Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
 WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
 
@@ -38,11 +45,13 @@ WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32),
 class Call:
     """The requests of one call of `execute`, which returns the responses to those that are not deferred."""
 
-    def __init__(self, requests: Sequence[pb_utils.InferenceRequest], held: Held) -> None:
+    def __init__(self, requests: Sequence[Request], held: Held, defers: bool = False) -> None:
+        """`defers`: it defers all of them."""
         self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
         self._held = held
-        held.take(len(requests))
-        self.senders = [Sender(request, held, self) for request in requests]
+        if not defers:
+            held.take(len(requests))
+        self.senders = [Sender(request, held, None if defers else self) for request in requests]
 
     def takes(self, size: int) -> bool:
         """Whether a response of `size` bytes may be returned with the others."""
@@ -75,9 +84,9 @@ class Sender:
 
     __slots__ = ("_call", "_ended", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
 
-    def __init__(self, request: pb_utils.InferenceRequest, held: Held, call: Call | None = None) -> None:
+    def __init__(self, request: Request, held: Held, call: Call | None = None) -> None:
         """`held` counts the request until its last response. That of a `call` is counted by the call."""
-        self._request: pb_utils.InferenceRequest | None = request
+        self._request: Request | None = request
         self._call = call
         self._sender: pb_utils.InferenceResponseSender | None = None
         self._response: pb_utils.InferenceResponse | None = None  # that the call returns
@@ -177,6 +186,74 @@ class Refusals:
         return True
 
 
+class Model:
+    """A model of ours. Each says how it takes a request and what it answers to a probe; the rest is alike."""
+
+    doing = "taking the request"  # what has failed, for exceptions that nobody expected
+    defers = True  # whether all answers are sent later, through the requests' senders
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._name, self._parameters = args["model_name"], model_parameters(args)
+        self._repository = Path(args["model_repository"]).parent
+        self._publishers: list[Publisher] = []
+        self._refusals = Refusals(self.doing)
+        self._held = Held(self._name)
+
+    @property
+    def _folder(self) -> Path:
+        """The exported version of its backbone."""
+        return self._repository / self._parameters["backbone"] / "1"
+
+    def _publish(self, meter: Meter, backbone: str, **how: Any) -> None:
+        meter.add(names.MODEL_RESTARTS, int(self._parameters.get(REVIVED, "0")), self._name)
+        self._publishers.append(Publisher(pb_utils.MetricFamily, meter, backbone, **how))
+
+    def execute(self, requests: list[Request]) -> list[pb_utils.InferenceResponse | None] | None:
+        """Takes requests. Each is answered once: its response is returned, or sent later through its sender."""
+        received_ns, call, accepted = time.monotonic_ns(), Call(requests, self._held, self.defers), list[Any]()
+        for request, sender in zip(requests, call.senders, strict=True):
+            try:
+                given = self._read(request, sender)
+                if sender.is_probe:
+                    send_outputs(sender, self._well(request))
+                else:
+                    accepted.append(self._take(request, given, sender, received_ns))
+            except Exception as error:
+                self._refuse(sender, error)
+        self._submit(accepted)
+        return call.responses()
+
+    def finalize(self) -> None:
+        """Returns when all refusals have been sent."""
+        self._refusals.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self._held.close()
+
+    def _read(self, request: Request, sender: Sender) -> Any:
+        """Returns what a request gives, or raises. Lets `sender` know if it is a probe."""
+        return taken(request, sender)
+
+    def _well(self, request: Request) -> Outputs:
+        """Returns the answer to a probe, or raises."""
+        return answer_to_probe(request.requested_output_names())
+
+    def _take(self, request: Request, given: Any, sender: Sender, received_ns: int) -> Any:
+        """Returns what `_submit` gets of a request, or raises."""
+        raise NotImplementedError
+
+    def _submit(self, accepted: list[Any]) -> None:
+        """Passes on what was taken in a call."""
+
+    def _count(self, word: str, /) -> None:
+        """Counts a request that is refused for this reason."""
+
+    def _refuse(self, sender: Sender, error: Exception) -> None:
+        if not sender.is_probe:
+            self._count(word_of(error))
+        self._refusals.put(sender, error)
+
+
 def model_parameters(args: dict[str, str]) -> dict[str, str]:
     """Returns the parameters of the model's config.pbtxt."""
     return {name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()}
@@ -188,7 +265,7 @@ def given_state() -> Place | None:
     return place_of(found) if found else None
 
 
-def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
+def taken(request: Request, sender: Sender) -> dict[str, Any]:
     """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
 
     Lets `sender` know if the request only asks whether the model works.
@@ -213,7 +290,7 @@ def answer_to_probe(wanted: Collection[str]) -> Outputs:
     return outputs_of([WELL], wanted, [0])
 
 
-def request_id(request: pb_utils.InferenceRequest) -> str:
+def request_id(request: Request) -> str:
     """Returns the client's name for the request."""
     try:
         return request.request_id()
@@ -221,7 +298,7 @@ def request_id(request: pb_utils.InferenceRequest) -> str:
         raise InvalidInput("the id of the request is not UTF-8: send UTF-8") from None
 
 
-def inputs_of(request: pb_utils.InferenceRequest) -> Inputs:
+def inputs_of(request: Request) -> Inputs:
     """Returns the inputs of a request by their names. Triton makes a list of new objects whenever it is asked for them."""
     return {tensor.name(): tensor for tensor in request.inputs()}
 
