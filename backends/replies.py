@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.arrays import Array
-from hplm.engine.threads import repeat
+from hplm.engine.threads import Threads
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -160,30 +159,17 @@ class Refusals:
     def __init__(self, doing: str) -> None:
         """`doing` names what has failed, for exceptions that are not an `HplmError`."""
         self._doing = doing
-        self._waiting: queue.SimpleQueue[tuple[Sender, pb_utils.InferenceResponse] | None] = queue.SimpleQueue()
-        self._thread = repeat(self._send_next, "refusals")
+        self._sending = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
+        self.close = self._sending.close
 
     def put(self, sender: Sender, error: Exception) -> None:
         self.send(sender, failure(error, self._doing))
 
     def send(self, sender: Sender, response: pb_utils.InferenceResponse) -> None:
         if sender.is_deferred:
-            self._waiting.put((sender, response))
+            self._sending.put((sender, response))
         else:
             sender.send(response)
-
-    def close(self) -> None:
-        """Returns when all have been sent."""
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _send_next(self) -> bool:
-        refused = self._waiting.get()
-        if refused is None:
-            return False
-        sender, response = refused
-        sender.send(response)
-        return True
 
 
 class Model:

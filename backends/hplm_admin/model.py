@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.threads import repeat
+from hplm.engine.threads import Threads
 from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.config import BackboneConfig
 from hplm.request.answers import Outputs
@@ -38,9 +37,8 @@ class TritonPythonModel(replies.Model):
             )
         self._keys = (key_of(secret),)
         self._commands = Commands(Manager(self._folder, state), BackboneConfig.load(self._folder / "backbone.json"))
-        self._waiting: queue.Queue[tuple[replies.Sender, str] | None] = queue.Queue(WAITING)
         self._closing = threading.Event()
-        self._running = repeat(self._run_next, "commands")
+        self._waiting = Threads(self._run, "commands")
 
     def _well(self, request: Request) -> Outputs:
         return _outputs("{}")
@@ -54,17 +52,12 @@ class TritonPythonModel(replies.Model):
         commands = replies.required(replies.inputs_of(request), "COMMAND").as_numpy().reshape(-1)
         if len(commands) != 1:
             raise InvalidInput(f"the request has {len(commands)} commands: send one at a time")
-        try:
-            self._waiting.put_nowait((sender, commands[0].decode("utf-8", "replace")))
-        except queue.Full:
-            raise QueueFull(f"{WAITING} commands wait already: send this one when some are answered") from None
+        if len(self._waiting) >= WAITING:
+            raise QueueFull(f"{WAITING} commands wait already: send this one when some are answered")
+        self._waiting.put((sender, commands[0].decode("utf-8", "replace")))
 
-    def _run_next(self) -> bool:
-        """Returns False when the model is unloaded."""
-        taken = self._waiting.get()
-        if taken is None:
-            return False
-        sender, command = taken
+    def _run(self, waiting: tuple[replies.Sender, str]) -> None:
+        sender, command = waiting
         try:
             if self._closing.is_set():
                 raise Draining("the model is being unloaded, and the command was not run: send it again to another server")
@@ -73,13 +66,11 @@ class TritonPythonModel(replies.Model):
             sender.send(replies.failure(error, self.doing))
         else:
             replies.send_outputs(sender, outputs)
-        return True
 
     def finalize(self) -> None:
         """Returns when all are answered. Triton waits for them before it unloads a model; those that still wait are refused."""
         self._closing.set()
-        self._waiting.put(None)
-        self._running.join()
+        self._waiting.close()
         super().finalize()
 
 
