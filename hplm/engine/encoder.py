@@ -244,9 +244,9 @@ class Encoder:
                         self._ask_more(own[0])
                         continue
                     if isinstance(found, HplmError):
-                        _sending(request.fail, found)
+                        request.fail(found)
                         continue
-                    _sending(request.done, own, found)
+                    request.done(own, found)
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
@@ -258,17 +258,17 @@ class Encoder:
         try:
             self.offer(text.for_others())
         except HplmError:  # nothing of it may reach the other texts of the batch
-            _sending(text.request.done, [text], [text.request.unsure[text.index]])
+            text.request.done([text], [text.request.unsure[text.index]])
 
     @staticmethod
     def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
         """Answers texts that are not computed."""
         for text in texts:
-            _sending(text.request.fail, error(text))
+            text.request.fail(error(text))
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
-        _sending(text.request.fail, type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
+        text.request.fail(type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
 
     def _give_up(self, batch: Batch[Text], texts: list[Text], error: Exception, staged: StagedBatch | None = None) -> None:
         """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
@@ -299,15 +299,7 @@ class Encoder:
     def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
         with self._together:
             for request in {text.request for text in texts}:
-                _sending(request.fail, error)
-
-
-def _sending(send: Callable[..., None], *args: object) -> None:
-    """Calls `send` and logs an exception, so that the others are still answered."""
-    try:
-        send(*args)
-    except Exception:
-        log.exception("cannot send an answer")
+                request.fail(error)
 
 
 def _full(text: Text) -> QueueFull:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -11,15 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.engine.channel import BY_NOBODY, Passed
 from hplm.engine.in_flight import mark_of, number_of
 from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Team
 
+log = logging.getLogger(__name__)
 Answer = Answers | Exception
 
 
@@ -43,23 +47,19 @@ class Request:
         view: View,
         tenant: Tenant,
         respond: Callable[[Request, Answer], None],
-        id: str = "",
+        passed: Passed = BY_NOBODY,
         taken_ns: int = 0,
-        with_confidence: bool = False,
-        backbone: int = 0,
-        number: int = 0,
     ) -> None:
-        """`backbone`: its number in the engine. `number`: the request's own, in the model process."""
         self.head = head = form.head
-        self.id = id  # the client's name for it
+        self.id = passed.id  # the client's name for it
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
-        self.backbone = backbone
-        self.tenant_number = number_of(backbone, tenant.uid)
-        self._number = number
+        self.backbone = passed.backbone
+        self.tenant_number = number_of(passed.backbone, tenant.uid)
+        self._number = passed.number
         self.top_k = head.top_k and min(head.top_k, len(tenant.labels))
-        self.with_confidence = with_confidence
-        self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
+        self.with_confidence = CONFIDENCE in names_of(passed.wanted)
+        self.calibration = tenant.calibration if self.with_confidence else None  # None: nobody asks how sure it is
         self.taken_ns = taken_ns
         self.texts = texts = form.texts
         self._respond = respond
@@ -139,7 +139,7 @@ class Request:
                 if len(answers) < self.texts:
                     return
             self.answered = True
-        self._respond(self, answers)
+        self._leave(answers)
 
     def fail(self, error: Exception) -> None:
         """Answers with an error. Where there is no room or time for more students, what the first ones say counts instead."""
@@ -150,7 +150,13 @@ class Request:
             known = [rows or self.unsure.get(index) for index, rows in enumerate(self._rows)]
         answers = [rows for rows in known if rows is not None]
         counts = isinstance(error, (DeadlineMissed, QueueFull, Draining)) and len(answers) == self.texts
-        self._respond(self, answers if counts else error)
+        self._leave(answers if counts else error)
+
+    def _leave(self, answer: Answer) -> None:
+        try:
+            self._respond(self, answer)
+        except Exception:  # others must still be answered
+            log.exception("cannot send an answer")
 
 
 FIRST = np.zeros(1, dtype=np.int64)

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 
-from hplm.engine.channel import Apart, Begin, Channel, Passed
+from hplm.engine.channel import BY_NOBODY, Apart, Begin, Channel, Passed
 from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.host import Host, Outbox, run
@@ -22,12 +21,11 @@ from hplm.engine.in_flight import InFlight
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
-from hplm.engine.threads import repeat
+from hplm.engine.threads import Threads
 from hplm.errors import DeadlineMissed, Draining, InvalidInput
 from hplm.metrics.meter import Meter
 from hplm.model.openmp import apart, compute_with
 from hplm.registry.store import Place
-from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
@@ -80,9 +78,7 @@ class Service:
         self.served = [Served(folder, own, state) for folder, own in places]
         self._now_ns = now_ns
         self._outbox = outbox
-        # Two functions for requests whose generation is not open yet: one submits them, the other answers.
-        self._unopened: SimpleQueue[tuple[Callable[[], None], Callable[[Answer], None]]] = SimpleQueue()
-        self._opening: list[float] = []  # when it began to submit one
+        self._opening: list[float] = []  # when it began to submit a request whose generation was not open
         self._wake: Callable[[], None] = lambda: None
         batches = InFlight(in_flight, capacity.texts, shown)
         self.encoder = Encoder(scheduler, capacity, self.served, outbox or nullcontext(), device_failed, batches, now_ns)
@@ -94,7 +90,7 @@ class Service:
         threads = (self.threads, 1) if on_cpu else (1, self.threads)
         pins = [stage.pin for stage in stages]
         if self._outbox is not None:
-            repeat(self._open_next, "open")
+            self._unopened = Threads(self._open, "open")
         driver = Driver(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
         self._wake = driver.wake
         return driver
@@ -108,69 +104,49 @@ class Service:
         read: list[tuple[Form, Passed]] = []
         for passed in requests:
             try:
-                read.append((Form(passed[-1]), passed))
+                read.append((Form(passed.form), passed))
             except Exception as error:
-                self._outbox.put(passed[0], passed[2], 0, error)
-        admitted: list[tuple[Request, Form, Callable[[Answer], None]]] = []
-        for form, (number, backbone, wanted, id, _) in read:
-            respond = partial(self._outbox.put, number, wanted, form.head.version)
-            asked = form, respond, id, CONFIDENCE in names_of(wanted), backbone, number
+                self._outbox.put(passed.number, passed.wanted, 0, error)
+        admitted: list[tuple[Request, Form]] = []
+        for form, passed in read:
+            respond = partial(self._outbox.put, passed.number, passed.wanted, form.head.version)
             try:
-                if self.served[backbone].backbone.is_open(form.head.generation):
-                    admitted.append((self._admit(*asked), form, respond))
+                if self.served[passed.backbone].backbone.is_open(form.head.generation):
+                    admitted.append((self._admit(form, respond, passed), form))
                 else:  # to read a snapshot may take long, and others do not wait for it
-                    self._unopened.put((partial(self.submit, *asked), respond))
+                    self._unopened.put((form, respond, passed))
             except Exception as error:
                 respond(error)
-        for request, form, respond in admitted:
-            try:
-                self._offer(request, form)
-            except Exception as error:
-                respond(error)
+        for request, form in admitted:
+            self._offer(request, form)
 
-    def _open_next(self) -> bool:
-        submit, respond = self._unopened.get()
+    def _open(self, unopened: tuple[Form, Callable[[Answer], None], Passed]) -> None:
         self._opening = [time.monotonic()]
         try:
-            submit()
+            self.submit(*unopened)
         except Exception as error:
-            respond(error)
+            unopened[1](error)
         finally:
             self._opening = []
         self._wake()
-        return True
 
     def begun(self) -> list[float]:
         """Returns when it began to read a snapshot that a request names, if it reads one."""
         return self._opening
 
-    def submit(
-        self,
-        form: Form,
-        respond: Callable[[Answer], None],
-        id: str = "",
-        with_confidence: bool = False,
-        backbone: int = 0,
-        number: int = 0,
-    ) -> None:
-        """Takes a request, or raises. A request that was taken is answered once, through `respond`.
+    def submit(self, form: Form, respond: Callable[[Answer], None], passed: Passed = BY_NOBODY) -> None:
+        """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
+        self._offer(self._admit(form, respond, passed), form)
 
-        Confidences are computed only `with_confidence`.
-        `backbone`: the number of the one whose lookup has signed the form. `number`: the request's, in the model process.
-        """
-        self._offer(self._admit(form, respond, id, with_confidence, backbone, number), form)
-
-    def _admit(
-        self, form: Form, respond: Callable[[Answer], None], id: str, with_confidence: bool, backbone: int, number: int
-    ) -> Request:
+    def _admit(self, form: Form, respond: Callable[[Answer], None], passed: Passed) -> Request:
         """Returns a request that its tenant may send now, and counts it, or raises."""
-        served, head = self.served[backbone], form.head
+        served, head = self.served[passed.backbone], form.head
         if head.export != served.backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = served.backbone.at(head.generation)
         tenant = view.snapshot.by_uid(head.uid)
         answered, now = partial(_leave, served, respond), self._now_ns()
-        request = Request(form, view, tenant, answered, id, now, with_confidence, backbone, number)
+        request = Request(form, view, tenant, answered, passed, now)
         try:
             if tenant.id in served.quarantined:
                 raise refusal(tenant.id)
@@ -183,7 +159,7 @@ class Service:
         return request
 
     def _offer(self, request: Request, form: Form) -> None:
-        """Brings an admitted request into the line, or raises."""
+        """Brings an admitted request into the line, or answers it with an error."""
         try:
             self._check(request, form)
             costs, asked = request.tenant.costs, form.head.rung
@@ -195,10 +171,7 @@ class Service:
             request.tokens = form.tokens
             self.encoder.offer(request.texts_from(form))
         except Exception as error:
-            served = self.served[request.backbone]
-            served.quotas.give_back(request.tenant)  # the request was not taken, so no answer will give it back
-            served.instruments.left(request, error)
-            raise
+            request.fail(error)
 
     @staticmethod
     def _check(request: Request, form: Form) -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.channel import Passed
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
+from hplm.request.answers import CONFIDENCE, bits_of
 from tests.support.device import DEVICE
 
 PARAMETERS = {
@@ -54,7 +56,8 @@ class Asker:
         with self._arrived:
             number = len(self.answers)
             self.answers.append([])
-        self.service.submit(form, partial(self.answered, number), f"request {number}", confidence)
+        passed = Passed(id=f"request {number}", wanted=bits_of({CONFIDENCE}) if confidence else 0)
+        self.service.submit(form, partial(self.answered, number), passed)
         self.driver.wake()
         return number
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
+from hplm.engine.channel import Passed
 from hplm.engine.in_flight import read
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Text
@@ -135,15 +136,17 @@ class World:
         self.answers.append(answers := [])
 
         def respond(answer):
-            answers.append(answer)
+            answers.append(
+                answer.with_traceback(None) if isinstance(answer, Exception) else answer
+            )  # else it keeps the request
             self.passes("respond")
 
         try:
             asked = {"deadline_ns": now + due_ms * MS if due_ms else 0, "priority": priority, "top_k": top_k}
             form = self._lookup.resolve(view, of, texts, arrival_ns=now, **asked)
-            self.service.submit(form, respond, f"request {number}", number=number)
+            self.service.submit(form, respond, Passed(number, id=f"request {number}"))
         except HplmError as error:
-            answers.append(error.with_traceback(None))  # which would keep the request
+            answers.append(error.with_traceback(None))
         return number
 
     def step(self, name: str) -> bool:
