@@ -121,11 +121,11 @@ class Sender:
         if self._sender is None and self._call is not None and not self._call.takes(size):
             self.defer()
 
-    def answer(self, answer: Outputs | tuple[str, str]) -> HplmError | None:
-        """Sends outputs, or the status and message of a failure. Returns the error that was sent instead."""
-        if not isinstance(answer, tuple):
+    def answer(self, answer: Outputs | HplmError) -> HplmError | None:
+        """Sends outputs or an error. Returns the error that was sent instead."""
+        if not isinstance(answer, HplmError):
             return send_outputs(self, answer)
-        self.send(failure_with(*answer))
+        self.send(failure(answer))
         return None
 
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
@@ -163,9 +163,7 @@ class Refusals:
         self.close = self._sending.close
 
     def put(self, sender: Sender, error: Exception) -> None:
-        self.send(sender, failure(error, self._doing))
-
-    def send(self, sender: Sender, response: pb_utils.InferenceResponse) -> None:
+        response = failure(error, self._doing)
         if sender.is_deferred:
             self._sending.put((sender, response))
         else:
@@ -318,7 +316,8 @@ def flag(inputs: Inputs, name: str, otherwise: bool = False) -> bool:
 
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
     """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`."""
-    return failure_with(*told(error, doing))
+    own = told(error, doing)
+    return failure_with(own.status, own.wire())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:

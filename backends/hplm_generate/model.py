@@ -14,9 +14,8 @@ from typing import Any
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.client import Failure
 from hplm.engine.threads import repeat
-from hplm.errors import Internal, error_in, word_of
+from hplm.errors import HplmError, word_of
 from hplm.generation.asked import NAMES, RETURNED, Asked
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics import names
@@ -47,14 +46,14 @@ class Answer(PendingPrompt):
         self._count = count
         self.ended = False
 
-    def _say(self, said: Reply | Failure) -> None:
+    def _say(self, said: Reply | HplmError) -> None:
         """Called in order, by one thread."""
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
-            self._refusals.send(self._sender, replies.failure_with(*failure))
-            self._end((error_in(failure[1]) or Internal).word)
+            self._refusals.put(self._sender, failure)
+            self._end(failure.word)
             return
-        assert isinstance(said, Reply)  # any other tuple is a failure
+        assert isinstance(said, Reply)  # an error is a failure
         end = said.end
         try:
             failed = replies.send_outputs(self._sender, said.outputs, is_last=end is not None)
@@ -79,7 +78,7 @@ class Answer(PendingPrompt):
         return self._sender.is_cancelled
 
 
-def _ignored(said: Reply | Failure) -> None:
+def _ignored(said: Reply | HplmError) -> None:
     """Takes what follows the end of an answer. It was said before the engine knew of the end."""
 
 

@@ -38,14 +38,12 @@ CRASHED = Crashed(
     "so look for the cause in the server's log before you send the request again"
 )
 
-Failure = tuple[str, str]  # the status, and the message for the wire
-
 
 @dataclass(slots=True, eq=False)
 class Pending:
     """A request without an end.
 
-    `respond` sends an answer, or the status and message of a failure. It returns the error that was sent instead.
+    `respond` sends an answer or an error. It returns the error that was sent instead.
     """
 
     form: bytes  # checked
@@ -219,7 +217,7 @@ class EngineClient(ABC, Generic[P]):
             lost = CRASHED if number in lost_in_batches else ENDED
             self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
             pending.is_lost = True
-            unsent.append((pending, lost.failure()))
+            unsent.append((pending, lost))
         if left:
             self._share(unsent)
             log.error("the engine had %d requests when it ended", len(left))
@@ -232,7 +230,7 @@ class EngineClient(ABC, Generic[P]):
     def _lose(self, one: P, error: HplmError) -> None:
         """Answers a request that no engine got."""
         self._meters[one.backbone].add(names.LOST_REQUESTS, 1, error.word)
-        one.send(error.failure())
+        one.send(error)
 
 
 def defer(requests: Iterable[Pending]) -> None:

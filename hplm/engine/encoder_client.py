@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hplm.clock import Clock
 from hplm.engine.channel import Beat
-from hplm.engine.client import EngineClient, Failure, Pending, defer
+from hplm.engine.client import EngineClient, Pending, defer
 from hplm.engine.in_flight import number_of
 from hplm.engine.worker import Worker, Workers
-from hplm.errors import HplmError, Internal, error_in
+from hplm.errors import HplmError
 from hplm.metrics.meter import Meter, Outcome, Outcomes, outcome_of
 from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
@@ -23,7 +23,7 @@ ANSWERING_THREADS = 4
 SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
 LEARNING = 0.1  # rate of the running mean of that
 
-Answer = Outputs | Failure
+Answer = Outputs | HplmError
 
 
 class EncoderClient(EngineClient[Pending]):
@@ -119,8 +119,8 @@ class EncoderClient(EngineClient[Pending]):
             if one.is_lost:
                 continue
             head, (requests, allowed) = one.head, counted[one.backbone]
-            if error is None and isinstance(answer, tuple):
-                error = error_in(answer[1]) or Internal
+            if error is None and isinstance(answer, HplmError):
+                error = answer
             outcome = error.word if error is not None else outcome_of(head.deadline_ns, now_ns)
             requests.append((head.domain, head.tenant, outcome))
             if head.deadline_ns:

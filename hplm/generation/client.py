@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hplm.engine.channel import Cancel
-from hplm.engine.client import EngineClient, Failure, Pending
+from hplm.engine.client import EngineClient, Pending
 from hplm.engine.worker import Workers
 from hplm.errors import HplmError
 from hplm.metrics.meter import Meter
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class PendingPrompt(Pending):
     __slots__ = ("grows", "is_cancelled")
 
-    def __init__(self, form: bytes, respond: Callable[[Reply | Failure], HplmError | None], defer: Callable[[], None]) -> None:
+    def __init__(self, form: bytes, respond: Callable[..., HplmError | None], defer: Callable[[], None]) -> None:
         super().__init__(form, respond, defer)
         self.grows = self.is_cancelled = False
 
@@ -70,16 +70,16 @@ class DecoderClient(EngineClient[PendingPrompt]):
         else:
             self._share([(one, reply)])
 
-    def _share(self, unsent: list[tuple[PendingPrompt, Reply | Failure]]) -> None:
+    def _share(self, unsent: list[tuple[PendingPrompt, Reply | HplmError]]) -> None:
         self._handed_over += len(unsent)
         super()._share(unsent)
 
-    def _answer(self, unsent: Sequence[tuple[PendingPrompt, Reply | Failure]]) -> None:
+    def _answer(self, unsent: Sequence[tuple[PendingPrompt, Reply | HplmError]]) -> None:
         for one, answer in unsent:
             self._send(one, answer)
             self._sent += 1
 
-    def _send(self, one: PendingPrompt, answer: Reply | Failure) -> None:
+    def _send(self, one: PendingPrompt, answer: Reply | HplmError) -> None:
         try:
             one.respond(answer)
         except Exception:

@@ -18,7 +18,6 @@ from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.worker import STUCK_SECONDS, Workers
-from hplm.errors import error_in
 from hplm.metrics.meter import Meter
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
@@ -159,7 +158,7 @@ class Asked:
         if isinstance(answer, dict):
             assert answer["LABEL"].ravel().tolist() == [self.name.encode()] * 2, f"{self.name} got the answer of another one"
             return None
-        return error_in(answer[1]).word
+        return answer.word
 
 
 class World:

@@ -26,7 +26,7 @@ from hplm.engine.service import Service, open_service
 from hplm.engine.settings import Settings
 from hplm.engine.threads import repeat
 from hplm.engine.worker import Workers
-from hplm.errors import Broken, DeadlineMissed, Draining, QueueFull
+from hplm.errors import Broken, DeadlineMissed, Draining, Internal, QueueFull
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import WAITING_TEXTS
 from hplm.request.answers import replies_in
@@ -282,14 +282,14 @@ def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by
         reading.until_reached()
         modelled.ask(1)
         assert modelled.failures(1) == {1: None}
-    assert "[draining]" in modelled.failures(1)[2][1]
+    assert type(modelled.failures(1)[2]) is Draining
 
 
 def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
     modelled = modelled_by(Service)
     modelled.ask(1, 2, 3, cut=(2,))
     failures = modelled.failures(3)
-    assert failures.pop(1) is failures.pop(3) is None and "[internal]" in failures.pop(2)[1]
+    assert failures.pop(1) is failures.pop(3) is None and type(failures.pop(2)) is Internal
 
 
 def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by):

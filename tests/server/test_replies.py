@@ -135,7 +135,7 @@ def part(end=None):
 
 
 END = End(LENGTH, 2, 1, 0)
-LATE = DeadlineMissed("late").failure()
+LATE = DeadlineMissed("late")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ LATE = DeadlineMissed("late").failure()
     [
         ([part(), part(END)], 100, END, [0, FINAL]),
         ([Reply([(1, 1)], {}, LATE)], 100, DeadlineMissed.word, [FINAL]),
-        ([part(), Crashed("the engine has ended").failure()], 100, Crashed.word, [0, FINAL]),
+        ([part(), Crashed("the engine has ended")], 100, Crashed.word, [0, FINAL]),
         ([part()], 0, OutOfCapacity.word, [FINAL]),
         ([part(), part(END)], 1, OutOfCapacity.word, [0, FINAL]),
     ],
@@ -168,7 +168,7 @@ def test_another_thread_sends_the_failure_of_a_prompt(answering):
     answer, request, counted = answering()
     request.send = lambda response, flags: sent.put(threading.current_thread())
     sent = queue.SimpleQueue()
-    answer.respond(Draining("soon").failure())
+    answer.respond(Draining("soon"))
     assert sent.get(timeout=PATIENCE) is not threading.current_thread() and counted == [Draining.word]
 
 
