@@ -136,7 +136,7 @@ class Encoder:
                 self.begin(staged)
             start = self._now_ns()
             with torch.inference_mode():
-                for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
+                for computed in own.engine.run(staged, stage):
                     if computed.is_end:
                         end = computed
                     else:

@@ -37,15 +37,26 @@ from tests.support.wait import PATIENCE, Hold, eventually
 
 
 class Held:
-    """A part of an engine that is held at a step."""
+    """A part of an engine that is held at a step, which is in its last stage."""
 
     def __init__(self, whole, step, hold):
         self._whole, self._step, self._hold = whole, step, hold
 
     def __getattr__(self, name):
-        if name == self._step:
-            self._hold.pass_through()
         return getattr(self._whole, name)
+
+    def stage(self, *given):
+        self._at("stage")
+        return self._whole.stage(*given)
+
+    def run(self, batch, stage):
+        if stage == len(self._whole.stages) - 1:
+            self._at("run")
+        return self._whole.run(batch, stage)
+
+    def _at(self, step):
+        if step == self._step:
+            self._hold.pass_through()
 
 
 @pytest.fixture
