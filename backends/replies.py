@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,60 +41,28 @@ Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
 WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
 
 
-class Call:
-    """The requests of one call of `execute`, which returns the responses to those that are not deferred."""
-
-    def __init__(self, requests: Sequence[Request], held: Held, defers: bool = False) -> None:
-        """`defers`: it defers all of them."""
-        self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
-        self._held = held
-        if not defers:
-            held.take(len(requests))
-        self.senders = [Sender(request, held, None if defers else self) for request in requests]
-
-    def takes(self, size: int) -> bool:
-        """Whether a response of `size` bytes may be returned with the others."""
-        if size > self._room:
-            return False
-        self._room -= size
-        return True
-
-    def responses(self) -> list[pb_utils.InferenceResponse | None]:
-        """Ends the call. Nothing holds its requests any longer, nor the memory that they share with the server process."""
-        responses: list[pb_utils.InferenceResponse | None] = []
-        returned = 0
-        for sender in self.senders:
-            responses.append(response := sender.returned())
-            returned += response is not None and not sender.is_probe
-        if returned:
-            self._held.answered(returned)
-        self.senders = []
-        return responses
-
-
 class Sender:
     """Sends the responses to a request that the model holds. Only decoupled models may send more than one.
 
-    A `call` returns the response if it comes before `defer`. That saves a round trip to the server process.
+    `execute` returns the response if it comes before `defer`. That saves a round trip to the server process.
 
     Triton forgets a request when its last response is sent, and to ask about it after that ends the whole server process. So
     only one thread at a time talks to Triton about a request.
     """
 
-    __slots__ = ("_call", "_ended", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
+    __slots__ = ("_ended", "_has_room", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
 
-    def __init__(self, request: Request, held: Held, call: Call | None = None) -> None:
-        """`held` counts the request until its last response. That of a `call` is counted by the call."""
+    def __init__(self, request: Request, held: Held, has_room: Callable[[int], bool] | None = None) -> None:
+        """`held` has counted the request. `has_room`: whether a response of a size may be returned; None: none is."""
         self._request: Request | None = request
-        self._call = call
+        self._has_room = has_room
         self._sender: pb_utils.InferenceResponseSender | None = None
-        self._response: pb_utils.InferenceResponse | None = None  # that the call returns
+        self._response: pb_utils.InferenceResponse | None = None  # that is returned
         self._held = held
         self.is_probe = False
         self._ended = False
-        if call is None:
+        if has_room is None:
             self.defer()
-            held.take()
 
     def take_for_probe(self) -> None:
         """Says that the request is only a probe."""
@@ -112,13 +80,13 @@ class Sender:
         return self._sender is not None
 
     def returned(self) -> pb_utils.InferenceResponse | None:
-        """Gives the response to the call, which ends."""
-        response, self._response, self._request, self._call = self._response, None, None, None
+        """Gives up the response to be returned, and the request."""
+        response, self._response, self._request, self._has_room = self._response, None, None, None
         return response
 
     def make_room(self, size: int) -> None:
-        """Defers the request if an answer of `size` bytes cannot be returned with the others of its call."""
-        if self._sender is None and self._call is not None and not self._call.takes(size):
+        """Defers the request if an answer of `size` bytes cannot be returned with others."""
+        if self._sender is None and self._has_room is not None and not self._has_room(size):
             self.defer()
 
     def answer(self, answer: Outputs | HplmError) -> HplmError | None:
@@ -194,8 +162,11 @@ class Model:
 
     def execute(self, requests: list[Request]) -> list[pb_utils.InferenceResponse | None] | None:
         """Takes requests. Each is answered once: its response is returned, or sent later through its sender."""
-        received_ns, call, accepted = time.monotonic_ns(), Call(requests, self._held, self.defers), list[Any]()
-        for request, sender in zip(requests, call.senders, strict=True):
+        received_ns, accepted = time.monotonic_ns(), list[Any]()
+        self._held.take(len(requests))
+        self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
+        senders = [Sender(request, self._held, None if self.defers else self._has_room) for request in requests]
+        for request, sender in zip(requests, senders, strict=True):
             try:
                 given = self._read(request, sender)
                 if sender.is_probe:
@@ -205,7 +176,18 @@ class Model:
             except Exception as error:
                 self._refuse(sender, error)
         self._submit(accepted)
-        return call.responses()
+        responses = [sender.returned() for sender in senders]
+        both = zip(senders, responses, strict=True)
+        if returned := sum([response is not None and not sender.is_probe for sender, response in both]):
+            self._held.answered(returned)
+        return responses
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a response of `size` bytes may be returned with the others."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
 
     def finalize(self) -> None:
         """Returns when all refusals have been sent."""

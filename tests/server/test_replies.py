@@ -99,18 +99,27 @@ def test_a_request_is_asked_about_between_its_responses():
 
 def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many(monkeypatch):
     with server_environment(monkeypatch) as server, with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
-        requests, held = [Request({}, {}) for _ in range(6)], Held("toy")
-        call, (shown,) = replies.Call(requests, held), holders(server)
-        returned, deferred, large, half, second_half, refused = call.senders
-        deferred.defer()
-        for sender, count in ((returned, 1), (deferred, 1), (large, LARGE), (half, LARGE // 2), (second_half, LARGE // 2)):
-            assert shown.held
-            replies.send_outputs(sender, {"SCORE": np.zeros(count, dtype=np.uint8)})
-        refusals = replies.Refusals("testing")
-        refusals.put(refused, Draining("soon"))
-        assert [response is not None for response in call.responses()] == [True, False, False, True, False, True]
+        requests = [Request({}, {}) for _ in range(6)]
+        sizes = dict(zip(requests, (1, 1, LARGE, LARGE // 2, LARGE // 2), strict=False))
+
+        class Own(replies.Model):
+            defers = False
+
+            def _take(self, request, given, sender, received_ns):
+                if request is requests[1]:
+                    sender.defer()
+                if request not in sizes:
+                    raise Draining("soon")
+                assert shown.held
+                replies.send_outputs(sender, {"SCORE": np.zeros(sizes[request], dtype=np.uint8)})
+
+        model = Own()
+        model._held, model._refusals = Held("toy"), replies.Refusals("testing")
+        (shown,) = holders(server)
+        responses = model.execute(requests)
+        assert [response is not None for response in responses] == [True, False, False, True, False, True]
         assert all(requests[number].next() for number in (1, 2, 4)) and not shown.held
-        refusals.close()
+        model._refusals.close()
 
 
 @pytest.fixture
