@@ -117,27 +117,6 @@ class Sender:
             return not self._ended and self._sender.is_cancelled()
 
 
-class Refusals:
-    """Sends the errors of deferred requests from a thread of its own, because each is a round trip to the server process.
-
-    `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is refused a
-    thousand times a second would delay everybody.
-    """
-
-    def __init__(self, doing: str) -> None:
-        """`doing` names what has failed, for exceptions that are not an `HplmError`."""
-        self._doing = doing
-        self._sending = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
-        self.close = self._sending.close
-
-    def put(self, sender: Sender, error: Exception) -> None:
-        response = failure(error, self._doing)
-        if sender.is_deferred:
-            self._sending.put((sender, response))
-        else:
-            sender.send(response)
-
-
 class Model:
     """A model of ours. Each says how it takes a request and what it answers to a probe; the rest is alike."""
 
@@ -148,7 +127,7 @@ class Model:
         self._name, self._parameters = args["model_name"], model_parameters(args)
         self._repository = Path(args["model_repository"]).parent
         self._publishers: list[Publisher] = []
-        self._refusals = Refusals(self.doing)
+        self._refusing = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
         self._held = Held(self._name)
 
     @property
@@ -191,7 +170,7 @@ class Model:
 
     def finalize(self) -> None:
         """Returns when all refusals have been sent."""
-        self._refusals.close()
+        self._refusing.close()
         for publisher in self._publishers:
             publisher.close()
         self._held.close()
@@ -217,7 +196,19 @@ class Model:
     def _refuse(self, sender: Sender, error: Exception) -> None:
         if not sender.is_probe:
             self._count(word_of(error))
-        self._refusals.put(sender, error)
+        self.send_error(sender, error)
+
+    def send_error(self, sender: Sender, error: Exception) -> None:
+        """Sends the error of a deferred request from a thread of its own, because it is a round trip to the server process.
+
+        `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is
+        refused a thousand times a second would delay everybody.
+        """
+        response = failure(error, self.doing)
+        if sender.is_deferred:
+            self._refusing.put((sender, response))
+        else:
+            sender.send(response)
 
 
 def model_parameters(args: dict[str, str]) -> dict[str, str]:

@@ -34,15 +34,15 @@ class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
     def __init__(
-        self, sender: replies.Sender, refusals: replies.Refusals, count: Callable[[End | str], None], form: bytes, name: str
+        self, sender: replies.Sender, model: replies.Model, count: Callable[[End | str], None], form: bytes, name: str
     ) -> None:
-        """`refusals` send errors. `count` is called once, with the answer's end or the word of the error that the client got.
+        """`model` sends errors. `count` is called once, with the answer's end or the word of the error that the client got.
 
         `name`: of a prompt that the model `hplm` has forwarded.
         """
         super().__init__(form, self._say, sender.defer)
         self.name = name
-        self._sender, self._refusals = sender, refusals
+        self._sender, self._model = sender, model
         self._count = count
         self.ended = False
 
@@ -50,7 +50,7 @@ class Answer(PendingPrompt):
         """Called in order, by one thread."""
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
-            self._refusals.put(self._sender, failure)
+            self._model.send_error(self._sender, failure)
             self._end(failure.word)
             return
         assert isinstance(said, Reply)  # an error is a failure
@@ -127,7 +127,7 @@ class TritonPythonModel(replies.Model):
             self._arrivals.arrival_ns(given, received_ns),
         )
         name = str(given.get(PROMPT, "")) if forwarded else ""
-        answer = Answer(sender, self._refusals, self._count, asked.packed(), name)
+        answer = Answer(sender, self, self._count, asked.packed(), name)
         self._open[answer] = None
         return answer
 

@@ -106,7 +106,7 @@ class TritonPythonModel(replies.Model):
     def _respond(self, sender: replies.Sender, texts: int, found: bytearray | Exception) -> HplmError | None:
         """Sends the form of a request, or the error. Returns the error that was sent instead."""
         if isinstance(found, Exception):
-            self._refusals.put(sender, found)
+            self.send_error(sender, found)
             return None
         return replies.send_outputs(sender, _ticket(found, texts))
 

@@ -6,6 +6,7 @@ import queue
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -23,7 +24,7 @@ from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
 from hplm.tenants.arrival import ARRIVAL, FORWARDED, Mark
 from testing.toy import WORDS
-from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
+from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, arguments, fake_utilities, model_of, with_fake_triton
 from tests.support.message import mentions
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
@@ -114,12 +115,12 @@ def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alon
                 replies.send_outputs(sender, {"SCORE": np.zeros(sizes[request], dtype=np.uint8)})
 
         model = Own()
-        model._held, model._refusals = Held("toy"), replies.Refusals("testing")
+        model.initialize(arguments(Path("toy"), {}))
         (shown,) = holders(server)
         responses = model.execute(requests)
         assert [response is not None for response in responses] == [True, False, False, True, False, True]
         assert all(requests[number].next() for number in (1, 2, 4)) and not shown.held
-        model._refusals.close()
+        model.finalize()
 
 
 @pytest.fixture
@@ -131,12 +132,13 @@ def answering():
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
             sender = replies.Sender(request, Held("toy"))
-            return model.Answer(sender, refusals, counted.append, b"", ""), request, counted
+            return model.Answer(sender, sends_errors, counted.append, b"", ""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
-        refusals = replies.Refusals("testing")
+        sends_errors = replies.Model()
+        sends_errors.initialize(arguments(Path("toy"), {}))
         yield answer
-        refusals.close()
+        sends_errors.finalize()
 
 
 def part(end=None):
@@ -211,12 +213,11 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
         requests.append(Request({}, {}))
         requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
     requests[0].request_id = MagicMock(side_effect=UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
-    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (replies, module):
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (_, module):
         model, meter = module.TritonPythonModel(), Meter()
         check = MagicMock(side_effect=Draining("soon"))
         model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
         model._secrets, model._held, model._has_journal = [b"ours"], Held("toy-upper"), True
-        model._refusals = replies.Refusals("testing")
         assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
