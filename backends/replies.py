@@ -135,9 +135,9 @@ class Model:
         """The exported version of its backbone."""
         return self._repository / self._parameters["backbone"] / "1"
 
-    def _publish(self, meter: Meter, backbone: str, **how: Any) -> None:
+    def _publish(self, meter: Meter, backbone: str) -> None:
         meter.add(names.MODEL_RESTARTS, int(self._parameters.get(REVIVED, "0")), self._name)
-        self._publishers.append(Publisher(pb_utils.MetricFamily, meter, backbone, **how))
+        self._publishers.append(Publisher(pb_utils.MetricFamily, meter, backbone))
 
     def execute(self, requests: list[Request]) -> list[pb_utils.InferenceResponse | None] | None:
         """Takes requests. Each is answered once: its response is returned, or sent later through its sender."""

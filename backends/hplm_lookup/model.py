@@ -46,7 +46,8 @@ class TritonPythonModel(replies.Model):
         self._lookup = Lookup(self._views, SharedSecret(name, os.getppid()).value)
         meter, upper = Meter(), HeldBy(upper_of(self._repository, name))
         self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count).start()
-        self._publish(meter, name, before=self._look)
+        meter.look = self._look
+        self._publish(meter, name)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
         self._before: list[float] = []  # seconds from the arrival of each request of this call until now

@@ -12,7 +12,7 @@ from backends.replies import Request
 from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.metrics import names
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import Outcomes
 from hplm.request.answers import Outputs, bits_of
 from hplm.request.form import PROBE, check, read_head
 from hplm.server.inherited import restarts
@@ -26,13 +26,12 @@ class TritonPythonModel(replies.Model):
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
         backbones = backbones_of(self._parameters)
-        meters = {name: Meter() for name in backbones}
-        for meter in meters.values():
-            meter.add(names.SERVER_RESTARTS, restarts())
+        self._meters = [Outcomes() for _ in backbones]
         versions = [self._repository / name / "1" for name in backbones]
-        self._client = EncoderClient(versions, self._parameters, replies.given_state(), [*meters.values()])
-        for name, own in zip(backbones, self._client.outcomes, strict=True):
-            self._publish(own.meter, name, before=own.settle, keeps=own.keeps)
+        self._client = EncoderClient(versions, self._parameters, replies.given_state(), self._meters)
+        for meter, name in zip(self._meters, backbones, strict=True):
+            meter.add(names.SERVER_RESTARTS, restarts())
+            self._publish(meter, name)
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
         self._has_journal = bool(self._parameters.get("journal"))
 
@@ -60,7 +59,7 @@ class TritonPythonModel(replies.Model):
 
     def _count(self, word: str) -> None:
         # Its domain is not known, and a ticket that nobody has signed has no backbone.
-        self._client.outcomes[0].meter.add(names.REQUESTS, 1, "", word)
+        self._meters[0].add(names.REQUESTS, 1, "", word)
 
     def finalize(self) -> None:
         self._client.close()

@@ -76,6 +76,8 @@ class Service:
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         self.served = [Served(folder, own, state) for folder, own in places]
+        for number, served in enumerate(self.served):
+            served.instruments.meter.look = partial(self._look, number)
         self._now_ns = now_ns
         self._outbox = outbox
         self._opening: list[float] = []  # when it began to submit a request whose generation was not open
@@ -198,9 +200,8 @@ class Service:
     def cancel(self, number: int) -> None:
         """Does nothing: only requests of decoders are cancelled."""
 
-    def meters(self) -> list[tuple[Meter, Callable[[], None]]]:
-        """Returns the meter of each backbone, and what updates it."""
-        return [(served.instruments.meter, partial(self._look, number)) for number, served in enumerate(self.served)]
+    def meters(self) -> list[Meter]:
+        return [served.instruments.meter for served in self.served]
 
     def _look(self, backbone: int) -> None:
         served = self.served[backbone]

@@ -262,7 +262,9 @@ def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
 
     class Miscounting(Service):
         def meters(self):
-            return [(meter, partial(look, meter)) for meter, _ in super().meters()]
+            for meter in super().meters():
+                meter.look = partial(look, meter)
+            return super().meters()
 
     modelled = modelled_by(Miscounting)
     assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]

@@ -214,9 +214,10 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
         requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
     requests[0].request_id = MagicMock(side_effect=UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
     with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (_, module):
-        model, meter = module.TritonPythonModel(), Meter()
+        model = module.TritonPythonModel()
         check = MagicMock(side_effect=Draining("soon"))
-        model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
+        model._client = MagicMock(workers=SimpleNamespace(check=check))
+        model._meters = [meter := Outcomes()]
         model._secrets, model._held, model._has_journal = [b"ours"], Held("toy-upper"), True
         assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
