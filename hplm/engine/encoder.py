@@ -62,7 +62,6 @@ class Encoder:
         self._lock = threading.RLock()  # around the scheduler
         self._stages = range(len(served[0].engine.stages))
         self._may_choose = True  # a batch is not chosen before the batch before it starts to compute
-        self._open: set[Batch[Text]] = set()  # chosen, and not all answered yet
         self._computed: deque[Callable[[], None]] = deque()  # give back the slots that a batch held
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
@@ -113,14 +112,12 @@ class Encoder:
                 if batch is None:
                     return None
                 self._may_choose = False
-                self._open.add(batch)
             staged = None
             try:
                 staged = self._stage(batch)
             finally:
                 if staged is None:
                     self._in_flight.leave(batch)
-                    self._open.discard(batch)
                     self._may_choose = True
             if staged is not None:
                 return staged
@@ -152,8 +149,6 @@ class Encoder:
         finally:
             if stage == 0:
                 self._may_choose = True
-            if not goes_on:
-                self._open.discard(batch)
         return goes_on
 
     def begin(self, staged: StagedBatch) -> None:
@@ -170,11 +165,10 @@ class Encoder:
         self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
         self._answer(staged, computed)  # first: clients wait for it, and for nothing of what follows
         self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
+        self._note(self._served[batch.backbone].instruments.computed, staged)
         with self._lock:
             learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
             self._scheduler.finished(batch, ended_ns, *learned)
-        self._note(self._served[batch.backbone].instruments.computed, staged)
-        self._open.discard(batch)
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -185,7 +179,7 @@ class Encoder:
     def is_drained(self) -> bool:
         """Whether it is closed, and each text has its answer."""
         with self._lock:
-            return self._scheduler.draining and not self._open and not len(self._scheduler)
+            return self._scheduler.draining and self._scheduler.is_empty
 
     def abandon(self) -> None:
         """Closes, and answers all texts that have no answer yet with an error."""
@@ -289,8 +283,8 @@ class Encoder:
                 f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
                 "give it fewer with the parameter batch_tokens, or fewer slots"
             )
-        self._drop(batch)
         self._fail(texts, failure(what, error))
+        self._drop(batch)
 
     def _drop(self, batch: Batch[Text]) -> None:
         with self._lock:

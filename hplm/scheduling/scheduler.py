@@ -63,6 +63,11 @@ class Scheduler(Queues[T]):
         return super().__len__() + len(self._gone) + sum([len(half.texts) for half in self._halves])
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no text waits, or is in a batch."""
+        return not self._running and not len(self)
+
+    @property
     def costs(self) -> Sequence[CostModel]:
         """The cost model of each backbone."""
         return [queue.cost for queue in self._queues]

@@ -100,7 +100,7 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     hold.until_reached()
     for ahead in range(max(1, len(stages)) if step == "run" else 0):  # others are prepared, each in a batch of its own
         asker.ask("acme", [WORDS[0]])
-        eventually(lambda chosen=ahead + 2: len(asker.service.encoder._open) == chosen)
+        eventually(lambda chosen=ahead + 2: len(asker.service.encoder._scheduler._running) == chosen)
     late = asker.ask("acme", [WORDS[1]], deadline_ns=time.monotonic_ns() + 10**7)
     assert isinstance(asker.wait(late), DeadlineMissed) and not asker.answers[first]
     asker.ask("acme", [WORDS[2], WORDS[3]])  # all that may wait
