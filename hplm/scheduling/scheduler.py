@@ -183,9 +183,12 @@ class Scheduler(Queues[T]):
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
     def left(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
-        """Records that texts of a running batch are answered before its end."""
+        """Records that texts of a running batch are answered, those that were not yet."""
         if self._admissions:
-            batch.judge(texts, now_ns + self._answering_ns)
+            by_ns, new = now_ns + self._answering_ns, [text for text in texts if text.deadline_ns and text not in batch.judged]
+            late = sum([text.deadline_ns < by_ns for text in new])
+            self._admissions[batch.backbone].done(len(new) - late, late)
+            batch.judged.update(new)
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded.
@@ -196,10 +199,8 @@ class Scheduler(Queues[T]):
         self._running.remove(batch)
         self._ended_ns = now_ns
         self._queues[batch.backbone].learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
-        if self._admissions:
-            batch.judge(batch.texts, now_ns + self._answering_ns)
-            self._admissions[batch.backbone].done(batch.on_time, batch.late)
-            self._recount()
+        self.left(batch, batch.texts, now_ns)
+        self._recount()
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
         """Forgets a batch that failed or will not run, without learning from it. It has used the engine since its start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -88,14 +88,4 @@ class Batch(Generic[T]):
     places: Places | None = None  # of the texts, if the policy has chosen them
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
-    judged: set[T] = field(default_factory=set)  # texts that were answered before its end
-    on_time: int = 0  # judged texts with a deadline
-    late: int = 0
-
-    def judge(self, texts: Iterable[T], answered_ns: int) -> None:
-        """Counts which of these texts are answered by their deadlines."""
-        for text in texts:
-            if text.deadline_ns and text not in self.judged:
-                self.late += text.deadline_ns < answered_ns
-                self.on_time += text.deadline_ns >= answered_ns
-        self.judged.update(texts)
+    judged: set[T] = field(default_factory=set)  # texts whose answers came in time, or late
