@@ -24,7 +24,7 @@ from hplm.scheduling.admission import REFUSED
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.encoders import Machine, one_stage, simulate_one

@@ -19,8 +19,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT
 from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Selection
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.decoders import Answer, Simulation, StepCost
 from hplm.simulate.encoders import REFUSED, Machine, Outcome, one_stage, simulate_one

@@ -31,7 +31,7 @@ from hplm.model.config import BackboneConfig
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Lengths, Stream
 from hplm.simulate.encoders import Machine, one_stage, simulate_one
 from hplm.tenants.students import MOST, Team

@@ -31,8 +31,7 @@ from hplm.model import faults
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Batch
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Batch, Capacity
 
 log = logging.getLogger(__name__)
 

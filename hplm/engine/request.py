@@ -174,7 +174,7 @@ class Guess(NamedTuple):
 class Text:
     """One text of a request, a window of it, or a student's part of it.
 
-    It waits in the queue (`hplm.scheduling.waiting`); the engine computes it.
+    It waits in the queue (`hplm.scheduling.limits`); the engine computes it.
     """
 
     depth = 0  # the layers that it passes; 0: all

@@ -30,7 +30,7 @@ from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.tasks import TASKS
 from hplm.tenants.quarantine import refusal
 

@@ -24,8 +24,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Places
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Places
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.encoders import Machine, Outcome, Server, run
 

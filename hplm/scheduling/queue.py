@@ -14,10 +14,9 @@ from hplm.errors import Draining
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import FIRST, CostModel
 from hplm.scheduling.filling import full_batch_ns
-from hplm.scheduling.limits import Limits, Shares
+from hplm.scheduling.limits import Limits, Shares, T
 from hplm.scheduling.policy import FirstComeFirstServed, Policy
-from hplm.scheduling.selection import Batch, Places, Selection
-from hplm.scheduling.waiting import Capacity, T
+from hplm.scheduling.selection import Batch, Capacity, Places, Selection
 
 log = logging.getLogger(__name__)
 LEARNING = 0.1  # rate of running means

@@ -14,11 +14,10 @@ from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import Governor
-from hplm.scheduling.limits import Limits
+from hplm.scheduling.limits import Limits, T
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.queue import LEARNING, Queue, Queues
-from hplm.scheduling.selection import Batch, Selection
-from hplm.scheduling.waiting import Capacity, T
+from hplm.scheduling.selection import Batch, Capacity, Selection
 
 STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one
 LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond that of another one with waiting texts

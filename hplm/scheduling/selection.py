@@ -1,4 +1,4 @@
-"""The choice of a policy, with places in rows and slots from policies that know them, and the batch that comes of it."""
+"""The capacity of a batch, the choice of a policy, with rows and slots from policies that know them, and the batch itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
-from hplm.scheduling.waiting import T
+from hplm.scheduling.limits import T
 
 OUTSIDE = -1  # the row and the slot of a text that is longer than they are
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The most that fits in one batch."""
+
+    tokens: int
+    texts: int
+    tenants: int  # device slots: the most different slot keys in a batch
+    in_flight: int = 2  # batches that are chosen and not finished: one in each stage of the engine, and the next one
 
 
 @dataclass(frozen=True)

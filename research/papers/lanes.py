@@ -21,8 +21,7 @@ from hplm.scheduling.columns import NEVER
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Batch
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Batch, Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, SimulatedText, Stream
 
 # The paper states:

@@ -21,8 +21,7 @@ from hplm.scheduling.cost import Cost
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Selection
 from hplm.simulate.arrivals import Lengths, Stream
 from hplm.simulate.encoders import Machine, one_stage, simulate_one
 from research.papers.costs import PACKINGS, EngineCost

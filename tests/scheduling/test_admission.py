@@ -14,7 +14,7 @@ from hplm.scheduling.filling import beyond_share, fair_first
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.encoders import REFUSED, Machine, one_stage, simulate_one
 

@@ -10,7 +10,7 @@ from hplm.errors import DeadlineMissed
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import LEAD_NS, Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import SimulatedText
 
 MS = 1_000_000

@@ -12,7 +12,7 @@ from hplm.scheduling.cost import FIRST
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import SimulatedText
 from tests.scheduling.displaced import check_displaced
 from tests.support.message import mentions

@@ -11,8 +11,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import OUTSIDE, Places, Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import OUTSIDE, Capacity, Places, Selection
 from hplm.simulate.arrivals import SimulatedText
 from tests.support.message import mentioning
 

@@ -6,7 +6,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import SimulatedText
 
 MS = 10**6

@@ -8,7 +8,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.encoders import ANSWERED, EXPIRED, Machine, one_stage, simulate_one
 from hplm.tenants.students import Team
