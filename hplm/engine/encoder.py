@@ -100,8 +100,7 @@ class Encoder:
         with self._lock:
             late = self._scheduler.expired(self._now_ns())
         if late:
-            with self._together:
-                self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
+            self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
 
     def prepare(self) -> StagedBatch | None:
         """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
@@ -185,8 +184,7 @@ class Encoder:
         with self._lock:
             self._scheduler.close()
             left = self._scheduler.abandon()
-        with self._together:
-            self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
+        self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
 
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""
@@ -244,7 +242,8 @@ class Encoder:
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
         except Exception as error:
-            self._fail(texts, failure("answering", error))
+            failed = failure("answering", error)
+            self._refuse(texts, lambda text: failed)
 
     def _ask_more(self, text: Text) -> None:
         """Asks the other students about a text of which the first ones are unsure. Without room or time, theirs counts."""
@@ -253,11 +252,11 @@ class Encoder:
         except HplmError:  # nothing of it may reach the other texts of the batch
             text.request.done([text], [text.request.unsure[text.index]])
 
-    @staticmethod
-    def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
+    def _refuse(self, texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
         """Answers texts that are not computed."""
-        for text in texts:
-            text.request.fail(error(text))
+        with self._together:
+            for text in texts:
+                text.request.fail(error(text))
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
@@ -282,17 +281,13 @@ class Encoder:
                 f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
                 "give it fewer with the parameter batch_tokens, or fewer slots"
             )
-        self._fail(texts, failure(what, error))
+        failed = failure(what, error)
+        self._refuse(texts, lambda text: failed)
         self._drop(batch)
 
     def _drop(self, batch: Batch[Text]) -> None:
         with self._lock:
             self._scheduler.dropped(batch, self._now_ns())
-
-    def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
-        with self._together:
-            for request in {text.request for text in texts}:
-                request.fail(error)
 
 
 def _full(text: Text) -> QueueFull:
