@@ -103,7 +103,10 @@ class Encoder:
             self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
 
     def prepare(self) -> StagedBatch | None:
-        """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
+        """Chooses and stages the next batch, or returns None if nothing should run now. Call `expire` before.
+
+        Only one thread may be in here.
+        """
         while self._may_choose:
             with self._lock:
                 batch = self._scheduler.choose(self._capacity, self._now_ns())

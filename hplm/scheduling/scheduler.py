@@ -51,7 +51,6 @@ class Scheduler(Queues[T]):
         self._batch_ns = batch_ns
         self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
-        self._gone: list[T] = []  # expired texts that still have to be answered
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
@@ -59,7 +58,7 @@ class Scheduler(Queues[T]):
         self._ended_ns = 0  # when the last batch was finished
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._gone) + sum([len(half.texts) for half in self._halves])
+        return super().__len__() + sum([len(half.texts) for half in self._halves])
 
     @property
     def is_empty(self) -> bool:
@@ -73,9 +72,9 @@ class Scheduler(Queues[T]):
 
     def waiting(self, backbone: int) -> tuple[int, int]:
         """Returns how many texts of a backbone wait, and the memory that they keep."""
-        aside = [*self._gone, *(text for half in self._halves for text in half.texts)]
         columns = self._queues[backbone].columns
-        return len(columns) + sum(text.backbone == backbone for text in aside), columns.bytes
+        halves = [len(half.texts) for half in self._halves if half.backbone == backbone]
+        return len(columns) + sum(halves), columns.bytes
 
     def _admit(self, texts: Sequence[T], now_ns: int) -> None:
         if not self._admissions:
@@ -101,7 +100,7 @@ class Scheduler(Queues[T]):
         return min(self.next_expiry(now_ns), choose_at if choose_at > now_ns else NEVER)
 
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
-        """Returns the next batch, or None if nothing should run now."""
+        """Returns the next batch, or None if nothing should run now. Call `expired` before: policies get no expired text."""
         if (
             self.choose_at(now_ns) > now_ns
             or len(self._running) >= capacity.in_flight
@@ -112,7 +111,6 @@ class Scheduler(Queues[T]):
             half = self._halves.popleft()
             self._running.append(half)
             return half
-        self._put_aside(now_ns)
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns if self.shares.items else 0
         for queue in self._in_turn():
@@ -223,36 +221,28 @@ class Scheduler(Queues[T]):
         return True
 
     def expired(self, now_ns: int) -> list[T]:
-        """Returns the texts that can no longer be answered in time, and the other texts of their requests."""
-        self._put_aside(now_ns)
-        gone, self._gone = self._gone, []
-        return gone
+        """Removes and returns the texts that can no longer be answered in time, and the other texts of their requests."""
+        expired: list[T] = []
+        if self.shares.items:
+            predicts = self._predicts(now_ns)
+            for queue, late in self._late(self._start_at(now_ns) if predicts else now_ns, predicts):
+                expired += late
+                self._unserved += sum(text.tokens for text in late)
+                if self._admissions:
+                    self._admissions[queue.backbone].done(0, len(late))
+        return expired
 
     def next_expiry(self, now_ns: int) -> int:
         """Returns when the next text expires if nothing changes until then, or NEVER if no text has a deadline."""
-        if self._gone:
-            return now_ns
         predicts = self._predicts(now_ns)
         earliest = min([queue.earliest(predicts) for queue in self._queues])
         return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
-        gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         self._halves.clear()
-        return chosen + gone + super().abandon()
-
-    def _put_aside(self, now_ns: int) -> None:
-        if not self.shares.items:
-            return
-        predicts = self._predicts(now_ns)
-        start_ns = self._start_at(now_ns) if predicts else now_ns
-        for queue, gone in self._late(start_ns, predicts):
-            self._gone += gone
-            self._unserved += sum(text.tokens for text in gone)
-            if self._admissions:
-                self._admissions[queue.backbone].done(0, len(gone))
+        return chosen + super().abandon()
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""

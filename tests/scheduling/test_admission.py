@@ -106,6 +106,7 @@ def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
 
     def serve(now, staging=1_000_000, computing=100_000_000):
         scheduler.offer([_text(now + 200_000_000, now=now)], now)
+        scheduler.expired(now)
         batch = scheduler.choose(ROOM, now)
         if batch is None:
             return False
