@@ -22,7 +22,7 @@ from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
 from hplm.engine.threads import Threads
-from hplm.errors import DeadlineMissed, Draining, InvalidInput
+from hplm.errors import DeadlineMissed, Draining
 from hplm.metrics.meter import Meter
 from hplm.model.openmp import apart, compute_with
 from hplm.registry.store import Place
@@ -31,11 +31,9 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
-from hplm.tasks import TASKS
 from hplm.tenants.quarantine import refusal
 
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
-MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
 
 
@@ -163,8 +161,9 @@ class Service:
     def _offer(self, request: Request, form: Form) -> None:
         """Brings an admitted request into the line, or answers it with an error."""
         try:
-            self._check(request, form)
-            costs, asked = request.tenant.costs, form.head.rung
+            tenant = request.tenant
+            request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
+            costs, asked = tenant.costs, form.head.rung
             # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
             allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
             request.rung = min(asked, len(costs)) - 1 if asked else allowed
@@ -174,22 +173,6 @@ class Service:
             self.encoder.offer(request.texts_from(form))
         except Exception as error:
             request.fail(error)
-
-    @staticmethod
-    def _check(request: Request, form: Form) -> None:
-        tenant = request.tenant
-        if form.head.top_k and not tenant.task_object.allows_top_k:
-            able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
-            raise InvalidInput(
-                f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
-            )
-        widest = max(form.counts)
-        if form.texts * widest * len(tenant.labels) > MOST_NUMBERS:
-            raise InvalidInput(
-                f"the answer to {form.texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would "
-                f"have more than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
-            )
-        request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
 
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""

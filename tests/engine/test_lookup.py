@@ -131,6 +131,13 @@ def test_a_request_that_fails_behind_the_search_fails_alone(backbone, lookup):
     assert isinstance(many, InvalidInput) and f"more than {MOST_ROWS:,} rows" in str(many)
 
 
+def test_an_answer_with_too_many_numbers_is_refused(backbone, lookup, monkeypatch):
+    view = backbone.view
+    monkeypatch.setattr("hplm.engine.lookup.MOST_NUMBERS", 2 * len((tenant := view.snapshot.find("acme")).labels))
+    two, three = lookup.read([LookupRequest(view, tenant, WORDS[:texts]) for texts in (2, 3)], MOST_CHARACTERS)
+    assert Form(two).texts == 2 and isinstance(three, InvalidInput) and "numbers" in str(three)
+
+
 def test_a_request_without_a_text_is_answered(backbone, lookup):
     """Triton refuses such a request before. If one came, it must not keep the thread that looks up."""
     (found,) = lookup.read([LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), [])], MOST_CHARACTERS)
