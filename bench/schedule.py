@@ -122,7 +122,7 @@ def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
 
 def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
     commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
-    return simulate_one(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load)
+    return simulate_one(Scheduler([policy_of(given)], UNBOUNDED, admission, commit_ns), machine, load)
 
 
 def _overhead(given: str) -> float:

@@ -59,17 +59,9 @@ class Service:
         if settings.stages and not settings.on_accelerator:
             self.threads = 1  # each stage has one core
         compute_with(self.threads)
-        limits = Limits(settings.queue_texts, settings.queue_bytes)
-        first, *others = (policy(own.policy) for _, own in places)
-        scheduler: Scheduler[Text] = Scheduler(
-            first,
-            limits,
-            settings.admission,
-            settings.commit_ns,
-            settings.batch_ns,
-            ANSWERING_NS,
-            others,
-        )
+        policies, limits = [policy(own.policy) for _, own in places], Limits(settings.queue_texts, settings.queue_bytes)
+        times = settings.commit_ns, settings.batch_ns, ANSWERING_NS
+        scheduler: Scheduler[Text] = Scheduler(policies, limits, settings.admission, *times)
         # All batches in flight pin their slots.
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)

@@ -142,7 +142,6 @@ class Queues(Generic[T]):
     """A queue for each backbone of an engine, under one limit. It has no threads and no clock of its own."""
 
     def __init__(self, policies: Sequence[Policy], limits: Limits, answering_ns: int = 0) -> None:
-        """`policies`: one for each backbone, because a policy may keep a state."""
         self.shares = Shares(limits)
         self._queues: list[Queue[T]] = [Queue(number, own, self.shares, answering_ns) for number, own in enumerate(policies)]
         self.draining = False

@@ -28,22 +28,21 @@ class Scheduler(Queues[T]):
 
     def __init__(
         self,
-        policy: Policy,
+        policies: Sequence[Policy],
         limits: Limits,
         admission: bool = False,
         commit_ns: int | None = None,
         batch_ns: int = 0,
         answering_ns: int = 0,
-        others: Sequence[Policy] = (),
     ) -> None:
-        """`limits`: of all queues together. `others`: the policies of further backbones. A policy may keep a state, so each
-        has its own. `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
+        """`policies`: one for each backbone, because a policy may keep a state. `limits`: of all queues together.
+        `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
 
         `commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
         """
-        super().__init__((policy, *others), limits, answering_ns)
+        super().__init__(policies, limits, answering_ns)
         self.alone: frozenset[int] = frozenset()  # tenants: while a text of one is in a batch, no other's is in any batch
         self.governor = Governor(self.costs)
         self._admissions = [Admission(queue, self._queues) for queue in self._queues] if admission else []  # of the queues

@@ -97,7 +97,7 @@ class Setting:
         capacity = Capacity(tokens, self.rows if packing == "naive" else tokens, tokens)
         texts_per_s = self.rate * full / MEAN / (BATCH_MS / 1e3 + EngineCost.token / 1e9 * full)
         load = Stream(texts_per_s, self.seconds, Lengths(MEAN, self.variance), self.deadlines_ms).draw(SEED)
-        scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
+        scheduler = Scheduler([chooses], UNBOUNDED, commit_ns=0)
         outcome = simulate_one(scheduler, Machine(one_stage(cost.of(packing)), capacity), load)
         return {
             "utility": outcome.utility,

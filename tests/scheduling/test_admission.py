@@ -27,7 +27,7 @@ def _text(deadline, tenant=0, tokens=10, now=0):
 
 
 def _scheduler(**options):
-    return Scheduler(policy("timely"), Limits(1000, 10**6), admission=True, **options)
+    return Scheduler([policy("timely")], Limits(1000, 10**6), admission=True, **options)
 
 
 def _full_batch(scheduler, now, took=FULL):
@@ -90,7 +90,7 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
         priority=np.zeros(count, dtype=np.int64),
     )
     machine = Machine(one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05)
-    scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
+    scheduler = Scheduler([policy("timely")], Limits(count, 10**9), admission=True)
     for _ in range(20):
         scheduler.costs[0].observe(1024, 8, 0, batch)
     outcome = simulate_one(scheduler, machine, load)

@@ -45,7 +45,7 @@ class Line:
     """A scheduler, and the lists that it must be like."""
 
     def __init__(self, name, admission, alone=frozenset()):
-        self.scheduler = Scheduler(policy(name), LIMITS, admission, others=[policy(name)])
+        self.scheduler = Scheduler([policy(name), policy(name)], LIMITS, admission)
         self.order, self.admission = ORDERS.get(name) if not alone else None, admission
         self.scheduler.alone = alone
         self.now, self.offered = 1, 0
