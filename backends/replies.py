@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_cl
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.registry.store import Place, place_of
+from hplm.registry.store import place_of
 from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
@@ -124,8 +124,11 @@ class Model:
     defers = True  # whether all answers are sent later, through the requests' senders
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._name, self._parameters = args["model_name"], model_parameters(args)
+        given = json.loads(args["model_config"])["parameters"]
+        self._name, self._parameters = args["model_name"], {name: own["string_value"] for name, own in given.items()}
         self._repository = Path(args["model_repository"]).parent
+        state = os.environ.get("HPLM_STATE")
+        self._state = place_of(state) if state else None  # the live state that the server was started with
         self._publishers: list[Publisher] = []
         self._refusing = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
         self._held = Held(self._name)
@@ -176,12 +179,27 @@ class Model:
         self._held.close()
 
     def _read(self, request: Request, sender: Sender) -> Any:
-        """Returns what a request gives, or raises. Lets `sender` know if it is a probe."""
-        return taken(request, sender)
+        """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
+
+        Lets `sender` know if the request only asks whether the model works.
+        """
+        try:
+            given = request.parameters() or "{}"
+        except UnicodeDecodeError:  # it holds all parameters, API keys too
+            raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+        try:
+            parameters: dict[str, Any] = msgspec.json.decode(given)
+        except msgspec.DecodeError:  # JSON has no NaN, of which Triton makes one
+            parameters = json.loads(given)
+        if parameters.get(PROBE) is True:
+            sender.take_for_probe()
+        if DRAIN.begun:
+            raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
+        return parameters
 
     def _well(self, request: Request) -> Outputs:
         """Returns the answer to a probe, or raises."""
-        return answer_to_probe(request.requested_output_names())
+        return outputs_of([WELL], request.requested_output_names(), [0])
 
     def _take(self, request: Request, given: Any, sender: Sender, received_ns: int) -> Any:
         """Returns what `_submit` gets of a request, or raises."""
@@ -209,42 +227,6 @@ class Model:
             self._refusing.put((sender, response))
         else:
             sender.send(response)
-
-
-def model_parameters(args: dict[str, str]) -> dict[str, str]:
-    """Returns the parameters of the model's config.pbtxt."""
-    return {name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()}
-
-
-def given_state() -> Place | None:
-    """Returns the live state that the server was started with, or None."""
-    found = os.environ.get("HPLM_STATE")
-    return place_of(found) if found else None
-
-
-def taken(request: Request, sender: Sender) -> dict[str, Any]:
-    """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
-
-    Lets `sender` know if the request only asks whether the model works.
-    """
-    try:
-        given = request.parameters() or "{}"
-    except UnicodeDecodeError:  # it holds all parameters, API keys too
-        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
-    try:
-        parameters: dict[str, Any] = msgspec.json.decode(given)
-    except msgspec.DecodeError:  # JSON has no NaN, of which Triton makes one
-        parameters = json.loads(given)
-    if parameters.get(PROBE) is True:
-        sender.take_for_probe()
-    if DRAIN.begun:
-        raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
-    return parameters
-
-
-def answer_to_probe(wanted: Collection[str]) -> Outputs:
-    """Returns the outputs that a model sends instead of those of a tenant."""
-    return outputs_of([WELL], wanted, [0])
 
 
 def request_id(request: Request) -> str:

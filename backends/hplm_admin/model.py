@@ -29,7 +29,7 @@ class TritonPythonModel(replies.Model):
 
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
-        state, secret = replies.given_state(), os.environ.get("HPLM_ADMIN_KEY", "").strip()
+        state, secret = self._state, os.environ.get("HPLM_ADMIN_KEY", "").strip()
         if state is None or not secret:
             raise InvalidInput(
                 f"model {self._name!r} changes what is served, so it needs a state (hplm serve --state, HPLM_STATE) "

@@ -95,7 +95,7 @@ class TritonPythonModel(replies.Model):
 
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
-        self._directory = Directory(self._repository, replies.given_state(), copied=True)
+        self._directory = Directory(self._repository, self._state, copied=True)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
         self._meter = Meter()

@@ -87,7 +87,7 @@ class TritonPythonModel(replies.Model):
         super().initialize(args)
         self._meter = Meter()
         self._meter.add(names.SERVER_RESTARTS, restarts())
-        self._client = DecoderClient(self._folder, self._parameters, replies.given_state(), self._meter)
+        self._client = DecoderClient(self._folder, self._parameters, self._state, self._meter)
         self._publish(self._meter, self._parameters["backbone"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)

@@ -40,7 +40,7 @@ class TritonPythonModel(replies.Model):
         super().initialize(args)
         name = self._parameters["backbone"]
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
-        self._views = Views(self._folder, replies.given_state(), lambda table: table.index)
+        self._views = Views(self._folder, self._state, lambda table: table.index)
         self._watch = Watch(self._views)
         self._quotas = Quotas()
         self._lookup = Lookup(self._views, SharedSecret(name, os.getppid()).value)

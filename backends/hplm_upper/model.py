@@ -28,7 +28,7 @@ class TritonPythonModel(replies.Model):
         backbones = backbones_of(self._parameters)
         self._meters = [Outcomes() for _ in backbones]
         versions = [self._repository / name / "1" for name in backbones]
-        self._client = EncoderClient(versions, self._parameters, replies.given_state(), self._meters)
+        self._client = EncoderClient(versions, self._parameters, self._state, self._meters)
         for meter, name in zip(self._meters, backbones, strict=True):
             meter.add(names.SERVER_RESTARTS, restarts())
             self._publish(meter, name)
