@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from hplm.arrays import Array
 from hplm.engine.threads import Threads
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
 from hplm.metrics import names
@@ -84,16 +83,30 @@ class Sender:
         response, self._response, self._request, self._has_room = self._response, None, None, None
         return response
 
-    def make_room(self, size: int) -> None:
-        """Defers the request if an answer of `size` bytes cannot be returned with others."""
+    def answer(self, answer: Outputs | HplmError, is_last: bool = True) -> HplmError | None:
+        """Sends the answer to a request, or a part of it. Returns the error that was sent instead, and is its end."""
+        if isinstance(answer, HplmError):
+            self.send(failure(answer))
+            return None
+        try:
+            # Not through numpy's DLPack: this stub takes a used capsule for a fresh one.
+            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in answer.items()])
+            size = size_of(answer)
+        except Exception as error:
+            self.send(failure(error, "making the answer"))
+            return for_client(error, "making the answer")
         if self._sender is None and self._has_room is not None and not self._has_room(size):
             self.defer()
-
-    def answer(self, answer: Outputs | HplmError) -> HplmError | None:
-        """Sends outputs or an error. Returns the error that was sent instead."""
-        if not isinstance(answer, HplmError):
-            return send_outputs(self, answer)
-        self.send(failure(answer))
+        if size < LARGE:
+            self.send(response, is_last)
+            return None
+        try:
+            with SHARED_MEMORY.taken(size):
+                self.send(response, is_last)
+        except OutOfCapacity as error:  # nothing was sent
+            log.error("%s", error)
+            self.send(failure(error))
+            return error
         return None
 
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
@@ -152,7 +165,7 @@ class Model:
             try:
                 given = self._read(request, sender)
                 if sender.is_probe:
-                    send_outputs(sender, self._well(request))
+                    sender.answer(self._well(request))
                 else:
                     accepted.append(self._take(request, given, sender, received_ns))
             except Exception as error:
@@ -278,26 +291,3 @@ def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceR
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
     # TritonError is read here, because the stub adds it to its utilities only after it has imported the model's file.
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
-
-
-def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = True) -> HplmError | None:
-    """Sends the answer to a request or a part of it, or returns the error that was sent instead, and is its end."""
-    try:
-        # Not through numpy's DLPack: this stub takes a used capsule for a fresh one.
-        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in outputs.items()])
-        size = size_of(outputs)
-    except Exception as error:
-        sender.send(failure(error, "making the answer"))
-        return for_client(error, "making the answer")
-    sender.make_room(size)
-    if size < LARGE:
-        sender.send(response, is_last)
-        return None
-    try:
-        with SHARED_MEMORY.taken(size):
-            sender.send(response, is_last)
-    except OutOfCapacity as error:  # nothing was sent
-        log.error("%s", error)
-        sender.send(failure(error))
-        return error
-    return None

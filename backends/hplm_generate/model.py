@@ -56,7 +56,7 @@ class Answer(PendingPrompt):
         assert isinstance(said, Reply)  # an error is a failure
         end = said.end
         try:
-            failed = replies.send_outputs(self._sender, said.outputs, is_last=end is not None)
+            failed = self._sender.answer(said.outputs, is_last=end is not None)
         except Exception as error:  # Triton did not take it
             if end is not None:
                 self._end(word_of(error))
@@ -107,7 +107,7 @@ class TritonPythonModel(replies.Model):
         forwarded = self._mark.is_on(given)
         if forwarded and CANCEL in given:
             self._cancel(str(given[CANCEL]))
-            replies.send_outputs(sender, WELL)
+            sender.answer(WELL)
             return None
         inputs = replies.inputs_of(request)
         strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))

@@ -109,7 +109,7 @@ class TritonPythonModel(replies.Model):
         if isinstance(found, Exception):
             self.send_error(sender, found)
             return None
-        return replies.send_outputs(sender, _ticket(found, texts))
+        return sender.answer(_ticket(found, texts))
 
     def finalize(self) -> None:
         self._service.close()
