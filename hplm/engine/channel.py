@@ -23,6 +23,8 @@ from hplm.registry.store import Place
 
 DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
+# Of a request: its number in the model process, its backbone, its wanted outputs as bits, the client's name for it, its form.
+Passed = tuple[int, int, int, str, bytearray]
 _FRAME = struct.Struct("<Q?")  # bytes behind it, and whether they are pickled
 _REQUEST = struct.Struct("<QHHII")  # number in the model process, backbone, wanted outputs as bits, bytes of id and form
 
@@ -50,19 +52,6 @@ class Ready:
     """From the engine, first. `failure`: why it cannot serve."""
 
     failure: str = ""
-
-
-class Passed(NamedTuple):
-    """A request, to the engine."""
-
-    number: int = 0  # in the model process
-    backbone: int = 0  # whose lookup has signed it
-    wanted: int = 0  # outputs, as bits
-    id: str = ""  # the client's name for it
-    form: bytes | bytearray = b""
-
-
-BY_NOBODY = Passed()  # a request without a model process
 
 
 class Beaten(NamedTuple):
@@ -93,7 +82,7 @@ class End:
 
 
 def request_parts(number: int, backbone: int, wanted: int, id: str, form: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns the parts of the bytes of a request, which is `Passed` so."""
+    """Returns the parts of the bytes of a request."""
     name = id.encode()
     return _REQUEST.pack(number, backbone, wanted, len(name), len(form)), name, form
 
@@ -105,7 +94,7 @@ def requests_in(frame: bytearray) -> Iterator[Passed]:
         number, backbone, wanted, name, form = _REQUEST.unpack_from(frame, at)
         name += (begin := at + _REQUEST.size)
         at = name + form
-        yield Passed(number, backbone, wanted, frame[begin:name].decode(), frame[name:at])
+        yield number, backbone, wanted, frame[begin:name].decode(), frame[name:at]
 
 
 class Channel:

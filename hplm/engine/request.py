@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.channel import BY_NOBODY, Passed
 from hplm.engine.in_flight import mark_of, number_of
 from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Draining, QueueFull
@@ -47,18 +46,17 @@ class Request:
         view: View,
         tenant: Tenant,
         respond: Callable[[Request, Answer], None],
-        passed: Passed = BY_NOBODY,
         taken_ns: int = 0,
     ) -> None:
         self.head = head = form.head
-        self.id = passed.id  # the client's name for it
+        self.id = form.id  # the client's name for it
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
-        self.backbone = passed.backbone
-        self.tenant_number = number_of(passed.backbone, tenant.uid)
-        self._number = passed.number
+        self.backbone = form.backbone
+        self.tenant_number = number_of(form.backbone, tenant.uid)
+        self._number = form.number
         self.top_k = head.top_k and min(head.top_k, len(tenant.labels))
-        self.with_confidence = CONFIDENCE in names_of(passed.wanted)
+        self.with_confidence = CONFIDENCE in names_of(form.wanted)
         self.calibration = tenant.calibration if self.with_confidence else None  # None: nobody asks how sure it is
         self.taken_ns = taken_ns
         self.texts = texts = form.texts

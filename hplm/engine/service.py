@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hplm.engine.channel import BY_NOBODY, Apart, Begin, Channel, Passed
+from hplm.engine.channel import Apart, Begin, Channel, Passed
 from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.host import Host, Outbox, run
@@ -93,26 +93,26 @@ class Service:
         It does each step for all of them before the next step, whose code would take the place of this one's in the caches.
         """
         assert self._outbox is not None
-        read: list[tuple[Form, Passed]] = []
-        for passed in requests:
+        read: list[Form] = []
+        for number, backbone, wanted, id, given in requests:
             try:
-                read.append((Form(passed.form), passed))
+                read.append(Form(given, number, backbone, wanted, id))
             except Exception as error:
-                self._outbox.put(passed.number, passed.wanted, 0, error)
+                self._outbox.put(number, wanted, 0, error)
         admitted: list[tuple[Request, Form]] = []
-        for form, passed in read:
-            respond = partial(self._outbox.put, passed.number, passed.wanted, form.head.version)
+        for form in read:
+            respond = partial(self._outbox.put, form.number, form.wanted, form.head.version)
             try:
-                if self.served[passed.backbone].backbone.is_open(form.head.generation):
-                    admitted.append((self._admit(form, respond, passed), form))
+                if self.served[form.backbone].backbone.is_open(form.head.generation):
+                    admitted.append((self._admit(form, respond), form))
                 else:  # to read a snapshot may take long, and others do not wait for it
-                    self._unopened.put((form, respond, passed))
+                    self._unopened.put((form, respond))
             except Exception as error:
                 respond(error)
         for request, form in admitted:
             self._offer(request, form)
 
-    def _open(self, unopened: tuple[Form, Callable[[Answer], None], Passed]) -> None:
+    def _open(self, unopened: tuple[Form, Callable[[Answer], None]]) -> None:
         self._opening = [time.monotonic()]
         try:
             self.submit(*unopened)
@@ -126,19 +126,19 @@ class Service:
         """Returns when it began to read a snapshot that a request names, if it reads one."""
         return self._opening
 
-    def submit(self, form: Form, respond: Callable[[Answer], None], passed: Passed = BY_NOBODY) -> None:
+    def submit(self, form: Form, respond: Callable[[Answer], None]) -> None:
         """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
-        self._offer(self._admit(form, respond, passed), form)
+        self._offer(self._admit(form, respond), form)
 
-    def _admit(self, form: Form, respond: Callable[[Answer], None], passed: Passed) -> Request:
+    def _admit(self, form: Form, respond: Callable[[Answer], None]) -> Request:
         """Returns a request that its tenant may send now, and counts it, or raises."""
-        served, head = self.served[passed.backbone], form.head
+        served, head = self.served[form.backbone], form.head
         if head.export != served.backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = served.backbone.at(head.generation)
         tenant = view.snapshot.by_uid(head.uid)
         answered, now = partial(_leave, served, respond), self._now_ns()
-        request = Request(form, view, tenant, answered, passed, now)
+        request = Request(form, view, tenant, answered, now)
         try:
             if tenant.id in served.quarantined:
                 raise refusal(tenant.id)

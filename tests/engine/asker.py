@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Passed
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request
 from hplm.engine.service import Service
@@ -56,8 +55,8 @@ class Asker:
         with self._arrived:
             number = len(self.answers)
             self.answers.append([])
-        passed = Passed(id=f"request {number}", wanted=bits_of({CONFIDENCE}) if confidence else 0)
-        self.service.submit(form, partial(self.answered, number), passed)
+        form.id, form.wanted = f"request {number}", bits_of({CONFIDENCE}) if confidence else 0
+        self.service.submit(form, partial(self.answered, number))
         self.driver.wake()
         return number
 

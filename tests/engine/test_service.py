@@ -8,7 +8,6 @@ import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Passed
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import TICKET_SECONDS, Service
 from hplm.engine.settings import Settings
@@ -107,7 +106,7 @@ def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
         request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]])
         request.head = request.head._replace(**{"arrival_ns": time.monotonic_ns(), **changes})
         (form,) = Lookup(backbone).read([request], MOST_CHARACTERS)
-        passed.append(Passed(number, 0, 1, name, form[:9] if name == "cut off" else form))
+        passed.append((number, 0, 1, name, form[:9] if name == "cut off" else form))
     service.take(iter(passed))
     assert len(service.served[0].quotas) == 1, "a refused request is in flight, or a good one is not"
     service.encoder.compute(service.encoder.prepare())

@@ -11,7 +11,6 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Passed
 from hplm.engine.engine import Engine, computed
 from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
@@ -140,7 +139,8 @@ def test_the_first_students_answer_counts_where_there_is_no_room_or_time_for_mor
     service, backbone = Service([(folder, settings)], now_ns=lambda: now[0]), Backbone(folder)
     view, limit = backbone.view, {"deadline_ns": 2 * 10**9} if end == "no time" else {}
     form = Lookup(backbone).resolve(view, view.snapshot.find("crew"), [text], arrival_ns=now[0], **limit)
-    service.submit(form, answers.append, Passed(wanted=bits_of({CONFIDENCE})))
+    form.wanted = bits_of({CONFIDENCE})
+    service.submit(form, answers.append)
     encoder = service.encoder
     staged = encoder.prepare()
     if end == "closed":

@@ -17,7 +17,6 @@ import numpy as np
 
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Passed
 from hplm.engine.in_flight import read
 from hplm.engine.lookup import Lookup
 from hplm.engine.request import Text
@@ -144,7 +143,8 @@ class World:
         try:
             asked = {"deadline_ns": now + due_ms * MS if due_ms else 0, "priority": priority}
             form = self._lookup.resolve(view, of, texts, arrival_ns=now, **asked)
-            self.service.submit(form, respond, Passed(number, id=f"request {number}"))
+            form.number, form.id = number, f"request {number}"
+            self.service.submit(form, respond)
         except HplmError as error:
             answers.append(error.with_traceback(None))
         return number
