@@ -36,7 +36,6 @@ class Request:
     started_ns = 0  # when its first batch started
     computed_ns = 0  # when its last batch was computed
     batch = 0  # the number of its last batch
-    tokens = 0  # of all texts, after they were checked
     answered = False
     _lock = threading.Lock()  # of all requests: it is held for moments
 
@@ -48,14 +47,11 @@ class Request:
         respond: Callable[[Request, Answer], None],
         taken_ns: int = 0,
     ) -> None:
-        self.head = head = form.head
-        self.id = form.id  # the client's name for it
+        self.form, self.head = form, form.head
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
-        self.backbone = form.backbone
         self.tenant_number = number_of(form.backbone, tenant.uid)
-        self._number = form.number
-        self.top_k = head.top_k and min(head.top_k, len(tenant.labels))
+        self.top_k = self.head.top_k and min(self.head.top_k, len(tenant.labels))
         self.with_confidence = CONFIDENCE in names_of(form.wanted)
         self.calibration = tenant.calibration if self.with_confidence else None  # None: nobody asks how sure it is
         self.taken_ns = taken_ns
@@ -68,7 +64,7 @@ class Request:
     @property
     def mark(self) -> bytes:
         """The bytes that name it while it is in a batch."""
-        return mark_of(self._number, self.tenant_number, self.tenant.id)
+        return mark_of(self.form.number, self.tenant_number, self.tenant.id)
 
     @property
     def team(self) -> Team | None:
@@ -76,16 +72,17 @@ class Request:
         students = self.tenant.students
         return students.teams[self.rung] if students is not None else None
 
-    def texts_from(self, form: Form) -> list[Text]:
+    def parts(self) -> list[Text]:
         """Returns the texts one by one, a long one window by window, or each once for each student that answers it.
 
         Only texts with passages have windows, and these are answered by no students. They read the form where it lies, and keep
         all of it in memory.
         """
-        texts, team = self._texts(form), self.team
+        texts, team = self._parts(), self.team
         return texts if team is None else [one for text in texts for one in text.for_students(team)]
 
-    def _texts(self, form: Form) -> list[Text]:
+    def _parts(self) -> list[Text]:
+        form = self.form
         reads_first = len(form.spans) == self.texts and not any(form.spans[:, 0].tolist())
         if self.texts == 1 and not form.passages:
             return [Text(self, 0, form.addresses, form.segments, form.spans, "", 0, 1, reads_first)]
@@ -209,7 +206,7 @@ class Text:
         head = request.head
         self.arrival_ns, self.deadline_ns, self.priority = head.arrival_ns, head.deadline_ns, head.priority
         self.tenant: int = request.tenant_number
-        self.backbone = request.backbone
+        self.backbone = request.form.backbone
         self.slot_key, exits = request.tenant.weights, request.tenant.exits
         self.plan = exits.plans[request.rung] if exits is not None else None
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute

@@ -99,18 +99,18 @@ class Service:
                 read.append(Form(given, number, backbone, wanted, id))
             except Exception as error:
                 self._outbox.put(number, wanted, 0, error)
-        admitted: list[tuple[Request, Form]] = []
+        admitted: list[Request] = []
         for form in read:
             respond = partial(self._outbox.put, form.number, form.wanted, form.head.version)
             try:
                 if self.served[form.backbone].backbone.is_open(form.head.generation):
-                    admitted.append((self._admit(form, respond), form))
+                    admitted.append(self._admit(form, respond))
                 else:  # to read a snapshot may take long, and others do not wait for it
                     self._unopened.put((form, respond))
             except Exception as error:
                 respond(error)
-        for request, form in admitted:
-            self._offer(request, form)
+        for request in admitted:
+            self._offer(request)
 
     def _open(self, unopened: tuple[Form, Callable[[Answer], None]]) -> None:
         self._opening = [time.monotonic()]
@@ -128,7 +128,7 @@ class Service:
 
     def submit(self, form: Form, respond: Callable[[Answer], None]) -> None:
         """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
-        self._offer(self._admit(form, respond), form)
+        self._offer(self._admit(form, respond))
 
     def _admit(self, form: Form, respond: Callable[[Answer], None]) -> Request:
         """Returns a request that its tenant may send now, and counts it, or raises."""
@@ -150,19 +150,18 @@ class Service:
             raise
         return request
 
-    def _offer(self, request: Request, form: Form) -> None:
+    def _offer(self, request: Request) -> None:
         """Brings an admitted request into the line, or answers it with an error."""
         try:
             tenant = request.tenant
             request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
-            costs, asked = tenant.costs, form.head.rung
+            costs, asked = tenant.costs, request.head.rung
             # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
-            allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
+            allowed = self.encoder.rung(request.tenant_number, request.form.tokens, costs)
             request.rung = min(asked, len(costs)) - 1 if asked else allowed
             if request.with_confidence and (team := request.team) is not None:
                 request.calibration = team.calibration
-            request.tokens = form.tokens
-            self.encoder.offer(request.texts_from(form))
+            self.encoder.offer(request.parts())
         except Exception as error:
             request.fail(error)
 

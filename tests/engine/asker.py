@@ -32,7 +32,7 @@ def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
     """Returns the texts of a request as the line gets them."""
     view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
     form = Lookup(backbone).resolve(view, tenant, given, pairs, truncate)
-    return Request(form, view, tenant, lambda request, answer: None).texts_from(form)
+    return Request(form, view, tenant, lambda request, answer: None).parts()
 
 
 class Asker:
