@@ -1,24 +1,28 @@
-"""Functions that all our Python models share: read a request's tensors and parameters, and send its answer."""
+"""What all our Python models share: they read a request's tensors and parameters, and send its answer."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import queue
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from hplm.arrays import Array
-from hplm.engine.threads import repeat
-from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told
-from hplm.registry.store import Place, place_of
+from hplm.engine.threads import Threads
+from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
+from hplm.metrics import names
+from hplm.metrics.meter import Meter
+from hplm.metrics.publisher import Publisher
+from hplm.registry.store import place_of
 from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
+from hplm.server.control import REVIVED
 from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
@@ -31,62 +35,33 @@ begin_log()
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()
+Request: TypeAlias = "pb_utils.InferenceRequest"
 Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
 WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
-
-
-class Call:
-    """The requests of one call of `execute`, which returns the responses to those that are not deferred."""
-
-    def __init__(self, requests: Sequence[pb_utils.InferenceRequest], held: Held) -> None:
-        self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
-        self._held = held
-        held.take(len(requests))
-        self.senders = [Sender(request, held, self) for request in requests]
-
-    def takes(self, size: int) -> bool:
-        """Whether a response of `size` bytes may be returned with the others."""
-        if size > self._room:
-            return False
-        self._room -= size
-        return True
-
-    def responses(self) -> list[pb_utils.InferenceResponse | None]:
-        """Ends the call. Nothing holds its requests any longer, nor the memory that they share with the server process."""
-        responses: list[pb_utils.InferenceResponse | None] = []
-        returned = 0
-        for sender in self.senders:
-            responses.append(response := sender.returned())
-            returned += response is not None and not sender.is_probe
-        if returned:
-            self._held.answered(returned)
-        self.senders = []
-        return responses
 
 
 class Sender:
     """Sends the responses to a request that the model holds. Only decoupled models may send more than one.
 
-    A `call` returns the response if it comes before `defer`. That saves a round trip to the server process.
+    `execute` returns the response if it comes before `defer`. That saves a round trip to the server process.
 
     Triton forgets a request when its last response is sent, and to ask about it after that ends the whole server process. So
     only one thread at a time talks to Triton about a request.
     """
 
-    __slots__ = ("_call", "_ended", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
+    __slots__ = ("_ended", "_has_room", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
 
-    def __init__(self, request: pb_utils.InferenceRequest, held: Held, call: Call | None = None) -> None:
-        """`held` counts the request until its last response. That of a `call` is counted by the call."""
-        self._request: pb_utils.InferenceRequest | None = request
-        self._call = call
+    def __init__(self, request: Request, held: Held, has_room: Callable[[int], bool] | None = None) -> None:
+        """`held` has counted the request. `has_room`: whether a response of a size may be returned; None: none is."""
+        self._request: Request | None = request
+        self._has_room = has_room
         self._sender: pb_utils.InferenceResponseSender | None = None
-        self._response: pb_utils.InferenceResponse | None = None  # that the call returns
+        self._response: pb_utils.InferenceResponse | None = None  # that is returned
         self._held = held
         self.is_probe = False
         self._ended = False
-        if call is None:
+        if has_room is None:
             self.defer()
-            held.take()
 
     def take_for_probe(self) -> None:
         """Says that the request is only a probe."""
@@ -104,20 +79,34 @@ class Sender:
         return self._sender is not None
 
     def returned(self) -> pb_utils.InferenceResponse | None:
-        """Gives the response to the call, which ends."""
-        response, self._response, self._request, self._call = self._response, None, None, None
+        """Gives up the response to be returned, and the request."""
+        response, self._response, self._request, self._has_room = self._response, None, None, None
         return response
 
-    def make_room(self, size: int) -> None:
-        """Defers the request if an answer of `size` bytes cannot be returned with the others of its call."""
-        if self._sender is None and self._call is not None and not self._call.takes(size):
+    def answer(self, answer: Outputs | HplmError, is_last: bool = True) -> HplmError | None:
+        """Sends the answer to a request, or a part of it. Returns the error that was sent instead, and is its end."""
+        if isinstance(answer, HplmError):
+            self.send(failure(answer))
+            return None
+        try:
+            # Not through numpy's DLPack: this stub takes a used capsule for a fresh one.
+            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in answer.items()])
+            size = size_of(answer)
+        except Exception as error:
+            self.send(failure(error, "making the answer"))
+            return for_client(error, "making the answer")
+        if self._sender is None and self._has_room is not None and not self._has_room(size):
             self.defer()
-
-    def answer(self, answer: Outputs | tuple[str, str]) -> HplmError | None:
-        """Sends outputs, or the status and message of a failure. Returns the error that was sent instead."""
-        if not isinstance(answer, tuple):
-            return send_outputs(self, answer)
-        self.send(failure_with(*answer))
+        if size < LARGE:
+            self.send(response, is_last)
+            return None
+        try:
+            with SHARED_MEMORY.taken(size):
+                self.send(response, is_last)
+        except OutOfCapacity as error:  # nothing was sent
+            log.error("%s", error)
+            self.send(failure(error))
+            return error
         return None
 
     def send(self, response: pb_utils.InferenceResponse, is_last: bool = True) -> None:
@@ -141,79 +130,119 @@ class Sender:
             return not self._ended and self._sender.is_cancelled()
 
 
-class Refusals:
-    """Sends the errors of deferred requests from a thread of its own, because each is a round trip to the server process.
+class Model:
+    """A model of ours. Each says how it takes a request and what it answers to a probe; the rest is alike."""
 
-    `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is refused a
-    thousand times a second would delay everybody.
-    """
+    doing = "taking the request"  # what has failed, for exceptions that nobody expected
+    defers = True  # whether all answers are sent later, through the requests' senders
 
-    def __init__(self, doing: str) -> None:
-        """`doing` names what has failed, for exceptions that are not an `HplmError`."""
-        self._doing = doing
-        self._waiting: queue.SimpleQueue[tuple[Sender, pb_utils.InferenceResponse] | None] = queue.SimpleQueue()
-        self._thread = repeat(self._send_next, "refusals")
+    def initialize(self, args: dict[str, str]) -> None:
+        given = json.loads(args["model_config"])["parameters"]
+        self._name, self._parameters = args["model_name"], {name: own["string_value"] for name, own in given.items()}
+        self._repository = Path(args["model_repository"]).parent
+        state = os.environ.get("HPLM_STATE")
+        self._state = place_of(state) if state else None  # the live state that the server was started with
+        self._publishers: list[Publisher] = []
+        self._refusing = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
+        self._held = Held(self._name)
 
-    def put(self, sender: Sender, error: Exception) -> None:
-        self.send(sender, failure(error, self._doing))
+    @property
+    def _folder(self) -> Path:
+        """The exported version of its backbone."""
+        return self._repository / self._parameters["backbone"] / "1"
 
-    def send(self, sender: Sender, response: pb_utils.InferenceResponse) -> None:
+    def _publish(self, meter: Meter, backbone: str) -> None:
+        meter.add(names.MODEL_RESTARTS, int(self._parameters.get(REVIVED, "0")), self._name)
+        self._publishers.append(Publisher(pb_utils.MetricFamily, meter, backbone))
+
+    def execute(self, requests: list[Request]) -> list[pb_utils.InferenceResponse | None] | None:
+        """Takes requests. Each is answered once: its response is returned, or sent later through its sender."""
+        received_ns, accepted = time.monotonic_ns(), list[Any]()
+        self._held.take(len(requests))
+        self._room = LARGE - 1  # bytes for which the process surely has the shared memory, all responses together
+        senders = [Sender(request, self._held, None if self.defers else self._has_room) for request in requests]
+        for request, sender in zip(requests, senders, strict=True):
+            try:
+                given = self._read(request, sender)
+                if sender.is_probe:
+                    sender.answer(self._well(request))
+                else:
+                    accepted.append(self._take(request, given, sender, received_ns))
+            except Exception as error:
+                self._refuse(sender, error)
+        self._submit(accepted)
+        responses = [sender.returned() for sender in senders]
+        both = zip(senders, responses, strict=True)
+        if returned := sum([response is not None and not sender.is_probe for sender, response in both]):
+            self._held.answered(returned)
+        return responses
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a response of `size` bytes may be returned with the others."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def finalize(self) -> None:
+        """Returns when all refusals have been sent."""
+        self._refusing.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self._held.close()
+
+    def _read(self, request: Request, sender: Sender) -> Any:
+        """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
+
+        Lets `sender` know if the request only asks whether the model works.
+        """
+        try:
+            given = request.parameters() or "{}"
+        except UnicodeDecodeError:  # it holds all parameters, API keys too
+            raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+        try:
+            parameters: dict[str, Any] = msgspec.json.decode(given)
+        except msgspec.DecodeError:  # JSON has no NaN, of which Triton makes one
+            parameters = json.loads(given)
+        if parameters.get(PROBE) is True:
+            sender.take_for_probe()
+        if DRAIN.begun:
+            raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
+        return parameters
+
+    def _well(self, request: Request) -> Outputs:
+        """Returns the answer to a probe, or raises."""
+        return outputs_of([WELL], request.requested_output_names(), [0])
+
+    def _take(self, request: Request, given: Any, sender: Sender, received_ns: int) -> Any:
+        """Returns what `_submit` gets of a request, or raises."""
+        raise NotImplementedError
+
+    def _submit(self, accepted: list[Any]) -> None:
+        """Passes on what was taken in a call."""
+
+    def _count(self, word: str, /) -> None:
+        """Counts a request that is refused for this reason."""
+
+    def _refuse(self, sender: Sender, error: Exception) -> None:
+        if not sender.is_probe:
+            self._count(word_of(error))
+        self.send_error(sender, error)
+
+    def send_error(self, sender: Sender, error: Exception) -> None:
+        """Sends the error of a deferred request from a thread of its own, because it is a round trip to the server process.
+
+        `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is
+        refused a thousand times a second would delay everybody.
+        """
+        response = failure(error, self.doing)
         if sender.is_deferred:
-            self._waiting.put((sender, response))
+            self._refusing.put((sender, response))
         else:
             sender.send(response)
 
-    def close(self) -> None:
-        """Returns when all have been sent."""
-        self._waiting.put(None)
-        self._thread.join()
 
-    def _send_next(self) -> bool:
-        refused = self._waiting.get()
-        if refused is None:
-            return False
-        sender, response = refused
-        sender.send(response)
-        return True
-
-
-def model_parameters(args: dict[str, str]) -> dict[str, str]:
-    """Returns the parameters of the model's config.pbtxt."""
-    return {name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()}
-
-
-def given_state() -> Place | None:
-    """Returns the live state that the server was started with, or None."""
-    found = os.environ.get("HPLM_STATE")
-    return place_of(found) if found else None
-
-
-def taken(request: pb_utils.InferenceRequest, sender: Sender) -> dict[str, Any]:
-    """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
-
-    Lets `sender` know if the request only asks whether the model works.
-    """
-    try:
-        given = request.parameters() or "{}"
-    except UnicodeDecodeError:  # it holds all parameters, API keys too
-        raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
-    try:
-        parameters: dict[str, Any] = msgspec.json.decode(given)
-    except msgspec.DecodeError:  # JSON has no NaN, of which Triton makes one
-        parameters = json.loads(given)
-    if parameters.get(PROBE) is True:
-        sender.take_for_probe()
-    if DRAIN.begun:
-        raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
-    return parameters
-
-
-def answer_to_probe(wanted: Collection[str]) -> Outputs:
-    """Returns the outputs that a model sends instead of those of a tenant."""
-    return outputs_of([WELL], wanted, [0])
-
-
-def request_id(request: pb_utils.InferenceRequest) -> str:
+def request_id(request: Request) -> str:
     """Returns the client's name for the request."""
     try:
         return request.request_id()
@@ -221,7 +250,7 @@ def request_id(request: pb_utils.InferenceRequest) -> str:
         raise InvalidInput("the id of the request is not UTF-8: send UTF-8") from None
 
 
-def inputs_of(request: pb_utils.InferenceRequest) -> Inputs:
+def inputs_of(request: Request) -> Inputs:
     """Returns the inputs of a request by their names. Triton makes a list of new objects whenever it is asked for them."""
     return {tensor.name(): tensor for tensor in request.inputs()}
 
@@ -255,32 +284,10 @@ def flag(inputs: Inputs, name: str, otherwise: bool = False) -> bool:
 
 def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
     """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`."""
-    return failure_with(*told(error, doing))
+    own = told(error, doing)
+    return failure_with(own.status, own.wire())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:
     # TritonError is read here, because the stub adds it to its utilities only after it has imported the model's file.
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
-
-
-def send_outputs(sender: Sender, outputs: Mapping[str, Array], is_last: bool = True) -> HplmError | None:
-    """Sends the answer to a request or a part of it, or returns the error that was sent instead, and is its end."""
-    try:
-        # Not through numpy's DLPack: this stub takes a used capsule for a fresh one.
-        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in outputs.items()])
-        size = size_of(outputs)
-    except Exception as error:
-        sender.send(failure(error, "making the answer"))
-        return for_client(error, "making the answer")
-    sender.make_room(size)
-    if size < LARGE:
-        sender.send(response, is_last)
-        return None
-    try:
-        with SHARED_MEMORY.taken(size):
-            sender.send(response, is_last)
-    except OutOfCapacity as error:  # nothing was sent
-        log.error("%s", error)
-        sender.send(failure(error))
-        return error
-    return None

@@ -24,7 +24,7 @@ from hplm.scheduling.admission import REFUSED
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.encoders import Machine, one_stage, simulate_one
@@ -184,7 +184,7 @@ def simulate(offered: Arrivals, entries: Sequence[dict], drawn: Drawn, schedulin
         answering_ns=ANSWERING_NS,
         noise=float(full.std() / full.mean()),
     )
-    scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
+    scheduler = Scheduler([policy(scheduling)], Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
     for own, took in zip(tokens[:WARM].tolist(), seconds[:WARM].tolist(), strict=True):
         scheduler.costs[0].observe(round(own), round(own / mean), 0, round(1e9 * took))
     return float(simulate_one(scheduler, machine, offered, SEED).on_time.mean())

@@ -19,8 +19,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT
 from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Selection
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.decoders import Answer, Simulation, StepCost
 from hplm.simulate.encoders import REFUSED, Machine, Outcome, one_stage, simulate_one
@@ -123,7 +122,7 @@ def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
 
 def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
     commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
-    return simulate_one(Scheduler(policy_of(given), UNBOUNDED, admission, commit_ns), machine, load)
+    return simulate_one(Scheduler([policy_of(given)], UNBOUNDED, admission, commit_ns), machine, load)
 
 
 def _overhead(given: str) -> float:

@@ -68,7 +68,7 @@ def waiting(backbone: Backbone, texts: Sequence[str], tenants: Sequence[Tenant],
         form = lookup.resolve(view, tenant, [text])
         request = Request(form, view, tenant, lambda request, answer: None)
         request.rung = rung
-        found.append(request.texts_from(form))
+        found.append(request.parts())
     return found
 
 

@@ -31,7 +31,7 @@ from hplm.model.config import BackboneConfig
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Lengths, Stream
 from hplm.simulate.encoders import Machine, one_stage, simulate_one
 from hplm.tenants.students import MOST, Team
@@ -223,7 +223,7 @@ def _burst(
         took_ns = batch_ns([one for one in timings[0] if (one == FULL) != bool(own)])
         times = one_stage(lambda lengths, places, took_ns=took_ns: took_ns(int(lengths.sum())))
         machine = Machine(times, Capacity(room, room, SERVED.slots // 2), 0, ANSWERING_NS, NOISE)
-        scheduler = Scheduler(policy(SERVED.policy), limits, SERVED.admission, answering_ns=ANSWERING_NS)
+        scheduler = Scheduler([policy(SERVED.policy)], limits, SERVED.admission, answering_ns=ANSWERING_NS)
         outcome = simulate_one(scheduler, machine, load, SEED, own)
         shares[way] = float(outcome.on_time.mean())
         yield Row(f"{at}/in_time/{way}", shares[way])

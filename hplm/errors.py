@@ -26,11 +26,7 @@ class HplmError(Exception):
 
     def wire(self) -> str:
         """Returns the message as clients of the server see it: the word in brackets, then the sentence."""
-        return f"[{self.word}] {shortened(str(self))}"
-
-    def failure(self) -> tuple[str, str]:
-        """Returns the status and the message for the wire."""
-        return self.status, self.wire()
+        return f"[{self.word}] {shortened(str(self))}".encode(errors="replace").decode()
 
 
 class InvalidInput(HplmError):
@@ -162,17 +158,15 @@ def for_client(error: Exception, doing: str) -> HplmError:
     return kind(f"{doing} failed ({kind_of(error)}): the server's log says where")
 
 
-def told(error: Exception, doing: str) -> tuple[str, str]:
-    """Returns the status and the message that the client gets. `doing` names what failed.
+def told(error: Exception, doing: str) -> HplmError:
+    """Returns what `for_client` does, and logs where an error was raised that is not ours.
 
-    Of errors that are not ours it logs where they were raised. Their messages may hold what the client sent, such as its API
-    key: neither the log nor the client gets them.
+    Its message may hold what the client sent, such as its API key: neither the log nor the client gets it.
     """
     if not isinstance(error, HplmError):
         raised = "".join(traceback.format_tb(error.__traceback__))
         log.error("%s failed: %s, raised in\n%s", doing, kind_of(error), raised)
-    status, message = for_client(error, doing).failure()
-    return status, message.encode(errors="replace").decode()
+    return for_client(error, doing)
 
 
 def kind_of(error: Exception) -> str:

@@ -15,24 +15,22 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
+from backends.replies import Request
 from hplm.engine.threads import repeat
-from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, error_in, word_of
+from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, error_in
 from hplm.generation.sampling import SETTINGS
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.metrics.publisher import Publisher
 from hplm.parameters import asked_timeout_us
 from hplm.request.answers import OUTPUTS
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
-from hplm.server.held import Held
 from hplm.tasks import TASKS
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
@@ -58,7 +56,6 @@ DECODER = Kind(
     ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"),
     16,
 )
-DOING = "forwarding the request"  # what has failed, for exceptions that nobody expected
 WAITING = Limits(items=1024, work=1024)  # the most requests of a kind that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
 GONE = "the client has closed the connection"
@@ -91,18 +88,18 @@ class Forwarded:
         return (self.deadline_ns - self.arrival_ns) // 1000
 
 
-class TritonPythonModel:
+class TritonPythonModel(replies.Model):
     """Requests for encoders and those for decoders wait in a line each, in which tenants take turns, for its threads."""
 
+    doing = "forwarding the request"
+
     def initialize(self, args: dict[str, str]) -> None:
-        repository = Path(args["model_repository"]).parent
-        self._directory = Directory(repository, replies.given_state(), copied=True)
-        self._held = Held(args["model_name"])
+        super().initialize(args)
+        self._directory = Directory(self._repository, self._state, copied=True)
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
         self._meter = Meter()
-        self._publisher = Publisher(pb_utils.MetricFamily, self._meter, args["model_name"])
-        self._refusals = replies.Refusals(DOING)
+        self._publish(self._meter, self._name)
         self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
         self._lines = {kind: Turns[Forwarded](WAITING, 1, time.monotonic_ns) for kind in (ENCODER, DECODER)}
         self._forwarding = [
@@ -113,48 +110,31 @@ class TritonPythonModel:
         self._ending = threading.Event()
         self._looking = [repeat(self._expire, "expire"), repeat(self._cancel_unwanted, "cancelled")]
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
-        """Takes the requests and returns at once. Each is answered once, later, through its own sender."""
-        received = time.monotonic_ns()
-        for request in requests:
-            sender = replies.Sender(request, self._held)
-            try:
-                self._take(request, sender, received)
-            except Exception as error:
-                self._refuse(sender, error)
-        return [None] * len(requests)
-
-    def _take(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> None:
-        parameters = replies.taken(request, sender)
-        if sender.is_probe:
-            replies.send_outputs(sender, replies.answer_to_probe(request.requested_output_names()))
-            return
-        backbone, tenant = self._directory.find(parameters, time.time())
+    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> None:
+        backbone, tenant = self._directory.find(given, time.time())
         kind = DECODER if TASKS[tenant.task].generates else ENCODER
         _check(request, kind, tenant.id, backbone)
         outputs = [name for name in request.requested_output_names() if name in kind.outputs]
         if not outputs:
             raise InvalidInput(f"tenant {tenant.id!r} answers with {', '.join(kind.outputs)}: request some of these outputs")
-        timeout_us = asked_timeout_us(parameters, request.timeout())
-        arrival_ns = self._arrivals.arrival_ns(parameters, received_ns)
+        timeout_us = asked_timeout_us(given, request.timeout())
+        arrival_ns = self._arrivals.arrival_ns(given, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         for name in (PROMPT, CANCEL):
-            parameters.pop(name, None)  # only we may say it
-        parameters |= self._mark.parameters(arrival_ns)
+            given.pop(name, None)  # only we may say it
+        given |= self._mark.parameters(arrival_ns)
         if kind is ENCODER:
-            parameters.setdefault("outputs", ",".join(outputs))
+            given.setdefault("outputs", ",".join(outputs))
         owner, times, line = (backbone, tenant.uid), (arrival_ns, deadline_ns, received_ns), self._lines[kind]
-        for refused in line.offer(Forwarded(request, sender, parameters, kind, outputs, backbone, owner, *times)):
+        for refused in line.offer(Forwarded(request, sender, given, kind, outputs, backbone, owner, *times)):
             full = QueueFull(
                 f"{len(line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
                 "backbone itself"
             )
             self._refuse(refused.sender, full)
 
-    def _refuse(self, sender: replies.Sender, error: Exception) -> None:
-        if not sender.is_probe:
-            self._meter.add(names.ALIAS_REQUESTS, 1, word_of(error))
-        self._refusals.put(sender, error)
+    def _count(self, word: str) -> None:
+        self._meter.add(names.ALIAS_REQUESTS, 1, word)
 
     def _refuse_late(self, requests: list[Forwarded]) -> None:
         for late in requests:
@@ -189,7 +169,7 @@ class TritonPythonModel:
             response = _forward(forwarded)
         finally:
             self._prompts.pop(name, None)
-        self._meter.add(names.ALIAS_REQUESTS, 1, names.PASSED_ON)
+        self._count(names.PASSED_ON)
         return response
 
     def _expire(self) -> bool:
@@ -219,9 +199,7 @@ class TritonPythonModel:
         self._ending.set()
         for thread in self._looking:
             thread.join()
-        self._refusals.close()
-        self._publisher.close()
-        self._held.close()
+        super().finalize()
 
 
 def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone: str) -> None:

@@ -9,24 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
-
-import triton_python_backend_utils as pb_utils
+from typing import Any
 
 from backends import replies
-from hplm.engine.client import Failure
+from backends.replies import Request
 from hplm.engine.threads import repeat
-from hplm.errors import Internal, error_in, word_of
+from hplm.errors import HplmError, word_of
 from hplm.generation.asked import NAMES, RETURNED, Asked
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.metrics.publisher import Publisher
-from hplm.request.answers import End, Reply, strings
-from hplm.server.control import REVIVED
-from hplm.server.held import Held
+from hplm.request.answers import End, Outputs, Reply, strings
 from hplm.server.inherited import restarts
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 
@@ -40,29 +34,29 @@ class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
     def __init__(
-        self, sender: replies.Sender, refusals: replies.Refusals, count: Callable[[End | str], None], form: bytes, name: str
+        self, sender: replies.Sender, model: replies.Model, count: Callable[[End | str], None], form: bytes, name: str
     ) -> None:
-        """`refusals` send errors. `count` is called once, with the answer's end or the word of the error that the client got.
+        """`model` sends errors. `count` is called once, with the answer's end or the word of the error that the client got.
 
         `name`: of a prompt that the model `hplm` has forwarded.
         """
         super().__init__(form, self._say, sender.defer)
         self.name = name
-        self.sender, self._refusals = sender, refusals
+        self.sender, self._model = sender, model
         self._count = count
         self.ended = False
 
-    def _say(self, said: Reply | Failure) -> None:
+    def _say(self, said: Reply | HplmError) -> None:
         """Called in order, by one thread."""
         failure = said.failure if isinstance(said, Reply) else said
         if failure is not None:
-            self._refusals.send(self.sender, replies.failure_with(*failure))
-            self._end((error_in(failure[1]) or Internal).word)
+            self._model.send_error(self.sender, failure)
+            self._end(failure.word)
             return
-        assert isinstance(said, Reply)  # any other tuple is a failure
+        assert isinstance(said, Reply)  # an error is a failure
         end = said.end
         try:
-            failed = replies.send_outputs(self.sender, said.outputs, is_last=end is not None)
+            failed = self.sender.answer(said.outputs, is_last=end is not None)
         except Exception as error:  # Triton did not take it
             if end is not None:
                 self._end(word_of(error))
@@ -79,56 +73,40 @@ class Answer(PendingPrompt):
         self._count(end)
 
 
-def _ignored(said: Reply | Failure) -> None:
+def _ignored(said: Reply | HplmError) -> None:
     """Takes what follows the end of an answer. It was said before the engine knew of the end."""
 
 
-class TritonPythonModel:
+class TritonPythonModel(replies.Model):
     def initialize(self, args: dict[str, str]) -> None:
-        parameters = replies.model_parameters(args)
-        name = parameters["backbone"]
-        folder = Path(args["model_repository"]).parent / name / "1"
+        super().initialize(args)
         self._meter = Meter()
         self._meter.add(names.SERVER_RESTARTS, restarts())
-        self._meter.add(names.MODEL_RESTARTS, int(parameters.get(REVIVED, "0")), args["model_name"])
-        self._client = DecoderClient([folder], parameters, replies.given_state(), [self._meter])
-        self._publisher = Publisher(pb_utils.MetricFamily, self._meter, name)
+        self._client = DecoderClient([self._folder], self._parameters, self._state, [self._meter])
+        self._publish(self._meter, self._parameters["backbone"])
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
-        self._held = Held(args["model_name"])
-        self._refusals = replies.Refusals("taking the request")
         self._open: dict[Answer, None] = {}
         self._ending = threading.Event()
         self._looking = repeat(self._look_for_cancelled, "cancelled")
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
-        """Takes the requests and returns at once. Each is answered later, through its own sender."""
-        received, pending = time.monotonic_ns(), list[Answer]()
-        for request in requests:
-            sender = replies.Sender(request, self._held)
-            try:
-                pending += self._taken(request, sender, received)
-            except Exception as error:
-                if not sender.is_probe:
-                    self._count(word_of(error))
-                self._refusals.put(sender, error)
-        self._client.submit(pending)
+    def execute(self, requests: list[Request]) -> None:
+        super().execute(requests)  # a model whose answers may be streams returns nothing
 
-    def _taken(self, request: pb_utils.InferenceRequest, sender: replies.Sender, received_ns: int) -> list[Answer]:
+    def _well(self, request: Request) -> Outputs:
+        self._client.workers.check()
+        return WELL
+
+    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> Answer | None:
         """Returns the request if its prompt is to be passed on, or raises if it was not taken."""
-        parameters = replies.taken(request, sender)
-        if sender.is_probe:
-            self._client.workers.check()
-            replies.send_outputs(sender, WELL)
-            return []
-        forwarded = self._mark.is_on(parameters)
-        if forwarded and CANCEL in parameters:
-            self._cancel(str(parameters[CANCEL]))
-            replies.send_outputs(sender, WELL)
-            return []
+        forwarded = self._mark.is_on(given)
+        if forwarded and CANCEL in given:
+            self._cancel(str(given[CANCEL]))
+            sender.answer(WELL)
+            return None
         inputs = replies.inputs_of(request)
         strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))
-        text, messages, sampling = (given[0] if given is not None else None for given in strings)
+        text, messages, sampling = (own[0] if own is not None else None for own in strings)
         stream = replies.flag(inputs, "stream")
         wanted = request.requested_output_names()
         named = wanted if len(wanted) <= len(RETURNED) else set[str]()  # Triton names all where the client names none
@@ -136,17 +114,20 @@ class TritonPythonModel:
             text,
             messages,
             sampling,
-            parameters,
+            given,
             stream,
             replies.flag(inputs, "exclude_input_in_output", otherwise=stream or messages is not None),
             tuple(name for name in RETURNED if replies.flag(inputs, name) or name.removeprefix("return_") in named),
             request.timeout(),
-            self._arrivals.arrival_ns(parameters, received_ns),
+            self._arrivals.arrival_ns(given, received_ns),
         )
-        name = str(parameters.get(PROMPT, "")) if forwarded else ""
-        answer = Answer(sender, self._refusals, self._count, asked.packed(), name)
+        name = str(given.get(PROMPT, "")) if forwarded else ""
+        answer = Answer(sender, self, self._count, asked.packed(), name)
         self._open[answer] = None
-        return [answer]
+        return answer
+
+    def _submit(self, accepted: list[Answer | None]) -> None:
+        self._client.submit([answer for answer in accepted if answer is not None])
 
     def _cancel(self, name: str) -> None:
         """Cancels a prompt of the model `hplm`. Triton does not say here that its client has gone."""
@@ -158,9 +139,7 @@ class TritonPythonModel:
         self._client.close()
         self._ending.set()
         self._looking.join()
-        self._refusals.close()
-        self._publisher.close()
-        self._held.close()
+        super().finalize()
 
     def _count(self, end: End | str) -> None:
         """Counts a request at its end: how its answer has ended, or the word of its error."""

@@ -82,7 +82,7 @@ class End:
 
 
 def request_parts(number: int, backbone: int, wanted: int, id: str, form: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns the parts of the bytes of a request. `backbone`: whose lookup has signed it. `id`: the client's name for it."""
+    """Returns the parts of the bytes of a request."""
     name = id.encode()
     return _REQUEST.pack(number, backbone, wanted, len(name), len(form)), name, form
 

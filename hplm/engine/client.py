@@ -8,7 +8,6 @@ This module does not import torch: the process that holds Triton's senders stays
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,7 +20,7 @@ from hplm.clock import Clock
 from hplm.engine.channel import Beat, Begin, request_parts
 from hplm.engine.in_flight import read
 from hplm.engine.suspects import Separation
-from hplm.engine.threads import repeat
+from hplm.engine.threads import Threads
 from hplm.engine.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.errors import Crashed, Draining, HplmError, for_client
 from hplm.metrics import names
@@ -39,14 +38,12 @@ CRASHED = Crashed(
     "so look for the cause in the server's log before you send the request again"
 )
 
-Failure = tuple[str, str]  # the status, and the message for the wire
-
 
 @dataclass(slots=True, eq=False)
 class Pending:
     """A request without an end.
 
-    `respond` sends an answer, or the status and message of a failure. It returns the error that was sent instead.
+    `respond` sends an answer or an error. It returns the error that was sent instead.
     """
 
     form: bytes  # checked
@@ -106,8 +103,7 @@ class EngineClient(ABC, Generic[P]):
         for meter in meters:
             for error in (Crashed, Draining):
                 meter.add(names.LOST_REQUESTS, 0, error.word)
-        self._answers: queue.SimpleQueue[list[tuple[P, Any]] | None] = queue.SimpleQueue()
-        self._answering = [repeat(self._answer_next, "answer") for _ in range(self.threads)]
+        self._answering = Threads[Sequence[tuple[P, Any]]](self._answer, "answer", self.threads)
         self.workers = workers(self.module, self._begin, self._receive, self._ended, self._separation.look, clock=clock)
 
     @abstractmethod
@@ -126,10 +122,7 @@ class EngineClient(ABC, Generic[P]):
     def close(self, drain_s: float = CLOSE_SECONDS) -> None:
         """Lets the engine answer what waits, for so long at most, and ends it."""
         self.workers.close(drain_s)
-        for _ in self._answering:
-            self._answers.put(None)
-        for thread in self._answering:
-            thread.join()
+        self._answering.close()
 
     def _begin(self) -> Begin:
         for meter in self._meters:
@@ -204,9 +197,9 @@ class EngineClient(ABC, Generic[P]):
 
     def _share(self, unsent: list[tuple[P, Any]]) -> None:
         """Lets the threads that answer do so."""
-        most = -(-len(unsent) // len(self._answering))
+        most = -(-len(unsent) // self._answering.count)
         for start in range(0, len(unsent), most):
-            self._answers.put(unsent[start : start + most])
+            self._answering.put(unsent[start : start + most])
 
     def _ended(self, worker: Worker, closed: bool) -> None:
         """Answers what the process still had."""
@@ -224,7 +217,7 @@ class EngineClient(ABC, Generic[P]):
             lost = CRASHED if number in lost_in_batches else ENDED
             self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
             pending.is_lost = True
-            unsent.append((pending, lost.failure()))
+            unsent.append((pending, lost))
         if left:
             self._share(unsent)
             log.error("the engine had %d requests when it ended", len(left))
@@ -237,13 +230,7 @@ class EngineClient(ABC, Generic[P]):
     def _lose(self, one: P, error: HplmError) -> None:
         """Answers a request that no engine got."""
         self._meters[one.backbone].add(names.LOST_REQUESTS, 1, error.word)
-        one.send(error.failure())
-
-    def _answer_next(self) -> bool:
-        unsent = self._answers.get()
-        if unsent is not None:
-            self._answer(unsent)
-        return unsent is not None
+        one.send(error)
 
 
 def defer(requests: Iterable[Pending]) -> None:

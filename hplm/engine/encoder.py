@@ -31,8 +31,7 @@ from hplm.model import faults
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Batch
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Batch, Capacity
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,6 @@ class Encoder:
         self._lock = threading.RLock()  # around the scheduler
         self._stages = range(len(served[0].engine.stages))
         self._may_choose = True  # a batch is not chosen before the batch before it starts to compute
-        self._open: set[Batch[Text]] = set()  # chosen, and not all answered yet
         self._computed: deque[Callable[[], None]] = deque()  # give back the slots that a batch held
 
     def rung(self, tenant: Hashable, tokens: int, costs: Sequence[float]) -> int:
@@ -102,25 +100,25 @@ class Encoder:
         with self._lock:
             late = self._scheduler.expired(self._now_ns())
         if late:
-            with self._together:
-                self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
+            self._refuse(late, lambda text: DeadlineMissed.after(text.arrival_ns, text.deadline_ns))
 
     def prepare(self) -> StagedBatch | None:
-        """Chooses and stages the next batch, or returns None if nothing should run now. Only one thread may be in here."""
+        """Chooses and stages the next batch, or returns None if nothing should run now. Call `expire` before.
+
+        Only one thread may be in here.
+        """
         while self._may_choose:
             with self._lock:
                 batch = self._scheduler.choose(self._capacity, self._now_ns())
                 if batch is None:
                     return None
                 self._may_choose = False
-                self._open.add(batch)
             staged = None
             try:
                 staged = self._stage(batch)
             finally:
                 if staged is None:
                     self._in_flight.leave(batch)
-                    self._open.discard(batch)
                     self._may_choose = True
             if staged is not None:
                 return staged
@@ -136,7 +134,7 @@ class Encoder:
                 self.begin(staged)
             start = self._now_ns()
             with torch.inference_mode():
-                for computed in own.engine.run(staged) if is_last else own.engine.enter(staged, stage):
+                for computed in own.engine.run(staged, stage):
                     if computed.is_end:
                         end = computed
                     else:
@@ -152,8 +150,6 @@ class Encoder:
         finally:
             if stage == 0:
                 self._may_choose = True
-            if not goes_on:
-                self._open.discard(batch)
         return goes_on
 
     def begin(self, staged: StagedBatch) -> None:
@@ -170,11 +166,10 @@ class Encoder:
         self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
         self._answer(staged, computed)  # first: clients wait for it, and for nothing of what follows
         self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
+        self._note(self._served[batch.backbone].instruments.computed, staged)
         with self._lock:
             learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
             self._scheduler.finished(batch, ended_ns, *learned)
-        self._note(self._served[batch.backbone].instruments.computed, staged)
-        self._open.discard(batch)
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""
@@ -185,15 +180,14 @@ class Encoder:
     def is_drained(self) -> bool:
         """Whether it is closed, and each text has its answer."""
         with self._lock:
-            return self._scheduler.draining and not self._open and not len(self._scheduler)
+            return self._scheduler.draining and self._scheduler.is_empty
 
     def abandon(self) -> None:
         """Closes, and answers all texts that have no answer yet with an error."""
         with self._lock:
             self._scheduler.close()
             left = self._scheduler.abandon()
-        with self._together:
-            self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
+        self._refuse(left, lambda text: Draining("the server is shutting down: send the request again"))
 
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""
@@ -244,31 +238,32 @@ class Encoder:
                         self._ask_more(own[0])
                         continue
                     if isinstance(found, HplmError):
-                        _sending(request.fail, found)
+                        request.fail(found)
                         continue
-                    _sending(request.done, own, found)
+                    request.done(own, found)
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
         except Exception as error:
-            self._fail(texts, failure("answering", error))
+            failed = failure("answering", error)
+            self._refuse(texts, lambda text: failed)
 
     def _ask_more(self, text: Text) -> None:
         """Asks the other students about a text of which the first ones are unsure. Without room or time, theirs counts."""
         try:
             self.offer(text.for_others())
         except HplmError:  # nothing of it may reach the other texts of the batch
-            _sending(text.request.done, [text], [text.request.unsure[text.index]])
+            text.request.done([text], [text.request.unsure[text.index]])
 
-    @staticmethod
-    def _refuse(texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
+    def _refuse(self, texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
         """Answers texts that are not computed."""
-        for text in texts:
-            _sending(text.request.fail, error(text))
+        with self._together:
+            for text in texts:
+                text.request.fail(error(text))
 
     def _broken(self, text: Text, error: HplmError) -> None:
         log.error("tenant %s: %s", text.request.tenant.id, error)
-        _sending(text.request.fail, type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
+        text.request.fail(type(error)(f"tenant {text.request.tenant.id!r}: {error}"))
 
     def _give_up(self, batch: Batch[Text], texts: list[Text], error: Exception, staged: StagedBatch | None = None) -> None:
         """Answers the texts of a batch that failed. If the device has no memory for it, its halves are tried first."""
@@ -289,25 +284,13 @@ class Encoder:
                 f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
                 "give it fewer with the parameter batch_tokens, or fewer slots"
             )
+        failed = failure(what, error)
+        self._refuse(texts, lambda text: failed)
         self._drop(batch)
-        self._fail(texts, failure(what, error))
 
     def _drop(self, batch: Batch[Text]) -> None:
         with self._lock:
             self._scheduler.dropped(batch, self._now_ns())
-
-    def _fail(self, texts: Sequence[Text], error: HplmError) -> None:
-        with self._together:
-            for request in {text.request for text in texts}:
-                _sending(request.fail, error)
-
-
-def _sending(send: Callable[..., None], *args: object) -> None:
-    """Calls `send` and logs an exception, so that the others are still answered."""
-    try:
-        send(*args)
-    except Exception:
-        log.exception("cannot send an answer")
 
 
 def _full(text: Text) -> QueueFull:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hplm.clock import Clock
-from hplm.engine.channel import Beat
-from hplm.engine.client import EngineClient, Failure, Pending, defer
+from hplm.engine.client import EngineClient, Pending, defer
 from hplm.engine.in_flight import number_of
 from hplm.engine.worker import Worker, Workers
-from hplm.errors import HplmError, Internal, error_in
-from hplm.metrics.meter import Meter, Outcome, Outcomes, outcome_of
+from hplm.errors import HplmError
+from hplm.metrics.meter import Outcome, Outcomes, outcome_of
 from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
 LEARNING = 0.1  # rate of the running mean of that
 
-Answer = Outputs | Failure
+Answer = Outputs | HplmError
 
 
 class EncoderClient(EngineClient[Pending]):
@@ -33,13 +32,13 @@ class EncoderClient(EngineClient[Pending]):
         folders: Sequence[Path],
         parameters: Mapping[str, str],
         state: Place | None,
-        meters: Sequence[Meter],
+        meters: Sequence[Outcomes],
         soon_s: float = SOON_SECONDS,
         workers: Callable[..., Workers] = Workers,
         clock: Clock = time,
     ) -> None:
         """`soon_s`: how long `submit` waits for an answer that may come soon. The others: `EngineClient`."""
-        self.outcomes = [Outcomes(meter) for meter in meters]  # by backbone
+        self._outcomes = meters  # by backbone
         self._soon_s = soon_s
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
         super().__init__(folders, parameters, state, meters, workers, clock)
@@ -77,11 +76,6 @@ class EncoderClient(EngineClient[Pending]):
         defer(one for one in requests if one.number in unanswered)
         worker.ring(True)
 
-    def _count(self, beat: Beat) -> None:
-        super()._count(beat)
-        for outcomes in self.outcomes:
-            outcomes.look()
-
     def _answer_all(self, reply: Reply, alone: bool) -> None:
         requests, outputs, failure = reply[:3]
         held, are_apart, now = self._held, self._separation.apart.alone, self._time.monotonic()
@@ -115,17 +109,17 @@ class EncoderClient(EngineClient[Pending]):
             log.exception("cannot count answers")
 
     def _count_answers(self, sent: Sequence[tuple[Pending, Answer, HplmError | None, int]]) -> None:
-        counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self.outcomes]
+        counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self._outcomes]
         for one, answer, error, now_ns in sent:
             if one.is_lost:
                 continue
             head, (requests, allowed) = one.head, counted[one.backbone]
-            if error is None and isinstance(answer, tuple):
-                error = error_in(answer[1]) or Internal
+            if error is None and isinstance(answer, HplmError):
+                error = answer
             outcome = error.word if error is not None else outcome_of(head.deadline_ns, now_ns)
             requests.append((head.domain, head.tenant, outcome))
             if head.deadline_ns:
                 allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
-        for outcomes, (requests, allowed) in zip(self.outcomes, counted, strict=True):
+        for outcomes, (requests, allowed) in zip(self._outcomes, counted, strict=True):
             if requests:
                 outcomes.count(requests, allowed)

@@ -16,7 +16,7 @@ from hplm.adapters.parts import Part, adapted, adapted_last, with_means
 from hplm.arrays import Array
 from hplm.engine.exits import Watch
 from hplm.engine.graphs import Graphs, can_record
-from hplm.engine.sheets import Sheet, StagedBatch
+from hplm.engine.sheets import EXITS, HEAD, Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
@@ -93,8 +93,7 @@ class Computed:
 class Engine:
     """All layers on one device, or on those of several stages.
 
-    A batch passes the stages one after the other: `enter` computes all but the last one, `run` the last one or the only one.
-    Another thread may compute another batch in another stage.
+    A batch passes the stages one after the other. Another thread may compute another batch in another stage.
     """
 
     def __init__(
@@ -159,41 +158,33 @@ class Engine:
 
         self._after_layer, self._graphs, self._side_by_side = waited, None, None
 
-    def run(self, batch: StagedBatch) -> Iterator[Computed]:
-        """Computes a batch in the last stage or the only one. Yields texts that leave before, and at the end the others.
+    def run(self, batch: StagedBatch, stage: int = -1) -> Iterator[Computed]:
+        """Computes a batch in a stage. Yields texts that leave before the last layer, and behind it the others.
 
-        Whoever iterates does so in inference mode.
+        Whoever iterates does so in inference mode. Before the last stage it ends when the stage's device has done all.
         """
         batch.ready.wait()
+        number = stage % len(self.stages)
         try:
             if self._side_by_side is not None and len(batch.sheets) > 1:
-                yield from self._side_by_side.each(partial(self._compute, number=len(self.stages) - 1), batch.sheets)
+                yield from self._side_by_side.each(partial(self._compute, number=number), batch.sheets)
             else:
                 for sheet in batch.sheets:
                     if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:
                         sheet.hidden = self._graphs.run(sheet, self._hidden)
                     else:
-                        yield from self._compute(sheet, len(self.stages) - 1)
+                        yield from self._compute(sheet, number)
+            if number < len(self.stages) - 1:
+                self._wait(number)
+                return
             # All heads are started before one is waited for.
             started = [(sheet, _read(sheet, sheet.taken())) for sheet in batch.sheets if sheet.texts]
             if started:
                 indexes = [index for sheet, _ in started for index in sheet.indexes]
                 yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.rows_of)])
         except BaseException:
-            self._wait()  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
+            self._wait(number)  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
-
-    def enter(self, batch: StagedBatch, stage: int) -> Iterator[Computed]:
-        """Computes a batch in a stage that is not the last one. Yields texts that leave at exits.
-
-        It ends when the stage's device has done all.
-        """
-        batch.ready.wait()
-        try:
-            for sheet in batch.sheets:
-                yield from self._compute(sheet, stage)
-        finally:
-            self._wait(stage)
 
     def _compute(self, sheet: Sheet, number: int) -> Iterator[Computed]:
         """Computes a sheet in a stage. Yields texts that leave at exits, or pass no more layers.
@@ -231,39 +222,33 @@ class Engine:
 
     def _leaving(self, sheet: Sheet, at: int, x: Tensor, number: int) -> Generator[Computed, None, Tensor]:
         """Yields texts that leave before a layer. Returns the rows of the others."""
-        device = self.stages[number].device
         if len(done := sheet.done(at)):
-            yield self._at_depth(sheet, done, x)
-            x = x.index_select(0, sent(sheet.leave(done), device))
+            reading, rows_of, heads = sheet.reads(done, HEAD)
+            rows = x.index_select(0, sent(reading, x.device)).float().to(self.stages[-1].device)
+            x = yield from self._left(sheet, done, split(read(rows, heads), rows_of), x)
         if len(asked := sheet.asked(at)):
-            parts, leaves = self._at_exit(sheet, at, asked, x, number)
+            reading, rows_of, heads = sheet.reads(asked, EXITS, number)
+            logits = split(read(with_means(x, reading, rows_of, *sheet.lie(asked)), heads, at), rows_of)
+            texts: list[int] = asked.tolist()
+            leaves = self.watch.leaving([sheet.texts[text] for text in texts], logits, at)
             if leaves.any():
-                leaving: list[int] = asked[leaves].tolist()
-                indexes = [sheet.indexes[own] for own in leaving]
-                yield Computed(indexes, list(compress(parts, leaves)), at, is_end=False)
-                x = x.index_select(0, sent(sheet.leave(asked[leaves]), device))
+                x = yield from self._left(sheet, asked[leaves], [*compress(logits, leaves)], x, at)
         return x
+
+    @staticmethod
+    def _left(
+        sheet: Sheet, leaving: Array, logits: list[Array], x: Tensor, exit: int | None = None
+    ) -> Generator[Computed, None, Tensor]:
+        """Yields texts that leave. Returns the rows of the others."""
+        numbers: list[int] = leaving.tolist()
+        yield Computed([sheet.indexes[number] for number in numbers], logits, exit, is_end=False)
+        return x.index_select(0, sent(sheet.leave(leaving), x.device))
 
     def _hidden(self, sheet: Sheet) -> Tensor:
         """Returns what all layers compute of texts that come to the end."""
         for _ in self._compute(sheet, 0):
             raise AssertionError("a text leaves")
         return sheet.taken()
-
-    def _at_depth(self, sheet: Sheet, done: Array, x: Tensor) -> Computed:
-        """Reads the answers of texts that pass no more layers."""
-        reading, rows_of, heads = sheet.at_depth(done)
-        rows = x.index_select(0, sent(reading, x.device)).float().to(self.stages[-1].device)
-        numbers: list[int] = done.tolist()
-        return Computed([sheet.indexes[own] for own in numbers], split(read(rows, heads), rows_of), is_end=False)
-
-    def _at_exit(self, sheet: Sheet, exit: int, asked: Array, x: Tensor, stage: int) -> tuple[list[Array], Array]:
-        """Returns the logits of the texts that may leave at an exit, and which of them do."""
-        rows_of = sheet.rows_of[asked]
-        reading, starts, lengths, heads = sheet.at_exit(asked, stage)
-        parts = split(read(with_means(x, reading, rows_of, starts, lengths), heads, exit), rows_of)
-        numbers: list[int] = asked.tolist()
-        return parts, self.watch.leaving([sheet.texts[number] for number in numbers], parts, exit)
 
     @torch.inference_mode()
     def seconds(self, texts: int, tokens: int) -> float:
@@ -335,7 +320,7 @@ def read(x: Tensor, parts: list[Part], layer: int = 0) -> Tensor:
 
 @torch.inference_mode()
 def computed(engine: Engine, batch: StagedBatch) -> list[Array]:
-    """Computes a batch in the last stage or the only one. Returns the logits of each text, also of those that left."""
+    """Computes a batch in the last stage. Returns the logits of each text, also of those that left."""
     found: dict[int, Array] = {}
     for done in engine.run(batch):
         found.update(zip(done.indexes, done.logits, strict=True))

@@ -33,7 +33,7 @@ class Serving(Protocol):
     def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
     def separate(self, apart: Apart, /) -> None: ...
     def begun(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
-    def meters(self) -> list[tuple[Meter, Callable[[], None]]]: ...  # of each backbone, and what updates it
+    def meters(self) -> list[Meter]: ...  # of each backbone
     def close(self) -> None: ...  # its requests are answered before
 
 
@@ -97,7 +97,7 @@ class Host:
 
     def _beat(self) -> None:
         busy_s = self._beat_s * self._beats.count([*self._driver.begun(), *self._service.begun()])
-        beaten = [self._counted(*own) for own in self._service.meters()]
+        beaten = [self._counted(meter) for meter in self._service.meters()]
         try:
             self._channel.send(Beat(beaten, busy_s))
         except OSError:
@@ -107,10 +107,9 @@ class Host:
             self._channel.send(Beat([Beaten({}, {}) for _ in beaten], busy_s))
 
     @staticmethod
-    def _counted(meter: Meter, look: Callable[[], None]) -> Beaten:
+    def _counted(meter: Meter) -> Beaten:
         """Returns the counts of a backbone. A failure of counting leaves them out, but not the heartbeat."""
         try:
-            look()
             return Beaten(*meter.take())
         except Exception:
             log.exception("cannot send what was counted")

@@ -47,12 +47,12 @@ class Instruments:
             return
         head, now_ns = request.head, time.monotonic_ns()
         self._write(
-            request=request.id,
+            request=request.form.id,
             tenant=request.tenant.id,
             version=request.tenant.version,
             outcome=word_of(answer) if isinstance(answer, Exception) else outcome_of(head.deadline_ns, now_ns),
             texts=request.texts,
-            tokens=request.tokens,
+            tokens=request.form.tokens,
             wall=(time.time_ns() - (now_ns - head.arrival_ns)) / 1e9,
             arrived=head.arrival_ns / 1e9,
             received=head.received_ns / 1e9,

@@ -16,9 +16,11 @@ from hplm.model.tokenizer import Encoded, Given
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain, Tally
 from hplm.request.form import SPAN, Form, Head, write
+from hplm.tasks import TASKS
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
+MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 LONGEST_TEXT = 100_000  # characters, before truncation
 MOST_TOKENS = 1 << 19  # of a request: 1,024 texts of 512 tokens
 MOST_CHARACTERS = 40 * LONGEST_TEXT  # of a request: while it is tokenised, other requests wait
@@ -59,6 +61,11 @@ class LookupRequest:
         self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
         self.owner = tenant.uid  # in the line
         self.head = head = head or head_of(view, tenant)
+        if head.top_k and not self.task.allows_top_k:
+            able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
+            raise InvalidInput(
+                f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
+            )
         # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
         self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
         self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
@@ -153,10 +160,11 @@ class LookupRequest:
     def form(self, secret: bytes, addresses: bytes) -> bytearray:
         """Returns the signed form, with the addresses of all tokens."""
         in_windows, counts = self.task.needs_pair, self.counts
-        if not in_windows and len(counts) * max(counts) > MOST_ROWS:  # else the answer has one row a text
+        rows, labels = len(counts) * max(counts), len(self.tenant.labels)
+        if rows * labels > MOST_NUMBERS or (rows > MOST_ROWS and not in_windows):  # in windows the answer has one row a text
             raise InvalidInput(
-                f"the answer to {len(counts)} texts, the longest with {max(counts):,} words, would have more than "
-                f"{MOST_ROWS:,} rows: send long texts in separate requests"
+                f"the answer to {len(counts):,} texts, the longest with {max(counts):,} rows of {labels:,} labels, would have "
+                f"more than {MOST_ROWS:,} rows or {MOST_NUMBERS:,} numbers: send long texts in separate requests"
             )
         passages = self.pairs if self.pairs is not None and in_windows else ()
         return write(secret, self.head, self.lengths, counts, addresses, self.segments, self.spans, passages)

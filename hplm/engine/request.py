@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -14,12 +15,14 @@ from hplm.arrays import Array
 from hplm.engine.in_flight import mark_of, number_of
 from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Team
 
+log = logging.getLogger(__name__)
 Answer = Answers | Exception
 
 
@@ -33,7 +36,6 @@ class Request:
     started_ns = 0  # when its first batch started
     computed_ns = 0  # when its last batch was computed
     batch = 0  # the number of its last batch
-    tokens = 0  # of all texts, after they were checked
     answered = False
     _lock = threading.Lock()  # of all requests: it is held for moments
 
@@ -43,23 +45,15 @@ class Request:
         view: View,
         tenant: Tenant,
         respond: Callable[[Request, Answer], None],
-        id: str = "",
         taken_ns: int = 0,
-        with_confidence: bool = False,
-        backbone: int = 0,
-        number: int = 0,
     ) -> None:
-        """`backbone`: its number in the engine. `number`: the request's own, in the model process."""
-        self.head = head = form.head
-        self.id = id  # the client's name for it
+        self.form, self.head = form, form.head
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
-        self.backbone = backbone
-        self.tenant_number = number_of(backbone, tenant.uid)
-        self._number = number
-        self.top_k = head.top_k and min(head.top_k, len(tenant.labels))
-        self.with_confidence = with_confidence
-        self.calibration = tenant.calibration if with_confidence else None  # None: nobody asks how sure it is
+        self.tenant_number = number_of(form.backbone, tenant.uid)
+        self.top_k = self.head.top_k and min(self.head.top_k, len(tenant.labels))
+        self.with_confidence = CONFIDENCE in names_of(form.wanted)
+        self.calibration = tenant.calibration if self.with_confidence else None  # None: nobody asks how sure it is
         self.taken_ns = taken_ns
         self.texts = texts = form.texts
         self._respond = respond
@@ -70,7 +64,7 @@ class Request:
     @property
     def mark(self) -> bytes:
         """The bytes that name it while it is in a batch."""
-        return mark_of(self._number, self.tenant_number, self.tenant.id)
+        return mark_of(self.form.number, self.tenant_number, self.tenant.id)
 
     @property
     def team(self) -> Team | None:
@@ -78,16 +72,17 @@ class Request:
         students = self.tenant.students
         return students.teams[self.rung] if students is not None else None
 
-    def texts_from(self, form: Form) -> list[Text]:
+    def parts(self) -> list[Text]:
         """Returns the texts one by one, a long one window by window, or each once for each student that answers it.
 
         Only texts with passages have windows, and these are answered by no students. They read the form where it lies, and keep
         all of it in memory.
         """
-        texts, team = self._texts(form), self.team
+        texts, team = self._parts(), self.team
         return texts if team is None else [one for text in texts for one in text.for_students(team)]
 
-    def _texts(self, form: Form) -> list[Text]:
+    def _parts(self) -> list[Text]:
+        form = self.form
         reads_first = len(form.spans) == self.texts and not any(form.spans[:, 0].tolist())
         if self.texts == 1 and not form.passages:
             return [Text(self, 0, form.addresses, form.segments, form.spans, "", 0, 1, reads_first)]
@@ -139,7 +134,7 @@ class Request:
                 if len(answers) < self.texts:
                     return
             self.answered = True
-        self._respond(self, answers)
+        self._leave(answers)
 
     def fail(self, error: Exception) -> None:
         """Answers with an error. Where there is no room or time for more students, what the first ones say counts instead."""
@@ -150,7 +145,13 @@ class Request:
             known = [rows or self.unsure.get(index) for index, rows in enumerate(self._rows)]
         answers = [rows for rows in known if rows is not None]
         counts = isinstance(error, (DeadlineMissed, QueueFull, Draining)) and len(answers) == self.texts
-        self._respond(self, answers if counts else error)
+        self._leave(answers if counts else error)
+
+    def _leave(self, answer: Answer) -> None:
+        try:
+            self._respond(self, answer)
+        except Exception:  # others must still be answered
+            log.exception("cannot send an answer")
 
 
 FIRST = np.zeros(1, dtype=np.int64)
@@ -168,7 +169,7 @@ class Guess(NamedTuple):
 class Text:
     """One text of a request, a window of it, or a student's part of it.
 
-    It waits in the queue (`hplm.scheduling.waiting`); the engine computes it.
+    It waits in the queue (`hplm.scheduling.limits`); the engine computes it.
     """
 
     depth = 0  # the layers that it passes; 0: all
@@ -205,7 +206,7 @@ class Text:
         head = request.head
         self.arrival_ns, self.deadline_ns, self.priority = head.arrival_ns, head.deadline_ns, head.priority
         self.tenant: int = request.tenant_number
-        self.backbone = request.backbone
+        self.backbone = request.form.backbone
         self.slot_key, exits = request.tenant.weights, request.tenant.exits
         self.plan = exits.plans[request.rung] if exits is not None else None
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute

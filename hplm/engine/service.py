@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 
@@ -22,22 +21,19 @@ from hplm.engine.in_flight import InFlight
 from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
-from hplm.engine.threads import repeat
-from hplm.errors import DeadlineMissed, Draining, InvalidInput
+from hplm.engine.threads import Threads
+from hplm.errors import DeadlineMissed, Draining
 from hplm.metrics.meter import Meter
 from hplm.model.cpu import apart, compute_with
 from hplm.registry.store import Place
-from hplm.request.answers import CONFIDENCE, names_of
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
-from hplm.tasks import TASKS
+from hplm.scheduling.selection import Capacity
 from hplm.tenants.quarantine import refusal
 
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
-MOST_NUMBERS = 1 << 24  # the most logits of an answer, over all rows
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
 
 
@@ -63,26 +59,18 @@ class Service:
         if settings.stages and not settings.on_accelerator:
             self.threads = 1  # each stage has one core
         compute_with(self.threads)
-        limits = Limits(settings.queue_texts, settings.queue_bytes)
-        first, *others = (policy(own.policy) for _, own in places)
-        scheduler: Scheduler[Text] = Scheduler(
-            first,
-            limits,
-            settings.admission,
-            settings.commit_ns,
-            settings.batch_ns,
-            ANSWERING_NS,
-            others,
-        )
+        policies, limits = [policy(own.policy) for _, own in places], Limits(settings.queue_texts, settings.queue_bytes)
+        times = settings.commit_ns, settings.batch_ns, ANSWERING_NS
+        scheduler: Scheduler[Text] = Scheduler(policies, limits, settings.admission, *times)
         # All batches in flight pin their slots.
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
         self.served = [Served(folder, own, state) for folder, own in places]
+        for number, served in enumerate(self.served):
+            served.instruments.meter.look = partial(self._look, number)
         self._now_ns = now_ns
         self._outbox = outbox
-        # Two functions for requests whose generation is not open yet: one submits them, the other answers.
-        self._unopened: SimpleQueue[tuple[Callable[[], None], Callable[[Answer], None]]] = SimpleQueue()
-        self._opening: list[float] = []  # when it began to submit one
+        self._opening: list[float] = []  # when it began to submit a request whose generation was not open
         self._wake: Callable[[], None] = lambda: None
         batches = InFlight(in_flight, capacity.texts, shown)
         self.encoder = Encoder(scheduler, capacity, self.served, outbox or nullcontext(), device_failed, batches, now_ns)
@@ -94,7 +82,7 @@ class Service:
         threads = (self.threads, 1) if on_cpu else (1, self.threads)
         pins = [stage.pin for stage in stages]
         if self._outbox is not None:
-            repeat(self._open_next, "open")
+            self._unopened = Threads(self._open, "open")
         driver = Driver(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
         self._wake = driver.wake
         return driver
@@ -105,72 +93,52 @@ class Service:
         It does each step for all of them before the next step, whose code would take the place of this one's in the caches.
         """
         assert self._outbox is not None
-        read: list[tuple[Form, Passed]] = []
-        for passed in requests:
+        read: list[Form] = []
+        for number, backbone, wanted, id, given in requests:
             try:
-                read.append((Form(passed[-1]), passed))
+                read.append(Form(given, number, backbone, wanted, id))
             except Exception as error:
-                self._outbox.put(passed[0], passed[2], 0, error)
-        admitted: list[tuple[Request, Form, Callable[[Answer], None]]] = []
-        for form, (number, backbone, wanted, id, _) in read:
-            respond = partial(self._outbox.put, number, wanted, form.head.version)
-            asked = form, respond, id, CONFIDENCE in names_of(wanted), backbone, number
+                self._outbox.put(number, wanted, 0, error)
+        admitted: list[Request] = []
+        for form in read:
+            respond = partial(self._outbox.put, form.number, form.wanted, form.head.version)
             try:
-                if self.served[backbone].backbone.is_open(form.head.generation):
-                    admitted.append((self._admit(*asked), form, respond))
+                if self.served[form.backbone].backbone.is_open(form.head.generation):
+                    admitted.append(self._admit(form, respond))
                 else:  # to read a snapshot may take long, and others do not wait for it
-                    self._unopened.put((partial(self.submit, *asked), respond))
+                    self._unopened.put((form, respond))
             except Exception as error:
                 respond(error)
-        for request, form, respond in admitted:
-            try:
-                self._offer(request, form)
-            except Exception as error:
-                respond(error)
+        for request in admitted:
+            self._offer(request)
 
-    def _open_next(self) -> bool:
-        submit, respond = self._unopened.get()
+    def _open(self, unopened: tuple[Form, Callable[[Answer], None]]) -> None:
         self._opening = [time.monotonic()]
         try:
-            submit()
+            self.submit(*unopened)
         except Exception as error:
-            respond(error)
+            unopened[1](error)
         finally:
             self._opening = []
         self._wake()
-        return True
 
     def begun(self) -> list[float]:
         """Returns when it began to read a snapshot that a request names, if it reads one."""
         return self._opening
 
-    def submit(
-        self,
-        form: Form,
-        respond: Callable[[Answer], None],
-        id: str = "",
-        with_confidence: bool = False,
-        backbone: int = 0,
-        number: int = 0,
-    ) -> None:
-        """Takes a request, or raises. A request that was taken is answered once, through `respond`.
+    def submit(self, form: Form, respond: Callable[[Answer], None]) -> None:
+        """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
+        self._offer(self._admit(form, respond))
 
-        Confidences are computed only `with_confidence`.
-        `backbone`: the number of the one whose lookup has signed the form. `number`: the request's, in the model process.
-        """
-        self._offer(self._admit(form, respond, id, with_confidence, backbone, number), form)
-
-    def _admit(
-        self, form: Form, respond: Callable[[Answer], None], id: str, with_confidence: bool, backbone: int, number: int
-    ) -> Request:
+    def _admit(self, form: Form, respond: Callable[[Answer], None]) -> Request:
         """Returns a request that its tenant may send now, and counts it, or raises."""
-        served, head = self.served[backbone], form.head
+        served, head = self.served[form.backbone], form.head
         if head.export != served.backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = served.backbone.at(head.generation)
         tenant = view.snapshot.by_uid(head.uid)
         answered, now = partial(_leave, served, respond), self._now_ns()
-        request = Request(form, view, tenant, answered, id, now, with_confidence, backbone, number)
+        request = Request(form, view, tenant, answered, now)
         try:
             if tenant.id in served.quarantined:
                 raise refusal(tenant.id)
@@ -182,39 +150,20 @@ class Service:
             raise
         return request
 
-    def _offer(self, request: Request, form: Form) -> None:
-        """Brings an admitted request into the line, or raises."""
+    def _offer(self, request: Request) -> None:
+        """Brings an admitted request into the line, or answers it with an error."""
         try:
-            self._check(request, form)
-            costs, asked = request.tenant.costs, form.head.rung
+            tenant = request.tenant
+            request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
+            costs, asked = tenant.costs, request.head.rung
             # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
-            allowed = self.encoder.rung(request.tenant_number, form.tokens, costs)
+            allowed = self.encoder.rung(request.tenant_number, request.form.tokens, costs)
             request.rung = min(asked, len(costs)) - 1 if asked else allowed
             if request.with_confidence and (team := request.team) is not None:
                 request.calibration = team.calibration
-            request.tokens = form.tokens
-            self.encoder.offer(request.texts_from(form))
+            self.encoder.offer(request.parts())
         except Exception as error:
-            served = self.served[request.backbone]
-            served.quotas.give_back(request.tenant)  # the request was not taken, so no answer will give it back
-            served.instruments.left(request, error)
-            raise
-
-    @staticmethod
-    def _check(request: Request, form: Form) -> None:
-        tenant = request.tenant
-        if form.head.top_k and not tenant.task_object.allows_top_k:
-            able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
-            raise InvalidInput(
-                f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
-            )
-        widest = max(form.counts)
-        if form.texts * widest * len(tenant.labels) > MOST_NUMBERS:
-            raise InvalidInput(
-                f"the answer to {form.texts:,} texts with up to {widest:,} rows of {len(tenant.labels):,} labels would "
-                f"have more than {MOST_NUMBERS:,} numbers: send fewer or shorter texts"
-            )
-        request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
+            request.fail(error)
 
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
@@ -225,9 +174,8 @@ class Service:
     def cancel(self, number: int) -> None:
         """Does nothing: only requests of decoders are cancelled."""
 
-    def meters(self) -> list[tuple[Meter, Callable[[], None]]]:
-        """Returns the meter of each backbone, and what updates it."""
-        return [(served.instruments.meter, partial(self._look, number)) for number, served in enumerate(self.served)]
+    def meters(self) -> list[Meter]:
+        return [served.instruments.meter for served in self.served]
 
     def _look(self, backbone: int) -> None:
         served = self.served[backbone]

@@ -173,21 +173,17 @@ class Sheet:
         """Returns the numbers of the texts that pass so many layers."""
         return NOBODY if not layers else np.flatnonzero(self._ways[:, 1] == layers)
 
-    def at_depth(self, done: Array) -> tuple[Array, Array, list[Part]]:
-        """Returns what heads read of these texts: the token of each row, how many rows each has, and the heads."""
-        rows_of = self.rows_of[done]
-        return self._reading(done), rows_of, self._parts(HEAD, rows_of, self._settings.devices[-1], done)
-
-    def _reading(self, numbers: Array) -> Array:
-        """Returns the token that each answer row of these texts reads."""
+    def reads(self, numbers: Array, which: int, stage: int = -1) -> tuple[Array, Array, list[Part]]:
+        """Returns what heads of a stage read of these texts: the token of each row, how many rows each has, and the heads."""
+        rows_of = self.rows_of[numbers]
         texts: list[int] = numbers.tolist()
-        own: Array = np.concatenate([self.texts[number].reading for number in texts])
-        return own + np.repeat(self._arrangement.starts[numbers], self.rows_of[numbers])
+        own: Array = np.concatenate([self.texts[text].reading for text in texts])
+        reading = own + np.repeat(self._arrangement.starts[numbers], rows_of)
+        return reading, rows_of, self._parts(which, rows_of, self._settings.devices[stage], numbers)
 
-    def at_exit(self, asked: Array, stage: int) -> tuple[Array, Array, Array, list[Part]]:
-        """Returns what an exit reads of some texts: the token of each row, where the texts lie, and the heads."""
-        heads = self._parts(EXITS, self.rows_of[asked], self._settings.devices[stage], asked)
-        return self._reading(asked), self._arrangement.starts[asked], self._arrangement.lengths[asked], heads
+    def lie(self, numbers: Array) -> tuple[Array, Array]:
+        """Returns where these texts begin, and their lengths."""
+        return self._arrangement.starts[numbers], self._arrangement.lengths[numbers]
 
     def leave(self, numbers: Array) -> Array:
         """Takes texts out. Returns the rows of the others, which lie end to end from now on, without padding."""

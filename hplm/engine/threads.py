@@ -6,8 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 PAUSE = 0.05  # seconds after an exception, so that a step that always fails does not fill the log at once
 
 
@@ -21,6 +24,35 @@ class Beats:
         """Counts a beat, in which these pieces are under way. Returns the beats of the one that has lasted longest."""
         self._lasted = {since: self._lasted.get(since, -1) + 1 for since in begun}
         return max(self._lasted.values(), default=0)
+
+
+class Threads(Generic[T]):
+    """Threads that do what others put in, one thing after the other."""
+
+    def __init__(self, do: Callable[[T], object], name: str, count: int = 1) -> None:
+        self.count = count
+        self._do = do
+        self._waiting: SimpleQueue[T | None] = SimpleQueue()
+        self._threads = [repeat(self._do_next, name) for _ in range(count)]
+
+    def __len__(self) -> int:
+        return self._waiting.qsize()
+
+    def put(self, one: T) -> None:
+        self._waiting.put(one)
+
+    def close(self) -> None:
+        """Returns when all has been done."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _do_next(self) -> bool:
+        one = self._waiting.get()
+        if one is not None:
+            self._do(one)
+        return one is not None
 
 
 def repeat(step: Callable[[], bool], name: str, first: Callable[[], None] = lambda: None) -> threading.Thread:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from hplm.clock import Clock
 from hplm.errors import Broken, Draining
@@ -77,9 +77,9 @@ class Views:
         self._seen_at, self._lease_s = 0.0, math.inf
         self._prepare = prepare
         self._lock = threading.Lock()
-        self._seen: WeakSet[View] = WeakSet()  # views of requests in flight, and the remembered ones
         self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
-        self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()  # when the view was last the newest, or needed
+        # When each view of requests in flight, or a remembered one, was last the newest or needed.
+        self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()
         self._remembered: dict[int, View] = {}  # by generation, in their order; it is replaced, never changed
         self.view: View  # the newest one that was opened
         self._read = self._current()  # the generation that CURRENT named last
@@ -179,14 +179,13 @@ class Views:
             folders.append(self.state.tables)
         # Tables that requests in flight still need stay in the forest, even if the new snapshot does not have them.
         branches = dict.fromkeys(snapshot.branches)
-        for view in self._seen:
+        for view in list(self._used):
             branches.update(dict.fromkeys(view.snapshot.branches))
         forest = Forest(folders, branches, self._prepare, before.forest if before else None)
         said = set(map(str, before.forest.failures())) if before else set[str]()
         for failure in set(map(str, forest.failures())) - said:
             log.error("%s", failure)
         view = View(snapshot, forest)
-        self._seen.add(view)
         self._used[view] = self._time.monotonic()
         remembered = {**self._remembered, snapshot.generation: view}
         generations = sorted(remembered)[-REMEMBERED:]

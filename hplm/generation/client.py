@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hplm.engine.channel import Cancel
-from hplm.engine.client import EngineClient, Failure, Pending
+from hplm.engine.client import EngineClient, Pending
+from hplm.errors import HplmError
 from hplm.request.answers import Reply
 
 log = logging.getLogger(__name__)
@@ -55,16 +56,16 @@ class DecoderClient(EngineClient[PendingPrompt]):
         else:
             self._share([(one, reply)])
 
-    def _share(self, unsent: list[tuple[PendingPrompt, Reply | Failure]]) -> None:
+    def _share(self, unsent: list[tuple[PendingPrompt, Reply | HplmError]]) -> None:
         self._handed_over += len(unsent)
         super()._share(unsent)
 
-    def _answer(self, unsent: Sequence[tuple[PendingPrompt, Reply | Failure]]) -> None:
+    def _answer(self, unsent: Sequence[tuple[PendingPrompt, Reply | HplmError]]) -> None:
         for one, answer in unsent:
             self._send(one, answer)
             self._sent += 1
 
-    def _send(self, one: PendingPrompt, answer: Reply | Failure) -> None:
+    def _send(self, one: PendingPrompt, answer: Reply | HplmError) -> None:
         try:
             one.respond(answer)
         except Exception:

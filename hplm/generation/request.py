@@ -125,7 +125,7 @@ class Request:
 
 
 class Sequence:
-    """One answer: the prompt's tokens, then its own. First it waits (`hplm.scheduling.waiting`), then it grows."""
+    """One answer: the prompt's tokens, then its own. First it waits (`hplm.scheduling.limits`), then it grows."""
 
     def __init__(self, request: Request, choice: int = 0) -> None:
         self.request = request

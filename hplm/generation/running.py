@@ -15,7 +15,7 @@ from hplm.errors import InvalidInput
 from hplm.generation.cache import Blocks, Cache
 from hplm.generation.request import Sequence
 from hplm.scheduling.filling import fair_share
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 
 FINISHED = 16  # sequences that are remembered
 LEARNING = 0.1  # rate of the running means

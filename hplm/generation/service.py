@@ -67,6 +67,7 @@ class Service:
         config = backbone.config
         check_backbone("generate", config)
         self.meter = Meter()
+        self.meter.look = self.look
         self._backbone = backbone
         self._prompts = prompts
         self._settings = settings
@@ -210,9 +211,8 @@ class Service:
         """Sets which tenants run alone, and which are refused."""
         self.loop.alone, (self._quarantined,) = apart.alone, apart.quarantined
 
-    def meters(self) -> list[tuple[Meter, Callable[[], None]]]:
-        """Returns the meter, and what updates it."""
-        return [(self.meter, self.look)]
+    def meters(self) -> list[Meter]:
+        return [self.meter]
 
     def close(self) -> None:
         """Ends what follows the live state. Its requests are answered before."""

@@ -6,7 +6,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import inf
 
 from hplm.metrics import names
@@ -23,6 +23,7 @@ _OF_TENANTS = {names.TENANT_REQUESTS, names.EXIT_AGREEMENT}
 
 class Meter:
     def __init__(self) -> None:
+        self.look: Callable[[], None] = lambda: None  # called before counts are taken, to set levels
         self._lock = threading.Lock()
         self._counts: defaultdict[Series, float] = defaultdict(float)
         self._levels: dict[Series, float] = {}
@@ -46,6 +47,7 @@ class Meter:
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
         """Returns the counts since the last call, and the current levels."""
+        self.look()
         with self._lock:
             for histogram, values in self._observed.values():
                 self._publish(histogram, sorted(values))
@@ -60,6 +62,10 @@ class Meter:
             self._counts[bucket, ("+Inf" if bound == inf else f"{bound:g}",)] += bisect_right(values, bound)
         self._counts[total, ()] += sum(values)
         self._counts[number, ()] += len(values)
+
+    def keeps(self, series: Series) -> bool:
+        """Whether a series is still published."""
+        return True
 
     def set_all(self, levels: Mapping[Series, float]) -> None:
         """Sets levels that were measured together, maybe in another process, and ends those that are no longer among them."""
@@ -88,16 +94,16 @@ def outcome_of(deadline_ns: int, now_ns: int) -> str:
     return "on_time" if now_ns <= deadline_ns else "late"
 
 
-class Outcomes:
-    """Of one backbone. Threads may share it. The meter knows what was counted after `settle`.
+class Outcomes(Meter):
+    """Counts the requests of one backbone, also by their tenants.
 
     A tenant's series starts when it is chosen, and ends when it no longer is. Each request counts in one series.
     """
 
-    def __init__(self, meter: Meter, most: int = BUSIEST) -> None:
-        self.meter = meter
+    def __init__(self, most: int = BUSIEST) -> None:
+        super().__init__()
+        self.look = self._settle
         self._most = most
-        self._lock = threading.Lock()
         self._counted: Counter[Outcome] = Counter()
         self._allowed: list[float] = []
         self._asked: Counter[str] = Counter()  # requests by tenant
@@ -110,16 +116,20 @@ class Outcomes:
             self._counted.update(requests)
             self._allowed += allowed
 
-    def settle(self) -> None:
-        """Passes the counts on to the meter: not for each request, because that would take much of the time of an answer."""
+    def _settle(self) -> None:
+        """Gives requests their series: not each by itself, because that would take much of the time of an answer."""
         with self._lock:
             counted, self._counted = self._counted, Counter()
             allowed, self._allowed = self._allowed, []
         for (domain, tenant, outcome), requests in counted.items():
-            self.meter.add(names.REQUESTS, requests, domain, outcome)
-            self.meter.add(names.TENANT_REQUESTS, requests, self._series(tenant, requests), outcome)
+            self.add(names.REQUESTS, requests, domain, outcome)
+            self.add(names.TENANT_REQUESTS, requests, self._series(tenant, requests), outcome)
         if allowed:
-            self.meter.observe(names.DEADLINE_SECONDS, allowed)
+            self.observe(names.DEADLINE_SECONDS, allowed)
+        now = time.monotonic()
+        if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
+            self.choose()
+            self._chosen_at = now
 
     def _series(self, tenant: str, requests: int) -> str:
         """Counts requests of a tenant. Returns the name of the series that they belong to."""
@@ -138,14 +148,6 @@ class Outcomes:
             faded = {tenant: count * REMEMBERED for tenant, count in self._asked.items()}
             self._asked = Counter({tenant: count for tenant, count in faded.items() if count >= REMEMBERED})
 
-    def look(self) -> None:
-        """Chooses again from time to time. Call it once a second."""
-        now = time.monotonic()
-        if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
-            self.choose()
-            self._chosen_at = now
-
     def keeps(self, series: Series) -> bool:
-        """Whether a series is published."""
         metric, labels = series
         return metric not in _OF_TENANTS or labels[0] in (OTHERS, *self._chosen)

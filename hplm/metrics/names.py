@@ -182,15 +182,3 @@ TOKEN_SECONDS = Histogram("hplm_token_seconds", "Time between two tokens of an a
 LATE_TOKENS = Metric(
     "hplm_late_tokens_total", COUNTER, "Tokens that came later after the one before than their request's `token_ms` allowed"
 )
-
-OF_DECODERS = {
-    *(GENERATIONS, PROMISED, PROMPT_TOKENS, GENERATED_TOKENS),
-    *(RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_TOKENS, CACHE_ROOM, CACHE_SHARE, ADAPTERS_INFO, PUT_BACK, LATE_TOKENS),
-    *(*FIRST_TOKEN_SECONDS.parts, *TOKEN_SECONDS.parts),
-}
-OF_ENGINES = {ENGINE_RESTARTS, LOST_REQUESTS, SUSPECTED_TENANTS, QUARANTINED_TENANTS}  # of encoders and of decoders
-OF_STATES = {REGISTRY_AGE_SECONDS}
-OF_ALIAS = {ALIAS_REQUESTS}
-METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric)) + tuple(
-    part for value in globals().values() if isinstance(value, Histogram) for part in value.parts
-)

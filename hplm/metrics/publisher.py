@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Set
 from typing import Any
 
 from hplm.metrics.meter import Meter, Series
@@ -16,26 +16,12 @@ SECONDS = 1.0
 
 
 class Publisher:
-    """Publishes from a thread of its own. `family` is Triton's MetricFamily.
+    """Publishes from a thread of its own. `family` is Triton's MetricFamily. `seconds`: between publications."""
 
-    `before` is called before each publication, to set levels. A series is published while `keeps` returns True for it.
-    `seconds`: between publications.
-    """
-
-    def __init__(
-        self,
-        family: Any,
-        meter: Meter,
-        backbone: str,
-        before: Callable[[], None] = lambda: None,
-        keeps: Callable[[Series], bool] = lambda series: True,
-        seconds: float = SECONDS,
-    ) -> None:
+    def __init__(self, family: Any, meter: Meter, backbone: str, seconds: float = SECONDS) -> None:
         self._family = family
         self._meter = meter
         self._backbone = backbone
-        self._before = before
-        self._keeps = keeps
         self._seconds = seconds
         self._families: dict[Metric, Any] = {}
         self._metrics: dict[Series, Any] = {}
@@ -63,15 +49,14 @@ class Publisher:
                 log.exception("cannot publish metrics")
 
     def _publish(self) -> None:
-        self._before()
         counts, levels = self._meter.take()
         self._meter.add_all({series: count for series, count in counts.items() if not self._send(series, count, "increment")})
-        levels = {series: level for series, level in levels.items() if self._keeps(series)}
+        levels = {series: level for series, level in levels.items() if self._meter.keeps(series)}
         for series, level in levels.items():
             self._send(series, level, "set")
         ended, self._levels = self._levels - levels.keys(), levels.keys()
         self._metrics = {
-            series: metric for series, metric in self._metrics.items() if self._keeps(series) and series not in ended
+            series: metric for series, metric in self._metrics.items() if self._meter.keeps(series) and series not in ended
         }
 
     def _send(self, series: Series, value: float, how: str) -> bool:

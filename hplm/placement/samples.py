@@ -153,7 +153,7 @@ class Sampler:
         pair = [text] if tenant.task_object.needs_pair else None
         form = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
         tenant = replace(tenant, exits=None, students=None)  # a profile has the work of all layers
-        return Request(form, view, tenant, lambda request, answer: None).texts_from(form)
+        return Request(form, view, tenant, lambda request, answer: None).parts()
 
     def _measured(self, texts: list[Text], given: list[tuple[Tenant, str]]) -> list[int]:
         """Returns the nanoseconds of each layer, and of lookup and staging together."""

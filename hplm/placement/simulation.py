@@ -24,8 +24,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Places
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Places
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.encoders import Machine, Outcome, Server, run
 
@@ -73,11 +72,9 @@ class Serving:
 
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
-        limits = Limits(self.queue_texts, UNLIMITED_BYTES)
-        first, *others = (policy(self.policy) for _ in stages.terms)
-        made: Scheduler[SimulatedText] = Scheduler(
-            first, limits, self.admission, self.commit_ns, self.batch_ns, ANSWERING_NS, others
-        )
+        policies, limits = [policy(self.policy) for _ in stages.terms], Limits(self.queue_texts, UNLIMITED_BYTES)
+        times = self.commit_ns, self.batch_ns, ANSWERING_NS
+        made: Scheduler[SimulatedText] = Scheduler(policies, limits, self.admission, *times)
         if self.admission:
             stages.teach(made.costs)
         return made

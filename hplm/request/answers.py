@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput, OutOfCapacity
+from hplm.errors import BY_WORD, HplmError, InvalidInput, OutOfCapacity
 from hplm.tasks import LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
@@ -158,14 +158,14 @@ class End(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Answers requests with outputs of one shape, or one request with a failure: its status and message.
+    """Answers requests with outputs of one shape, or one request with an error.
 
     That of a decoder has a part of an answer, which may be none yet. The last part has an `end`.
     """
 
     requests: list[tuple[int, int]]  # number and texts of each
     outputs: Outputs
-    failure: tuple[str, str] | None = None
+    failure: HplmError | None = None
     end: End | None = None
 
 
@@ -173,7 +173,12 @@ def packed(replies: Sequence[Reply]) -> bytes:
     """Returns the bytes of replies. Only a process of ours may read them: others could end their reader."""
     return marshal.dumps(
         [
-            (own.requests, [(name, *_packed(v)) for name, v in own.outputs.items()], own.failure, own.end and tuple(own.end))
+            (
+                own.requests,
+                [(name, *_packed(values)) for name, values in own.outputs.items()],
+                own.failure and (own.failure.word, str(own.failure)),
+                own.end and tuple(own.end),
+            )
             for own in replies
         ]
     )
@@ -182,7 +187,12 @@ def packed(replies: Sequence[Reply]) -> bytes:
 def replies_in(frame: bytearray) -> list[Reply]:
     """Returns the replies that were packed."""
     return [
-        Reply(requests, {name: _unpacked(*values) for name, *values in outputs}, failure, end and End(*end))
+        Reply(
+            requests,
+            {name: _unpacked(*values) for name, *values in outputs},
+            failure and BY_WORD[failure[0]](failure[1]),
+            end and End(*end),
+        )
         for requests, outputs, failure, end in marshal.loads(frame)
     ]
 

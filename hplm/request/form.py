@@ -56,12 +56,20 @@ NO_HEAD = Head("", "", 0, 0, 0, 0)
 
 
 class Form:
-    """Views of the bytes of a form."""
+    """Views of the bytes of a form, and what the engine is told beside it."""
 
-    __slots__ = ("addresses", "counts", "head", "lengths", "passages", "segments", "spans", "texts", "tokens")
+    __slots__ = (
+        "addresses", "backbone", "counts", "head", "id", "lengths", "number", "passages", "segments", "spans", "texts",
+        "tokens", "wanted",
+    )  # fmt: skip
 
-    def __init__(self, form: bytes | bytearray) -> None:
-        """Raises ValueError if its sizes do not fit together. Ignores bytes behind it."""
+    def __init__(self, form: bytes | bytearray, number: int = 0, backbone: int = 0, wanted: int = 0, id: str = "") -> None:
+        """Raises ValueError if its sizes do not fit together. Ignores bytes behind it.
+
+        `number`: of the request in the model process. `backbone`: whose lookup has signed it. `wanted`: outputs, as bits.
+        `id`: the client's name for it.
+        """
+        self.number, self.backbone, self.wanted, self.id = number, backbone, wanted, id
         if len(form) < HEAD_BYTES:
             raise ValueError(f"a form of {len(form)} bytes is too short")
         self.head, (tokens, texts, rows, passages), addresses = _read(form)

@@ -11,8 +11,8 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.filling import beyond_share, fair_share
+from hplm.scheduling.limits import Waiting
 from hplm.scheduling.queue import Queue
-from hplm.scheduling.waiting import Waiting
 
 BATCHES = 64  # how many batches the count looks ahead
 BY_THEN = np.arange(BATCHES + 1)

@@ -11,8 +11,7 @@ from typing import Any, Generic
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.scheduling.limits import Shares
-from hplm.scheduling.waiting import T
+from hplm.scheduling.limits import Shares, T
 
 NEVER = int(np.iinfo(np.int64).max)  # the deadline of a text without one
 FIRST_ROOM = 1024

@@ -14,8 +14,7 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import Room, by_priority, first_come, shortest_first
 from hplm.scheduling.policy import between_0_and_1, whole
-from hplm.scheduling.selection import OUTSIDE, Places, Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import OUTSIDE, Capacity, Places, Selection
 
 log = logging.getLogger(__name__)
 ROW_TOKENS = 512  # a row has no more unless the options or the texts need it: the limit of rows in the packing `concat`

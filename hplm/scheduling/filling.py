@@ -10,8 +10,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.selection import OUTSIDE
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import OUTSIDE, Capacity
 
 LONGEST = 0xFFFF  # numpy sorts 16-bit integers by counting, several times as fast as by comparing
 CHUNK = 1024  # texts that are looked at together

@@ -1,18 +1,43 @@
-"""Counts what waits, by tenant. In a full line the tenant with the largest share loses places."""
+"""What waits, counted by tenant. In a full line the tenant with the largest share loses places."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TypeVar
+from typing import Any, Protocol
+
+from typing_extensions import TypeVar
 
 from hplm.errors import QueueFull
-from hplm.scheduling.waiting import Waiting
 
 LAZY = 64  # outdated entries of the heap are removed when there are so many more of them than tenants
 NOTHING = (0, 0)
 
+
+class Waiting(Protocol):
+    """A waiting text, of the engine or simulated. Times are nanoseconds of the queue's clock."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...  # memory that it keeps while it waits
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def deadline_ns(self) -> int: ...  # 0: no deadline
+    @property
+    def priority(self) -> int: ...  # higher goes first, in policies that use it
+    @property
+    def slot_key(self) -> Hashable: ...  # texts with the same key share device slots
+    @property
+    def tenant(self) -> int: ...  # the tenant whose fair share it uses; no other backbone's tenant has this number
+    @property
+    def backbone(self) -> int: ...  # a small number: texts of one batch are of one backbone
+
+
+# The type of the texts in a queue. Policies and admission do not name it: they take columns of any texts.
+T = TypeVar("T", bound=Waiting, default=Any)
 L = TypeVar("L")
 # Yields what a tenant has waiting, the newest first: items, their work, and what the caller needs to remove them.
 Newest = Callable[[Hashable], Iterator[tuple[int, int, L]]]

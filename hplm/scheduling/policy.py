@@ -13,8 +13,7 @@ from hplm.registered import POLICIES, made
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import Room, by_priority, first_come, full_batch_ns, shortest_first
-from hplm.scheduling.selection import Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Selection
 
 OURS = {
     "timely": "hplm.scheduling.timely:Timely",

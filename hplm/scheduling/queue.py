@@ -14,10 +14,9 @@ from hplm.errors import Draining
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import FIRST, CostModel
 from hplm.scheduling.filling import full_batch_ns
-from hplm.scheduling.limits import Limits, Shares
+from hplm.scheduling.limits import Limits, Shares, T
 from hplm.scheduling.policy import FirstComeFirstServed, Policy
-from hplm.scheduling.selection import Batch, Places, Selection
-from hplm.scheduling.waiting import Capacity, T
+from hplm.scheduling.selection import Batch, Capacity, Places, Selection
 
 log = logging.getLogger(__name__)
 LEARNING = 0.1  # rate of running means
@@ -143,7 +142,6 @@ class Queues(Generic[T]):
     """A queue for each backbone of an engine, under one limit. It has no threads and no clock of its own."""
 
     def __init__(self, policies: Sequence[Policy], limits: Limits, answering_ns: int = 0) -> None:
-        """`policies`: one for each backbone, because a policy may keep a state."""
         self.shares = Shares(limits)
         self._queues: list[Queue[T]] = [Queue(number, own, self.shares, answering_ns) for number, own in enumerate(policies)]
         self.draining = False

@@ -14,11 +14,10 @@ from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import Governor
-from hplm.scheduling.limits import Limits
+from hplm.scheduling.limits import Limits, T
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.queue import LEARNING, Queue, Queues
-from hplm.scheduling.selection import Batch, Selection
-from hplm.scheduling.waiting import Capacity, T
+from hplm.scheduling.selection import Batch, Capacity, Selection
 
 STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one
 LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond that of another one with waiting texts
@@ -29,22 +28,21 @@ class Scheduler(Queues[T]):
 
     def __init__(
         self,
-        policy: Policy,
+        policies: Sequence[Policy],
         limits: Limits,
         admission: bool = False,
         commit_ns: int | None = None,
         batch_ns: int = 0,
         answering_ns: int = 0,
-        others: Sequence[Policy] = (),
     ) -> None:
-        """`limits`: of all queues together. `others`: the policies of further backbones. A policy may keep a state, so each
-        has its own. `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
+        """`policies`: one for each backbone, because a policy may keep a state. `limits`: of all queues together.
+        `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
 
         `commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
         """
-        super().__init__((policy, *others), limits, answering_ns)
+        super().__init__(policies, limits, answering_ns)
         self.alone: frozenset[int] = frozenset()  # tenants: while a text of one is in a batch, no other's is in any batch
         self.governor = Governor(self.costs)
         self._admissions = [Admission(queue, self._queues) for queue in self._queues] if admission else []  # of the queues
@@ -52,7 +50,6 @@ class Scheduler(Queues[T]):
         self._batch_ns = batch_ns
         self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
-        self._gone: list[T] = []  # expired texts that still have to be answered
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
@@ -60,7 +57,12 @@ class Scheduler(Queues[T]):
         self._ended_ns = 0  # when the last batch was finished
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._gone) + sum([len(half.texts) for half in self._halves])
+        return super().__len__() + sum([len(half.texts) for half in self._halves])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text waits, or is in a batch."""
+        return not self._running and not len(self)
 
     @property
     def costs(self) -> Sequence[CostModel]:
@@ -69,9 +71,9 @@ class Scheduler(Queues[T]):
 
     def waiting(self, backbone: int) -> tuple[int, int]:
         """Returns how many texts of a backbone wait, and the memory that they keep."""
-        aside = [*self._gone, *(text for half in self._halves for text in half.texts)]
         columns = self._queues[backbone].columns
-        return len(columns) + sum(text.backbone == backbone for text in aside), columns.bytes
+        halves = [len(half.texts) for half in self._halves if half.backbone == backbone]
+        return len(columns) + sum(halves), columns.bytes
 
     def _admit(self, texts: Sequence[T], now_ns: int) -> None:
         if not self._admissions:
@@ -97,7 +99,7 @@ class Scheduler(Queues[T]):
         return min(self.next_expiry(now_ns), choose_at if choose_at > now_ns else NEVER)
 
     def choose(self, capacity: Capacity, now_ns: int) -> Batch[T] | None:
-        """Returns the next batch, or None if nothing should run now."""
+        """Returns the next batch, or None if nothing should run now. Call `expired` before: policies get no expired text."""
         if (
             self.choose_at(now_ns) > now_ns
             or len(self._running) >= capacity.in_flight
@@ -108,7 +110,6 @@ class Scheduler(Queues[T]):
             half = self._halves.popleft()
             self._running.append(half)
             return half
-        self._put_aside(now_ns)
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns if self.shares.items else 0
         for queue in self._in_turn():
@@ -178,9 +179,12 @@ class Scheduler(Queues[T]):
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
     def left(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
-        """Records that texts of a running batch are answered before its end."""
+        """Records that texts of a running batch are answered, those that were not yet."""
         if self._admissions:
-            batch.judge(texts, now_ns + self._answering_ns)
+            by_ns, new = now_ns + self._answering_ns, [text for text in texts if text.deadline_ns and text not in batch.judged]
+            late = sum([text.deadline_ns < by_ns for text in new])
+            self._admissions[batch.backbone].done(len(new) - late, late)
+            batch.judged.update(new)
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
         """Records that the engine has finished the batch, for which `adapters` adapters had to be loaded.
@@ -191,10 +195,8 @@ class Scheduler(Queues[T]):
         self._running.remove(batch)
         self._ended_ns = now_ns
         self._queues[batch.backbone].learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
-        if self._admissions:
-            batch.judge(batch.texts, now_ns + self._answering_ns)
-            self._admissions[batch.backbone].done(batch.on_time, batch.late)
-            self._recount()
+        self.left(batch, batch.texts, now_ns)
+        self._recount()
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
         """Forgets a batch that failed or will not run, without learning from it. It has used the engine since its start."""
@@ -218,36 +220,28 @@ class Scheduler(Queues[T]):
         return True
 
     def expired(self, now_ns: int) -> list[T]:
-        """Returns the texts that can no longer be answered in time, and the other texts of their requests."""
-        self._put_aside(now_ns)
-        gone, self._gone = self._gone, []
-        return gone
+        """Removes and returns the texts that can no longer be answered in time, and the other texts of their requests."""
+        expired: list[T] = []
+        if self.shares.items:
+            predicts = self._predicts(now_ns)
+            for queue, late in self._late(self._start_at(now_ns) if predicts else now_ns, predicts):
+                expired += late
+                self._unserved += sum(text.tokens for text in late)
+                if self._admissions:
+                    self._admissions[queue.backbone].done(0, len(late))
+        return expired
 
     def next_expiry(self, now_ns: int) -> int:
         """Returns when the next text expires if nothing changes until then, or NEVER if no text has a deadline."""
-        if self._gone:
-            return now_ns
         predicts = self._predicts(now_ns)
         earliest = min([queue.earliest(predicts) for queue in self._queues])
         return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
         """Returns all texts without an answer, also those of running batches. Running batches are not stopped."""
-        gone, self._gone = self._gone, []
         chosen = [text for batch in (*self._running, *self._halves) for text in batch.texts]
         self._halves.clear()
-        return chosen + gone + super().abandon()
-
-    def _put_aside(self, now_ns: int) -> None:
-        if not self.shares.items:
-            return
-        predicts = self._predicts(now_ns)
-        start_ns = self._start_at(now_ns) if predicts else now_ns
-        for queue, gone in self._late(start_ns, predicts):
-            self._gone += gone
-            self._unserved += sum(text.tokens for text in gone)
-            if self._admissions:
-                self._admissions[queue.backbone].done(0, len(gone))
+        return chosen + super().abandon()
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""

@@ -1,8 +1,8 @@
-"""The choice of a policy, with places in rows and slots from policies that know them, and the batch that comes of it."""
+"""The capacity of a batch, the choice of a policy, with rows and slots from policies that know them, and the batch itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -10,9 +10,19 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns
-from hplm.scheduling.waiting import T
+from hplm.scheduling.limits import T
 
 OUTSIDE = -1  # the row and the slot of a text that is longer than they are
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The most that fits in one batch."""
+
+    tokens: int
+    texts: int
+    tenants: int  # device slots: the most different slot keys in a batch
+    in_flight: int = 2  # batches that are chosen and not finished: one in each stage of the engine, and the next one
 
 
 @dataclass(frozen=True)
@@ -88,14 +98,4 @@ class Batch(Generic[T]):
     places: Places | None = None  # of the texts, if the policy has chosen them
     is_half: bool = False  # of a batch for which the device had no memory
     started_ns: int | None = None
-    judged: set[T] = field(default_factory=set)  # texts that were answered before its end
-    on_time: int = 0  # judged texts with a deadline
-    late: int = 0
-
-    def judge(self, texts: Iterable[T], answered_ns: int) -> None:
-        """Counts which of these texts are answered by their deadlines."""
-        for text in texts:
-            if text.deadline_ns and text not in self.judged:
-                self.late += text.deadline_ns < answered_ns
-                self.on_time += text.deadline_ns >= answered_ns
-        self.judged.update(texts)
+    judged: set[T] = field(default_factory=set)  # texts whose answers came in time, or late

@@ -11,7 +11,7 @@ from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
 from hplm.scheduling.filling import LONGEST, Room, by_priority, fair_first, first_come, fits, full_batch_ns
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 
 HORIZON = 8  # batches planned
 NEWCOMERS = 0.5  # share of every later batch that is kept for texts still to come

@@ -19,8 +19,7 @@ from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, HplmError, QueueFull
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Places
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Places
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.tenants.students import Team
 

@@ -13,8 +13,7 @@ from hplm.scheduling.cost import Cost
 from hplm.scheduling.das import NONE, DeadlineAware
 from hplm.scheduling.filling import Room, first_come, first_fit
 from hplm.scheduling.policy import whole
-from hplm.scheduling.selection import OUTSIDE, Places, Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import OUTSIDE, Capacity, Places, Selection
 
 
 @dataclass

@@ -76,9 +76,9 @@ def change(service: Service, way: str) -> None:
     if late := {"no_retrieval": "retrieve", "no_swapping": "swap"}.get(way):
         run, step = own.engine.run, getattr(own.stager, late)
 
-        def run_late(batch: StagedBatch) -> Iterator[Computed]:
+        def run_late(batch: StagedBatch, stage: int = -1) -> Iterator[Computed]:
             step(batch)
-            return run(batch)
+            return run(batch, stage)
 
         own.engine.run = run_late
         setattr(own.stager, late, lambda batch: None)

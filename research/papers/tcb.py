@@ -23,8 +23,7 @@ from hplm.scheduling.cost import Cost
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Places, Selection
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity, Places, Selection
 from hplm.simulate.arrivals import Lengths, Stream
 from hplm.simulate.encoders import BatchTime, Machine, one_stage, simulate_one
 from research.papers.packings import Concat, GroupCost, Naive, Slotted, Turbo
@@ -104,7 +103,7 @@ class Setting:
         capacity = Capacity(tokens, self.rows if packing == "naive" else tokens, tokens)
         texts_per_s = self.rate * full / MEAN / ((COST.call + COST.token * full) / 1e9)
         load = Stream(texts_per_s, self.seconds, Lengths(MEAN, self.variance), self.deadlines_ms).draw(SEED)
-        scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
+        scheduler = Scheduler([chooses], UNBOUNDED, commit_ns=0)
         stages = one_stage(batch_time(packing, self.row_tokens, self.slot_tokens))
         outcome = simulate_one(scheduler, Machine(stages, capacity), load)
         return {

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from hplm.errors import BY_WORD
-from hplm.metrics.names import ALIAS_REQUESTS, METRICS
+from hplm.metrics.names import ALIAS_REQUESTS
 from tests.deploy.image import DEPLOY
 from tests.deploy.programs import run
+from tests.support.metrics import METRICS
 from tests.support.needed import debian_program
 
 SERIES = Path(__file__).parent

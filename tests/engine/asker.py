@@ -12,6 +12,7 @@ from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
+from hplm.request.answers import CONFIDENCE, bits_of
 from tests.support.device import DEVICE
 
 PARAMETERS = {
@@ -31,7 +32,7 @@ def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
     """Returns the texts of a request as the line gets them."""
     view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
     form = Lookup(backbone).resolve(view, tenant, given, pairs, truncate)
-    return Request(form, view, tenant, lambda request, answer: None).texts_from(form)
+    return Request(form, view, tenant, lambda request, answer: None).parts()
 
 
 class Asker:
@@ -54,7 +55,8 @@ class Asker:
         with self._arrived:
             number = len(self.answers)
             self.answers.append([])
-        self.service.submit(form, partial(self.answered, number), f"request {number}", confidence)
+        form.id, form.wanted = f"request {number}", bits_of({CONFIDENCE}) if confidence else 0
+        self.service.submit(form, partial(self.answered, number))
         self.driver.wake()
         return number
 

@@ -18,8 +18,7 @@ from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.in_flight import InFlight, Mark, number_of
 from hplm.engine.worker import STUCK_SECONDS, Workers
-from hplm.errors import error_in
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import Outcomes
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
 from hplm.tenants.quarantine import Quarantine
@@ -159,7 +158,7 @@ class Asked:
         if isinstance(answer, dict):
             assert answer["LABEL"].ravel().tolist() == [self.name.encode()] * 2, f"{self.name} got the answer of another one"
             return None
-        return error_in(answer[1]).word
+        return answer.word
 
 
 class World:
@@ -170,7 +169,7 @@ class World:
         self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
         self._quarantine = Quarantine(folder)
-        self.meter, self.counted, self.clock = Meter(), Counter(), Clock(time.time())
+        self.meter, self.counted, self.clock = Outcomes(), Counter(), Clock(time.time())
         workers = partial(Workers, popen=self._start)
         self.client = EncoderClient([folder / "1"], {}, None, [self.meter], soon_s, workers, self.clock)
         self.workers = self.client.workers
@@ -223,7 +222,6 @@ class World:
 
     def counts(self) -> Counter:
         """Returns what was counted, by the name of the metric and its last label."""
-        self.client.outcomes[0].settle()
         for (metric, labels), count in self.meter.take()[0].items():
             if count:
                 self.counted[metric, labels[-1] if labels else ""] += count

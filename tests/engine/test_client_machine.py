@@ -182,7 +182,7 @@ def test_a_failure_of_what_is_done_each_second_does_not_end_the_watch(world):
 
 def test_an_error_while_counting_ends_no_engine(world):
     """Neither while a beat is counted, nor an answer."""
-    for fail in (world.engine.miscount, world.client.outcomes.clear):
+    for fail in (world.engine.miscount, partial(setattr, world.meter, "count", None)):
         asked = world.ask()
         fail()
         world.engine.answer(*world.engine.has)

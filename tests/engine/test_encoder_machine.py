@@ -28,10 +28,6 @@ class Encoders(RuleBasedStateMachine):
     def offer(self, **given):
         self.world.offer(**given)
 
-    @rule()
-    def ask_for_what_is_refused(self):
-        self.world.offer("beta", [WORDS[0]], top_k=2)
-
     @rule(ms=st.sampled_from([1, 20, 300]))
     def wait(self, ms):
         self.world.clock.sleep(ms / 1000)

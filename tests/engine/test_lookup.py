@@ -122,3 +122,10 @@ def test_requests_that_fail_behind_the_tokenizer_fail_alone(backbone, lookup):
     assert Form(few).counts == [MOST_ROWS // 32, *[1] * 31]
     assert isinstance(many, InvalidInput) and f"more than {MOST_ROWS:,} rows" in str(many)
     assert isinstance(bad, ZeroDivisionError) and isinstance(nothing, ValueError)
+
+
+def test_an_answer_with_too_many_numbers_is_refused(backbone, lookup, monkeypatch):
+    view = backbone.view
+    monkeypatch.setattr("hplm.engine.lookup.MOST_NUMBERS", 2 * len((tenant := view.snapshot.find("acme")).labels))
+    two, three = lookup.read([LookupRequest(view, tenant, WORDS[:texts]) for texts in (2, 3)], MOST_CHARACTERS)
+    assert Form(two).texts == 2 and isinstance(three, InvalidInput) and "numbers" in str(three)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hplm.engine.host import Outbox
-from hplm.errors import InvalidInput, OutOfCapacity
+from hplm.errors import Internal, InvalidInput, OutOfCapacity
 from hplm.request.answers import SPARE, SharedMemory, bits_of, replies_in
 from hplm.tasks import TextAnswer
 from tests.support.message import mentioning
@@ -52,7 +52,7 @@ def test_answers_of_one_shape_leave_as_one_reply(sent):
     assert together.requests == [(1, 1), (2, 2)] and together.failure is None
     assert together.outputs["LABEL"].ravel().tolist() == [b"a", b"b", b"c"]
     assert together.outputs["VERSION"].ravel().tolist() == [b"7", b"8", b"8"]
-    assert alone == ([(3, 1)], {}, InvalidInput("no").failure(), None)
+    assert alone.requests == [(3, 1)] and type(alone.failure) is InvalidInput and str(alone.failure) == "no"
     assert later.requests == [(4, 1)]
 
 
@@ -64,15 +64,14 @@ def test_an_answer_that_cannot_be_sent_fails_only_its_own_request(sent):
     first, bad, last = (replies for (replies,) in sent)
     assert [reply.requests for reply in (first, bad, last)] == [[(0, 1)], [(1, 1)], [(2, 1)]]
     assert first.outputs["LABEL"].tolist() == [[b"a"]] and last.outputs["LABEL"].tolist() == [[b"c"]]
-    status, message = bad.failure
-    assert status == "INTERNAL" and "UnicodeEncodeError" in message
+    assert type(bad.failure) is Internal and "UnicodeEncodeError" in str(bad.failure)
 
 
 def test_without_memory_a_short_failure_is_the_answer(sent):
     sent.fails = 1
     Outbox(sent).put(1, WANTED, 1, [answer("a")])
     ((reply,),) = sent
-    assert reply.requests == [(1, 1)] and "[capacity]" in reply.failure[1]
+    assert reply.requests == [(1, 1)] and type(reply.failure) is OutOfCapacity
 
 
 @pytest.mark.parametrize("error", [MemoryError, BrokenPipeError])

@@ -91,7 +91,7 @@ def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, monke
     batch = Stager(backbone, StagingSettings(4, CPU, torch.float32)).stage(texts_of(backbone, "acme", [WORDS[0]]), broken)
     batch.sheets[0].attend = [lambda *given: 1 / 0]
     engine = Engine(backbone.upper(), CPU, torch.float32)
-    monkeypatch.setattr(engine, "_wait", lambda: waits.append("for all"))
+    monkeypatch.setattr(engine, "_wait", lambda stage: waits.append("for all"))
     with pytest.raises(ZeroDivisionError):
         computed(engine, batch)
     assert waits == ["for all"]

@@ -17,6 +17,7 @@ from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.levels.calibration import Calibration
+from hplm.request.answers import CONFIDENCE, bits_of
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import First
 from testing.random_store import change_version, random_store, random_students
@@ -138,7 +139,8 @@ def test_the_first_students_answer_counts_where_there_is_no_room_or_time_for_mor
     service, backbone = Service([(folder, settings)], now_ns=lambda: now[0]), Backbone(folder)
     view, limit = backbone.view, {"deadline_ns": 2 * 10**9} if end == "no time" else {}
     form = Lookup(backbone).resolve(view, view.snapshot.find("crew"), [text], arrival_ns=now[0], **limit)
-    service.submit(form, answers.append, with_confidence=True)
+    form.wanted = bits_of({CONFIDENCE})
+    service.submit(form, answers.append)
     encoder = service.encoder
     staged = encoder.prepare()
     if end == "closed":

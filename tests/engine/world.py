@@ -23,7 +23,7 @@ from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.sheets import StagedBatch
-from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, InvalidInput, OutOfCapacity, QueueFull
+from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, OutOfCapacity, QueueFull
 from hplm.scheduling.scheduler import Scheduler
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS
@@ -40,7 +40,7 @@ class World:
         self.clock = Clock(1000.0)
         self.limit, self.expected = limit, cache(expected)
         self.requests: list[weakref.ref] = []
-        self.asked: list[tuple[str, list[str], int, int]] = []  # tenant, texts, due_ms, top_k
+        self.asked: list[tuple[str, list[str], int]] = []  # tenant, texts, due_ms
         self.answers: list[list] = []
         self.fault: str | None = None
         self.has_failed: set[str] = set()
@@ -127,23 +127,26 @@ class World:
 
     # Steps of a test.
 
-    def offer(self, tenant: str, texts: list[str], due_ms: int = 0, priority: int = 0, top_k: int = 0) -> int:
+    def offer(self, tenant: str, texts: list[str], due_ms: int = 0, priority: int = 0) -> int:
         """Returns the request's number. An HplmError is an answer."""
         view, number, now = self._backbone.view, len(self.asked), self.clock()
         of = view.snapshot.find(tenant)
-        self.asked.append((tenant, texts, due_ms, top_k))
+        self.asked.append((tenant, texts, due_ms))
         self.answers.append(answers := [])
 
         def respond(answer):
-            answers.append(answer)
+            answers.append(
+                answer.with_traceback(None) if isinstance(answer, Exception) else answer
+            )  # else it keeps the request
             self.passes("respond")
 
         try:
-            asked = {"deadline_ns": now + due_ms * MS if due_ms else 0, "priority": priority, "top_k": top_k}
+            asked = {"deadline_ns": now + due_ms * MS if due_ms else 0, "priority": priority}
             form = self._lookup.resolve(view, of, texts, arrival_ns=now, **asked)
-            self.service.submit(form, respond, f"request {number}", number=number)
+            form.number, form.id = number, f"request {number}"
+            self.service.submit(form, respond)
         except HplmError as error:
-            answers.append(error.with_traceback(None))  # which would keep the request
+            answers.append(error.with_traceback(None))
         return number
 
     def step(self, name: str) -> bool:
@@ -218,11 +221,10 @@ class World:
 
     def _reasons(self, number: int) -> tuple[type[HplmError], ...]:
         """Returns the errors that may be the answer to a request."""
-        *_, due_ms, top_k = self.asked[number]
+        *_, due_ms = self.asked[number]
         return (
             QueueFull,
             *[DeadlineMissed] * (due_ms > 0),
-            *[InvalidInput] * (top_k > 0),
             *[Draining] * (self.closed and number >= self._served_until),
             *self.hurt.get(number, ()),
         )

@@ -95,7 +95,8 @@ def test_after_a_failure_the_last_counts_are_published_and_unused_series_end(fam
             raise OSError("the server is busy")
 
     meter.set_all({(who, ("a",)): 1})
-    publisher = Publisher(family, meter, "toy", before, lambda series: series[1] != ("gone",), seconds=0.01)
+    meter.look, meter.keeps = before, lambda series: series[1] != ("gone",)
+    publisher = Publisher(family, meter, "toy", seconds=0.01)
     eventually(lambda: ("shown", "toy", "a") in shown(family))
     assert failed.is_set()
     meter.add(SEEN, 3, "a")
@@ -108,13 +109,12 @@ def test_after_a_failure_the_last_counts_are_published_and_unused_series_end(fam
 
 @pytest.fixture
 def outcomes():
-    return Outcomes(Meter())
+    return Outcomes()
 
 
 def counted(outcomes, ended, deadlines):
     outcomes.count([("law", tenant, outcome) for tenant, outcome in ended], deadlines)
-    outcomes.settle()
-    return outcomes.meter.take()[0]
+    return outcomes.take()[0]
 
 
 def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
@@ -128,7 +128,7 @@ def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
 
 
 def test_only_the_busiest_tenants_have_series_and_a_free_one_is_given_at_once():
-    outcomes = Outcomes(Meter(), most=2)
+    outcomes = Outcomes(most=2)
 
     def shown_as(tenants):
         """Returns how many requests of these tenants each series counts."""

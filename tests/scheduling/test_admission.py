@@ -14,7 +14,7 @@ from hplm.scheduling.filling import beyond_share, fair_first
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
 from hplm.simulate.encoders import REFUSED, Machine, one_stage, simulate_one
 
@@ -27,7 +27,7 @@ def _text(deadline, tenant=0, tokens=10, now=0):
 
 
 def _scheduler(**options):
-    return Scheduler(policy("timely"), Limits(1000, 10**6), admission=True, **options)
+    return Scheduler([policy("timely")], Limits(1000, 10**6), admission=True, **options)
 
 
 def _full_batch(scheduler, now, took=FULL):
@@ -90,7 +90,7 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
         priority=np.zeros(count, dtype=np.int64),
     )
     machine = Machine(one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05)
-    scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
+    scheduler = Scheduler([policy("timely")], Limits(count, 10**9), admission=True)
     for _ in range(20):
         scheduler.costs[0].observe(1024, 8, 0, batch)
     outcome = simulate_one(scheduler, machine, load)
@@ -106,6 +106,7 @@ def test_a_slow_batch_does_not_refuse_requests_for_ever(slow):
 
     def serve(now, staging=1_000_000, computing=100_000_000):
         scheduler.offer([_text(now + 200_000_000, now=now)], now)
+        scheduler.expired(now)
         batch = scheduler.choose(ROOM, now)
         if batch is None:
             return False

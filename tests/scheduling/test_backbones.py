@@ -10,7 +10,7 @@ from hplm.errors import DeadlineMissed
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import LEAD_NS, Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import SimulatedText
 
 MS = 1_000_000
@@ -18,8 +18,7 @@ ROOM = Capacity(100, 8, 4)
 
 
 def scheduler_of(given_policy="timely", backbones=2, **options):
-    first, *others = (policy(given_policy) for _ in range(backbones))
-    return Scheduler(first, Limits(10**6, 10**9), others=others, **options)
+    return Scheduler([policy(given_policy) for _ in range(backbones)], Limits(10**6, 10**9), **options)
 
 
 def text(backbone, tokens=10, arrival=0, deadline=0, number=0, tenant=None, priority=0):
@@ -140,7 +139,7 @@ def test_the_next_backbone_is_tried_if_the_policy_chooses_none_of_the_first():
         def select(self, columns, start_ns, capacity, cost):
             return np.arange(len(columns)) if columns.text(0).backbone == 1 else np.empty(0, np.int64)
 
-    scheduler = Scheduler(OnlyTheSecond(), Limits(10**6, 10**9), others=[OnlyTheSecond()])
+    scheduler = Scheduler([OnlyTheSecond(), OnlyTheSecond()], Limits(10**6, 10**9))
     scheduler.offer([text(0, arrival=0, deadline=10**12)], 0)
     scheduler.offer([text(1, arrival=1, deadline=10**13)], 1)
     batch = scheduler.choose(ROOM, 2)

@@ -12,8 +12,7 @@ from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.das import DeadlineAware
 from hplm.scheduling.policy import policy
-from hplm.scheduling.selection import OUTSIDE
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import OUTSIDE, Capacity
 from hplm.simulate.arrivals import SimulatedText
 from research.papers.policies import SlottedDeadlineAware
 from tests.support.message import mentioning, mentions

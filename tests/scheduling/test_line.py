@@ -12,7 +12,7 @@ from hplm.scheduling.cost import FIRST
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import SimulatedText
 from tests.scheduling.displaced import check_displaced
 from tests.support.message import mentions
@@ -45,12 +45,11 @@ class Line:
     """A scheduler, and the lists that it must be like."""
 
     def __init__(self, name, admission, alone=frozenset()):
-        self.scheduler = Scheduler(policy(name), LIMITS, admission, others=[policy(name)])
+        self.scheduler = Scheduler([policy(name), policy(name)], LIMITS, admission)
         self.order, self.admission = ORDERS.get(name) if not alone else None, admission
         self.scheduler.alone = alone
         self.now, self.offered = 1, 0
         self.waiting: list[list[SimulatedText]] = []  # by request
-        self.gone: list[SimulatedText] = []  # expired, and not yet told
         self.running, self.halves = deque(), deque()
         self.left = Counter()
         self.closed = False
@@ -93,31 +92,24 @@ class Line:
 
         check_displaced(self.waiting, texts, gone, (LIMITS.items, LIMITS.work), size, lambda request: request[0].tenant)
 
-    def put_aside(self):
-        for request in self.waiting:
-            if any(0 < text.deadline_ns <= self.now for text in request):
-                self.gone += request
-                self.take_out(request)
-
     def expire(self):
-        self.put_aside()
         told = self.scheduler.expired(self.now)
-        early = [text for text in told if text not in self.gone]
+        late = [request for request in self.waiting if any(0 < text.deadline_ns <= self.now for text in request)]
+        gone = [text for request in late for text in request]
+        early = [text for text in told if text not in gone]
         requests = [request for request in self.waiting if request[0] in early]
         assert self.admission or not early
         assert sorted(text.number for request in requests for text in request) == sorted(text.number for text in early)
         assert all(any(text.deadline_ns for text in request) for request in requests)
-        self.take_out(early)
-        assert Counter(told) == Counter(self.gone + early), "expired texts are not told once"
-        self.gone = []
+        self.take_out(gone + early)
+        assert Counter(told) == Counter(gone + early), "expired texts are not told once"
         self.leave(told)
         deadlines = [text.deadline_ns for request in self.waiting for text in request if text.deadline_ns]
         expiry = self.scheduler.next_expiry(self.now)
         assert expiry <= min(deadlines, default=expiry) and (self.admission or expiry == min(deadlines, default=expiry))
 
     def choose(self):
-        if self.admission:
-            self.expire()  # by prediction, which the lists do not know
+        self.expire()
         batch = self.scheduler.choose(ROOM, self.now)
         if len(self.running) >= ROOM.in_flight or {own.texts[0].tenant for own in self.running} & self.scheduler.alone:
             assert batch is None, "too many batches are in flight, or a tenant that runs alone has company"
@@ -128,7 +120,6 @@ class Line:
         if self.halves:
             assert batch.texts == self.halves.popleft(), "not the halves of a batch came first"
         else:
-            self.put_aside()
             waiting = [text for request in self.waiting for text in request]
             if batch is None:
                 assert self.running or all(text.deadline_ns for text in waiting), "nothing is chosen, and texts wait"
@@ -174,7 +165,7 @@ class Line:
 
     def abandon(self):
         texts = [text for batch in self.running for text in batch.texts]
-        texts += self.gone + [text for some in (*self.halves, *self.waiting) for text in some]
+        texts += [text for some in (*self.halves, *self.waiting) for text in some]
         assert Counter(self.scheduler.abandon()) == Counter(texts), "what is given up is not what has no answer"
         self.leave(texts)
         for batch in self.running:
@@ -215,7 +206,7 @@ def test_the_line_is_like_lists_of_requests(name, steps, admission, closes_after
         if number == closes_after:
             line.close()
         getattr(line, step)(*given_with)
-        assert len(line.scheduler) == sum(map(len, (line.gone, *line.waiting, *line.halves)))
+        assert len(line.scheduler) == sum(map(len, (*line.waiting, *line.halves)))
         assert line.scheduler.shares.work == sum(text.bytes for request in line.waiting for text in request)
     line.abandon() if is_given_up else line.serve()
     assert line.left == Counter(range(line.offered)) and not len(line.scheduler) and not line.scheduler.shares.work

@@ -6,7 +6,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import SimulatedText
 
 MS = 10**6
@@ -18,7 +18,7 @@ def room(in_flight):
 
 def taught(stages_ns, texts=40, chooses=None, answering_ns=0):
     """Returns a scheduler with waiting texts, which has seen many batches that took so long in each stage."""
-    scheduler = Scheduler(chooses or policy("fcfs"), Limits(1000, 10**9), commit_ns=0, answering_ns=answering_ns)
+    scheduler = Scheduler([chooses or policy("fcfs")], Limits(1000, 10**9), commit_ns=0, answering_ns=answering_ns)
     for _ in range(20):
         scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
     scheduler.offer([SimulatedText(tokens=10, arrival_ns=0) for _ in range(texts)], 0)

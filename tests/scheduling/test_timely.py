@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.filling import fair_share
+from hplm.scheduling.selection import Capacity
 from hplm.scheduling.timely import Timely
-from hplm.scheduling.waiting import Capacity
 from hplm.simulate.arrivals import SimulatedText
 
 ROOM = Capacity(tokens=200, texts=200, tenants=200)

@@ -12,14 +12,14 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.engine.backbone import Backbone
-from hplm.metrics.names import METRICS, MODEL_RESTARTS, OF_DECODERS, OF_ENGINES, SERVER_RESTARTS
+from hplm.metrics.names import MODEL_RESTARTS, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY
 from testing.toy import WORDS
 from tests.server.stock import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, refused, text_of
 from tests.support.generative import GenerativeReference
-from tests.support.metrics import Scraped, cancelled, settled
+from tests.support.metrics import METRICS, OF_DECODERS, OF_ENGINES, Scraped, cancelled, settled
 from tests.support.servers import SECRET, engine_of
 from tests.support.wait import eventually
 

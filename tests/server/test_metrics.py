@@ -7,16 +7,17 @@ from collections import Counter
 import pytest
 import tritonclient.http
 
-from hplm.metrics.names import METRICS, OF_ALIAS, OF_DECODERS, OF_STATES
+from hplm.metrics.names import ALIAS_REQUESTS, REGISTRY_AGE_SECONDS
 from testing.toy import WORDS
 from tests.server.stock import LIBRARIES, refused
-from tests.support.metrics import Scraped, settled
+from tests.support.metrics import METRICS, OF_DECODERS, Scraped, settled
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
 OF_EXITS = {"hplm_exit_agreement", "hplm_exit_texts_total"}  # only tenants with exits have them, once they are asked
-OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_ALIAS | OF_DECODERS | OF_STATES} - OF_EXITS
+OF_OTHERS = {*OF_DECODERS, ALIAS_REQUESTS, REGISTRY_AGE_SECONDS}
+OF_ENCODERS = {metric.name for metric in METRICS if metric not in OF_OTHERS} - OF_EXITS
 
 
 def test_counts_equal_the_sent_requests(server):

@@ -6,6 +6,7 @@ import queue
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -23,7 +24,7 @@ from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
 from hplm.tenants.arrival import ARRIVAL, FORWARDED, Mark
 from testing.toy import WORDS
-from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, fake_utilities, model_of, with_fake_triton
+from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, arguments, fake_utilities, model_of, with_fake_triton
 from tests.support.message import mentions
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
@@ -99,18 +100,27 @@ def test_a_request_is_asked_about_between_its_responses():
 
 def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alone_unless_they_are_many(monkeypatch):
     with server_environment(monkeypatch) as server, with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
-        requests, held = [Request({}, {}) for _ in range(6)], Held("toy")
-        call, (shown,) = replies.Call(requests, held), holders(server)
-        returned, deferred, large, half, second_half, refused = call.senders
-        deferred.defer()
-        for sender, count in ((returned, 1), (deferred, 1), (large, LARGE), (half, LARGE // 2), (second_half, LARGE // 2)):
-            assert shown.held
-            replies.send_outputs(sender, {"SCORE": np.zeros(count, dtype=np.uint8)})
-        refusals = replies.Refusals("testing")
-        refusals.put(refused, Draining("soon"))
-        assert [response is not None for response in call.responses()] == [True, False, False, True, False, True]
+        requests = [Request({}, {}) for _ in range(6)]
+        sizes = dict(zip(requests, (1, 1, LARGE, LARGE // 2, LARGE // 2), strict=False))
+
+        class Own(replies.Model):
+            defers = False
+
+            def _take(self, request, given, sender, received_ns):
+                if request is requests[1]:
+                    sender.defer()
+                if request not in sizes:
+                    raise Draining("soon")
+                assert shown.held
+                sender.answer({"SCORE": np.zeros(sizes[request], dtype=np.uint8)})
+
+        model = Own()
+        model.initialize(arguments(Path("toy"), {}))
+        (shown,) = holders(server)
+        responses = model.execute(requests)
+        assert [response is not None for response in responses] == [True, False, False, True, False, True]
         assert all(requests[number].next() for number in (1, 2, 4)) and not shown.held
-        refusals.close()
+        model.finalize()
 
 
 @pytest.fixture
@@ -122,12 +132,13 @@ def answering():
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
             sender = replies.Sender(request, Held("toy"))
-            return model.Answer(sender, refusals, counted.append, b"", ""), request, counted
+            return model.Answer(sender, sends_errors, counted.append, b"", ""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
-        refusals = replies.Refusals("testing")
+        sends_errors = replies.Model()
+        sends_errors.initialize(arguments(Path("toy"), {}))
         yield answer
-        refusals.close()
+        sends_errors.finalize()
 
 
 def part(end=None):
@@ -135,7 +146,7 @@ def part(end=None):
 
 
 END = End(LENGTH, 2, 1, 0)
-LATE = DeadlineMissed("late").failure()
+LATE = DeadlineMissed("late")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,7 @@ LATE = DeadlineMissed("late").failure()
     [
         ([part(), part(END)], 100, END, [0, FINAL]),
         ([Reply([(1, 1)], {}, LATE)], 100, DeadlineMissed.word, [FINAL]),
-        ([part(), Crashed("the engine has ended").failure()], 100, Crashed.word, [0, FINAL]),
+        ([part(), Crashed("the engine has ended")], 100, Crashed.word, [0, FINAL]),
         ([part()], 0, OutOfCapacity.word, [FINAL]),
         ([part(), part(END)], 1, OutOfCapacity.word, [0, FINAL]),
     ],
@@ -168,7 +179,7 @@ def test_another_thread_sends_the_failure_of_a_prompt(answering):
     answer, request, counted = answering()
     request.send = lambda response, flags: sent.put(threading.current_thread())
     sent = queue.SimpleQueue()
-    answer.respond(Draining("soon").failure())
+    answer.respond(Draining("soon"))
     assert sent.get(timeout=PATIENCE) is not threading.current_thread() and counted == [Draining.word]
 
 
@@ -203,9 +214,10 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
         requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})
     requests[0].request_id = MagicMock(side_effect=UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
     with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (_, module):
-        model, meter = module.TritonPythonModel(), Meter()
+        model = module.TritonPythonModel()
         check = MagicMock(side_effect=Draining("soon"))
-        model._client = MagicMock(outcomes=[Outcomes(meter)], workers=SimpleNamespace(check=check))
+        model._client = MagicMock(workers=SimpleNamespace(check=check))
+        model._meters = [meter := Outcomes()]
         model._secrets, model._held, model._has_journal = [b"ours"], Held("toy-upper"), True
         assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}

@@ -8,7 +8,7 @@ from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.waiting import Capacity
+from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
 from hplm.simulate.encoders import ANSWERED, EXPIRED, Machine, one_stage, simulate_one
 from hplm.tenants.students import Team
@@ -25,7 +25,7 @@ def batch_ns(lengths, places):
 
 
 def _run(given_policy, load, admission=False):
-    scheduler = Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, 0)
+    scheduler = Scheduler([policy(given_policy)], Limits(10**6, 10**9), admission, 0)
     return simulate_one(scheduler, Machine(one_stage(batch_ns), CAPACITY), load)
 
 
@@ -66,7 +66,7 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     load = Arrivals.together([flood, quiet])
     waits, longest = {}, {}
     for batch_ns in (0, 50_000_000):
-        scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), batch_ns=batch_ns)
+        scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), batch_ns=batch_ns)
         outcome = simulate_one(scheduler, Machine(slow, Capacity(4096, 4096, 4096)), load)
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
@@ -86,7 +86,7 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
             rungs.append(self.governor.rung_for(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
             return super().offer(texts, now_ns)
 
-    scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
+    scheduler = Asking([policy("timely")], Limits(10**6, 10**9), True, 0)
     simulate_one(scheduler, Machine(one_stage(batch_ns), CAPACITY, noise=0.05), load)
     assert min(rungs[len(load) // 2 :]) >= 2
 
@@ -96,7 +96,7 @@ def test_a_text_is_answered_when_its_last_student_is_computed_or_not_at_all(allo
     """Slots for two of three students: the third one is in a second batch, or expires meanwhile."""
     load = Stream(1.0, 1.0, allowed_ms=(allowed_ms, allowed_ms)).draw(0)
     machine = Machine(one_stage(lambda lengths, places: 1e6), Capacity(320, 320, 2, in_flight=1))
-    outcome = simulate_one(Scheduler(policy("timely"), Limits(3, 10**9)), machine, load, teams=[Team(3, 1.0)])
+    outcome = simulate_one(Scheduler([policy("timely")], Limits(3, 10**9)), machine, load, teams=[Team(3, 1.0)])
     assert outcome.fate.tolist() == [fate] and len(outcome.batches) == (2 if took_ms else 1)
     assert not took_ms or (outcome.answered_ns - load.at_ns).tolist() == [took_ms * 10**6]
 
@@ -104,7 +104,7 @@ def test_a_text_is_answered_when_its_last_student_is_computed_or_not_at_all(allo
 def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_other():
     load = Stream(1.0, 1.0, allowed_ms=(6.5, 6.5)).draw(0)
     machine = Machine(one_stage(lambda lengths, places: 4e6), CAPACITY, staging_ns=2_000_000, answering_ns=1_000_000)
-    outcome = simulate_one(Scheduler(policy("timely"), Limits(10**6, 10**9)), machine, load)
+    outcome = simulate_one(Scheduler([policy("timely")], Limits(10**6, 10**9)), machine, load)
     assert (outcome.started_ns - load.at_ns).tolist() == [2_000_000]
     assert (outcome.answered_ns - load.at_ns).tolist() == [7_000_000] and not outcome.on_time.any()
 
@@ -112,7 +112,7 @@ def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_ot
 def test_a_batch_waits_for_each_stage_that_is_busy_and_the_scheduler_hears_of_it():
     zeros, capacity = np.zeros(20, np.int64), replace(CAPACITY, in_flight=3)
     machine = Machine(lambda texts, places: [1e6, 3e6], capacity, stages=2)
-    scheduler, ends = Scheduler(policy("fcfs"), Limits(10**6, 10**9)), []
+    scheduler, ends = Scheduler([policy("fcfs")], Limits(10**6, 10**9)), []
     finished = scheduler.finished
     scheduler.finished = lambda batch, now, *learned: ends.append(now) or finished(batch, now, *learned)
     outcome = simulate_one(scheduler, machine, Arrivals(zeros, zeros + capacity.tokens, zeros, zeros, zeros))
@@ -133,7 +133,7 @@ def test_fewer_students_answer_in_a_crowd_and_all_when_it_is_calm_again():
     teams, shares = [Team(size, size / 3) for size in (3, 2, 1)], []
     for own in (teams[:1], teams):
         computed.clear()
-        scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), True, 0)
+        scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), True, 0)
         outcome = simulate_one(scheduler, Machine(took_ns, CAPACITY), load, teams=own)
         shares.append(outcome.on_time[: len(crowd)].mean())
     asked = [computed[number] for number in np.flatnonzero(outcome.answered).tolist()]

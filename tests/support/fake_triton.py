@@ -100,20 +100,19 @@ def model_of(repository: Path, name: str, backend: str, folder: str = "backends"
     """Loads an exported model into this process, as Triton does in one of its own. `more`: of its utilities."""
     ours = ("backends.replies", f"{folder}.{backend}.model")
     with with_fake_triton(fake_utilities(**more), *ours) as (*_, module):
-        config = {key: {"string_value": value} for key, value in parameters_of(repository / name / "config.pbtxt").items()}
         model = module.TritonPythonModel()
-        model.initialize(
-            {
-                "model_repository": str(repository / name),
-                "model_name": name,
-                "model_version": "1",
-                "model_config": json.dumps({"parameters": config}),
-            }
-        )
+        model.initialize(arguments(repository / name, parameters_of(repository / name / "config.pbtxt")))
         try:
             yield model
         finally:
             model.finalize()
+
+
+def arguments(folder: Path, parameters: Mapping[str, str]) -> dict[str, str]:
+    """Returns what Triton gives to a model when it loads it."""
+    config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()}}
+    given = {"model_repository": str(folder), "model_name": folder.name, "model_version": "1"}
+    return {**given, "model_config": json.dumps(config)}
 
 
 @contextmanager

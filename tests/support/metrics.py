@@ -8,12 +8,25 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from hplm.metrics.names import REGISTRY_AGE_SECONDS
+from hplm.metrics import names
+from hplm.metrics.names import REGISTRY_AGE_SECONDS, Histogram, Metric
 from tests.support.wait import PATIENCE
 
 LINE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 PUBLISHED_TWICE = 2.2  # seconds
 LABEL = re.compile(r'(\w+)="([^"]*)"')
+HISTOGRAMS = [value for value in vars(names).values() if isinstance(value, Histogram)]
+METRICS = [
+    *(value for value in vars(names).values() if isinstance(value, Metric)),
+    *(part for own in HISTOGRAMS for part in own.parts),
+]
+OF_DECODERS = {
+    *(names.GENERATIONS, names.PROMISED, names.PROMPT_TOKENS, names.GENERATED_TOKENS, names.PUT_BACK, names.LATE_TOKENS),
+    *(names.RUNNING_SEQUENCES, names.WAITING_SEQUENCES, names.ADAPTERS_INFO),
+    *(names.CACHE_TOKENS, names.CACHE_ROOM, names.CACHE_SHARE),
+    *(*names.FIRST_TOKEN_SECONDS.parts, *names.TOKEN_SECONDS.parts),
+}
+OF_ENGINES = {names.ENGINE_RESTARTS, names.LOST_REQUESTS, names.SUSPECTED_TENANTS, names.QUARANTINED_TENANTS}
 
 
 class Scraped:

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton_python_backend_utils as pb_utils
 
 from backends import replies
+from backends.replies import Request
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.request.answers import outputs_of
-from hplm.server.held import Held
 from hplm.tasks import TextAnswer
-from research.baselines.models import Question, WholeModels, Worker
+from research.baselines.models import WholeModels, Worker
 
 
-class TritonPythonModel:
+class TritonPythonModel(replies.Model):
     def initialize(self, args: dict[str, str]) -> None:
-        self._held = Held(args["model_name"])
-        parameters = replies.model_parameters(args)
+        super().initialize(args)
+        parameters = self._parameters
         if int(parameters["threads"]):
             torch.set_num_threads(int(parameters["threads"]))
         device = resolve_device(parameters["device"])
@@ -34,26 +33,16 @@ class TritonPythonModel:
         )
         self._worker = Worker(self._models, int(parameters["queue_requests"]))
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[None]:
-        """Takes the requests and returns at once. Each request is answered later, once, through its own sender."""
-        for request in requests:
-            sender = replies.Sender(request, self._held)
-            try:
-                question = self._read(request, replies.taken(request, sender))
-                respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
-                self._worker.submit(question, respond)
-            except Exception as error:
-                sender.send(replies.failure(error, "taking the request"))
-        return [None] * len(requests)
-
     def finalize(self) -> None:
         self._worker.close()
-        self._held.close()
+        super().finalize()
 
-    def _read(self, request: pb_utils.InferenceRequest, parameters: Mapping[str, Any]) -> Question:
+    def _take(self, request: Request, given: Mapping[str, Any], sender: replies.Sender, received_ns: int) -> None:
         inputs = replies.inputs_of(request)
         texts, pairs = replies.texts(inputs, "TEXT"), replies.optional_texts(inputs, "TEXT_PAIR")
-        return self._models.question(parameters, texts, pairs, request.timeout() / 1e6)
+        question = self._models.question(given, texts, pairs, request.timeout() / 1e6)
+        respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
+        self._worker.submit(question, respond)
 
 
 def _respond(sender: replies.Sender, wanted: set[str], version: int, answer: list[TextAnswer] | Exception) -> None:
@@ -64,4 +53,4 @@ def _respond(sender: replies.Sender, wanted: set[str], version: int, answer: lis
     except Exception as error:
         sender.send(replies.failure(error, "a whole model"))
         return
-    replies.send_outputs(sender, outputs)
+    sender.answer(outputs)
