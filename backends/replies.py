@@ -1,4 +1,4 @@
-"""What all our Python models share: they read a request's tensors and parameters, and send its answer."""
+"""Reads the tensors and parameters of requests, and sends their answers, for all our Python models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sender:
     __slots__ = ("_ended", "_has_room", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
 
     def __init__(self, request: Request, held: Held, has_room: Callable[[int], bool] | None = None) -> None:
-        """`held` has counted the request. `has_room`: whether a response of a size may be returned; None: none is."""
+        """`held` has counted the request. `has_room`: whether a response of a size may be returned; None: all are deferred."""
         self._request: Request | None = request
         self._has_room = has_room
         self._sender: pb_utils.InferenceResponseSender | None = None

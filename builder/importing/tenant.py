@@ -128,6 +128,7 @@ def import_tenant(
         tenant, (adapter, weights), foreign, lower = read_adapter(
             store.model, config, tenant_id, folder, options, version=parent[1]
         )
+        labels = tenant.labels
         if (before := version_before(store, tenant_id, tenant.task, tenant.labels)) is not None:
             weights = reordered(weights, tenant.labels, before.labels)
             tenant = replace(tenant, version=before.version + 1, labels=before.labels)
@@ -147,7 +148,12 @@ def import_tenant(
         if options.new_domain is not None:
             meta = _merged(store, parent[0], lower, foreign.source, options.new_domain, device).meta
             if before is not None and (before.domain, before.domain_version) == (meta.domain, meta.version):
-                return before, store.report(before)  # this import was interrupted after it had stored its tenant
+                stored = store.report(before)  # this import may have been interrupted after it had stored its tenant
+                if (stored.get("imported"), before.labels) != (origin, labels) or ("test" in stored) != (labelled is not None):
+                    raise InvalidInput(
+                        f"domain {meta.domain} was made for another import of tenant {before.id}: give --as-domain another name"
+                    )
+                return before, stored
             tenant = replace(tenant, domain=meta.domain, domain_version=meta.version)
             report["merged"] = {"domain": meta.domain, "layers": sorted(lower), "ngrams": meta.keys, "mb": meta.megabytes}
             score(tenant)

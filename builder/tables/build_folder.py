@@ -127,9 +127,10 @@ def begun(
         raise
 
 
-def parent_version_begun(store: Branches, branch: tuple[str, int], parent: str) -> int | None:
+def parent_version_begun(store: Store, branch: tuple[str, int], parent: str) -> int | None:
     """Returns the parent's version in a build that was begun or has ended, even if the parent was updated since."""
-    options = (begun_plan(store.work_folder(*branch)) or store.plan(*branch) or {}).get("options", {})
+    ended = store.plan(*branch) if branch in store.domains() else None  # a build that was removed has left its plan too
+    options = (begun_plan(store.work_folder(*branch)) or ended or {}).get("options", {})
     return options.get("parent version") if options.get("parent") == parent else None
 
 

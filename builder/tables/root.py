@@ -50,7 +50,8 @@ def build_root(
     A decoder without lower layers needs no corpus: its table holds the vectors of its words.
     """
     model, place = absolute_model(model), Branches(folder)
-    plan = {"model": model, **asdict(options), **asdict(budget)}
+    files = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in _files_of(Path(model))]
+    plan = {"model": model, "files of the model": files, **asdict(options), **asdict(budget)}
     with held(place.work_folder("root", 1), f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
             if (table := finished(store, ("root", 1), corpus, plan)) is not None:
@@ -64,6 +65,11 @@ def build_root(
             branch_page(store, table, build.folder)
             put_away(build.folder)
             return store, table
+
+
+def _files_of(model: Path) -> list[Path]:
+    """Returns the files of a model that lies here."""
+    return sorted(file for file in (model.iterdir() if model.is_dir() else [model]) if file.is_file())
 
 
 def _clear(place: Branches) -> None:

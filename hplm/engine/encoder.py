@@ -122,6 +122,7 @@ class Encoder:
                     self._may_choose = True
             if staged is not None:
                 return staged
+            self.expire()  # time has passed
         return None
 
     def compute(self, staged: StagedBatch, stage: int = 0) -> bool:
@@ -285,8 +286,10 @@ class Encoder:
                 "give it fewer with the parameter batch_tokens, or fewer slots"
             )
         failed = failure(what, error)
-        self._refuse(texts, lambda text: failed)
-        self._drop(batch)
+        try:
+            self._refuse(texts, lambda text: failed)
+        finally:
+            self._drop(batch)
 
     def _drop(self, batch: Batch[Text]) -> None:
         with self._lock:

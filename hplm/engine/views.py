@@ -78,7 +78,7 @@ class Views:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
-        # When each view of requests in flight, or a remembered one, was last the newest or needed.
+        # When each view that a request holds, or that is remembered, was last the newest or needed.
         self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()
         self._remembered: dict[int, View] = {}  # by generation, in their order; it is replaced, never changed
         self.view: View  # the newest one that was opened

@@ -118,6 +118,10 @@ class Outcomes(Meter):
 
     def _settle(self) -> None:
         """Gives requests their series: not each by itself, because that would take much of the time of an answer."""
+        now = time.monotonic()
+        if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:  # before counts are given to a series that ends
+            self.choose()
+            self._chosen_at = now
         with self._lock:
             counted, self._counted = self._counted, Counter()
             allowed, self._allowed = self._allowed, []
@@ -126,10 +130,6 @@ class Outcomes(Meter):
             self.add(names.TENANT_REQUESTS, requests, self._series(tenant, requests), outcome)
         if allowed:
             self.observe(names.DEADLINE_SECONDS, allowed)
-        now = time.monotonic()
-        if now - self._chosen_at > SECONDS_BETWEEN_CHOICES:
-            self.choose()
-            self._chosen_at = now
 
     def _series(self, tenant: str, requests: int) -> str:
         """Counts requests of a tenant. Returns the name of the series that they belong to."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import BY_WORD, HplmError, InvalidInput, OutOfCapacity
+from hplm.errors import BY_WORD, HplmError, Internal, InvalidInput, OutOfCapacity
 from hplm.tasks import LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
@@ -190,7 +190,7 @@ def replies_in(frame: bytearray) -> list[Reply]:
         Reply(
             requests,
             {name: _unpacked(*values) for name, *values in outputs},
-            failure and BY_WORD[failure[0]](failure[1]),
+            failure and BY_WORD.get(failure[0], Internal)(failure[1]),
             end and End(*end),
         )
         for requests, outputs, failure, end in marshal.loads(frame)

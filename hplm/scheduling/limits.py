@@ -1,4 +1,4 @@
-"""What waits, counted by tenant. In a full line the tenant with the largest share loses places."""
+"""Counts what waits, by tenant. In a full line the tenant with the largest share loses places."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from hplm.errors import BY_WORD, NoTenant
+from hplm.errors import BY_WORD, Internal, NoTenant
 from hplm.request.answers import (
     OUTPUTS,
     End,
@@ -148,6 +148,14 @@ replies = st.builds(
     st.none() | st.builds(lambda kind, said: kind(said), st.sampled_from([*BY_WORD.values()]), st.text()),
     st.none() | st.builds(End, st.text(), *[st.integers(0, 2**63)] * 3),
 )
+
+
+def test_an_error_of_another_package_does_not_end_the_engine():
+    class Odd(NoTenant):
+        word = "odd"
+
+    (read,) = replies_in(bytearray(packed([Reply([(1, 1)], {}, Odd("why"), None)])))
+    assert (type(read.failure), str(read.failure)) == (Internal, "why")
 
 
 @settings(max_examples=30)

@@ -132,6 +132,8 @@ def test_a_lower_part_becomes_a_domain(store, tmp_path):
             found = through(lower.layers, library["start"], store)
             assert ((found - library["split"]).abs().max() < 1e-4) == (lower is merged)
     assert import_tenant(store, "acme", FIXTURES / "peft-lower", options, DEVICE) == (tenant, store.report(tenant))
+    with pytest.raises(InvalidInput, match=mentioning("acme-lower", "acme", "--as-domain")):
+        import_tenant(store, "acme", FIXTURES / "peft-lower", replace(options, labels=options.labels[::-1]), DEVICE)
     with pytest.raises(InvalidInput, match=mentioning("'acme-lower'", store.folder, "--as-domain")):
         other = replace(options, new_domain=replace(new, corpus=[corpus(tmp_path, 2)]))
         import_tenant(store, "acme", FIXTURES / "peft-lower", other, DEVICE)
