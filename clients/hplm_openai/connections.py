@@ -70,11 +70,15 @@ async def read_body(request: Request, largest: int) -> dict[str, Any]:
 
 
 async def _read(request: Request, largest: int) -> bytes:
+    too_large = Refused(413, f"the body has more than {largest:,} bytes: send a shorter text")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > largest:
+        raise too_large
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > largest:
-            raise Refused(413, f"the body has more than {largest:,} bytes: send a shorter text")
+            raise too_large
     return bytes(body)
 
 

@@ -72,18 +72,16 @@ class Index:
 
     def find(self, keys: Array) -> Array:
         """Returns the row of each key, or 0 if the index does not have the key."""
-        places: Array = self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps
-        which, step = (self._keys[places] == keys[:, None]).all(2).nonzero()
         found = np.zeros(len(keys), dtype=np.int64)
-        found[which] = self._rows[places[which, step]]
-        return found
+        if not self._count or not len(keys):
+            return found
         places: Array = (self._starts.take(_bucket(keys, self._bits))[:, None] + self._steps).ravel()
         # The last word is compared first, because it differs most. The other words are compared only where it is equal.
-        last = places if self._words == 1 else places * self._words + (self._words - 1)
-        same = self._flat_keys.take(last).reshape(len(keys), -1) == keys[:, -1:]
+        words = self._keys.shape[1]
+        same = self._keys.reshape(-1).take(places * words + (words - 1)).reshape(len(keys), -1) == keys[:, -1:]
         hits = same.ravel().nonzero()[0]
         which, places = hits // len(self._steps), places.take(hits)
-        if self._words > 1:
+        if words > 1:
             whole = (self._keys[places] == keys[which]).all(1)
             which, places = which[whole], places[whole]
         found[which] = self._rows.take(places)

@@ -52,8 +52,12 @@ class KeySpace:
 
     def of(self, tokens: Array, lengths: Array) -> Array:
         """Returns the key of the window of each token of texts that are stored end to end."""
-        spaced, at = apart(tokens + 1, lengths, self.window.n - 1)
-        return self.pack(spaced[at[:, None] + np.arange(self.window.n) - self.window.centre])
+        gap = self.window.n - 1
+        spaced, at = apart(tokens.astype(np.uint64) + np.uint64(1), lengths, gap)
+        keys = np.zeros((len(spaced) - gap, self.words), dtype=np.uint64)
+        for position, (word, shift) in enumerate(self.places):
+            keys[:, word] |= spaced[position : position + len(keys)] << shift
+        return keys.take(at - self.window.centre, axis=0)
 
     @cached_property
     def masks(self) -> Array:

@@ -74,6 +74,15 @@ def test_a_full_disk_keeps_finished_values_and_says_how_much_is_needed(tmp_path)
     assert content(tmp_path / "d") == content(tmp_path / "whole/d")
 
 
+def test_verify_names_a_row_with_a_flipped_bit(table):
+    values = table.folder / "values"
+    content = bytearray(values.read_bytes())
+    content[7 * table.meta.row_bytes + 3] ^= 1
+    values.write_bytes(content)
+    with pytest.raises(Broken, match=mentioning(7, values)):
+        Table(table.folder).verify()
+
+
 def test_known_rows_are_copied_byte_for_byte(tmp_path):
     for dtype in ("fp16", "int8"):
         known = make_table(tmp_path / dtype, "d", None, SPACE, [(0, i, 0) for i in range(1, 100, 2)], dtype, seed=1)
