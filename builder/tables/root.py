@@ -68,8 +68,9 @@ def build_root(
 
 
 def _files_of(model: Path) -> list[Path]:
-    """Returns the files of a model that lies here."""
-    return sorted(file for file in (model.iterdir() if model.is_dir() else [model]) if file.is_file())
+    """Returns the files with the weights and settings of a model that lies here."""
+    found = model.iterdir() if model.is_dir() else [model]
+    return sorted(file for file in found if file.suffix in (".safetensors", ".bin", ".json", ".gguf") and file.is_file())
 
 
 def _clear(place: Branches) -> None:

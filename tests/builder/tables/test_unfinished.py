@@ -96,6 +96,9 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
     assert build(NO_TIME, DEVICE)[1].meta == table.meta and content(folder) == before
     with pytest.raises(InvalidInput, match=mentioning(folder, "--store")):
         build(Budget(steps=1), DEVICE)
+    os.utime(tmp_path / "model.safetensors", (1, 1))  # as if it was another model
+    with pytest.raises(InvalidInput, match=mentioning(folder, "--store")):
+        build(NO_TIME, DEVICE)
 
 
 @pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions, partial(NewDomain, "low", [])])
@@ -185,3 +188,12 @@ def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_p
     delete_domain(store, "bio")
     add_domain(store, "bio", 2)
     assert rows(grow(store, "bio", 3)) == rows(add_domain(store, "both", 2, 3))
+
+
+def test_a_build_that_the_user_has_removed_does_not_choose_the_parent_of_the_next(tmp_path):
+    store = rooted(tmp_path)
+    cut(store, add_domain, "bio", 1)
+    shutil.rmtree(store.work_folder("bio", 1))
+    for seed in (2, 3):
+        grow(store, "root", seed)
+    assert add_domain(store, "bio", 1).meta.parent_branch == ("root", 3)
