@@ -76,7 +76,6 @@ class Forwarded:
     arrival_ns: int
     deadline_ns: int  # 0: no deadline
     received_ns: int  # when the model `hplm` got it
-    left: int = 1  # every request counts as one
 
     @property
     def timeout_us(self) -> int:
@@ -126,7 +125,8 @@ class TritonPythonModel(replies.Model):
         if kind is ENCODER:
             given.setdefault("outputs", ",".join(outputs))
         owner, times, line = (backbone, tenant.uid), (arrival_ns, deadline_ns, received_ns), self._lines[kind]
-        for refused in line.offer(Forwarded(request, sender, given, kind, outputs, backbone, owner, *times)):
+        # Every request counts as one.
+        for refused in line.join(Forwarded(request, sender, given, kind, outputs, backbone, owner, *times), 1):
             full = QueueFull(
                 f"{len(line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
                 "backbone itself"

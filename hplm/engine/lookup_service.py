@@ -1,7 +1,7 @@
 """The lookup half of a backbone as a service: requests wait in a line in which tenants take turns, for one thread.
 
-If nobody waits, a short request is read by the thread that brings it. A long one is read in pieces, so that it never keeps the
-others waiting for long. Each request is answered exactly once.
+If nobody waits, a short request is read by the thread that brings it. A long one waits as several pieces, so that it never
+keeps the others waiting for long. Each request is answered exactly once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Refused:
         self._limits = limits
         self._now_ns = now_ns
         self._lock = threading.Lock()
-        # Heap of (when it is told at the latest, order of arrival, request).
-        self._kept: list[tuple[int, int, LookupRequest]] = []
+        # Heap of (when it is told at the latest, order of arrival, its work, request).
+        self._kept: list[tuple[int, int, int, LookupRequest]] = []
         self._arrivals = 0
         self._work = 0
 
@@ -60,8 +60,8 @@ class Refused:
         """Returns those for which it has no room."""
         with self._lock:
             self._arrivals += 1
-            self._work += request.left
-            heappush(self._kept, (until_ns, self._arrivals, request))
+            self._work += (work := request.left)
+            heappush(self._kept, (until_ns, self._arrivals, work, request))
             leaving: list[LookupRequest] = []
             while len(self._kept) > self._limits.items or self._work > self._limits.work:
                 leaving.append(self._take())
@@ -76,8 +76,8 @@ class Refused:
         return leaving
 
     def _take(self) -> LookupRequest:
-        request = heappop(self._kept)[2]
-        self._work -= request.left
+        *_, work, request = heappop(self._kept)
+        self._work -= work
         return request
 
 
@@ -102,6 +102,7 @@ class LookupService:
         self._quotas = quotas
         self._line: Turns[LookupRequest] = Turns(waiting, PIECE, clock.monotonic_ns)
         self._reading = threading.Lock()  # held by the thread that looks up
+        self._answering = threading.Lock()  # held for a moment
         self._working_since: float | None = None
         self._beats = Beats()
         self._stuck: tuple[float | None, int] = None, 0  # the begin of the turn that was under way, and its beats
@@ -152,7 +153,7 @@ class LookupService:
 
     def _wait_in_line(self, request: LookupRequest) -> None:
         try:
-            displaced = self._line.offer(request)
+            displaced = self._line.join(request, *request.pieces(PIECE))
         except Exception as error:  # the line is closed
             self._answer([(request, error)])
             return
@@ -219,10 +220,7 @@ class LookupService:
         started, finished = self._time.perf_counter(), 0
         try:
             with self._reading:
-                before = [request.left for request in taken]
                 finished = self._look_up(taken)
-            for request, left in zip(taken, before, strict=True):
-                self._line.charge(request, left - request.left - PIECE)  # a long text is read whole
         finally:
             self._send_refusals(finished)
             self._keep_pace(started, finished)
@@ -250,11 +248,13 @@ class LookupService:
         self._answer([(request, _late(request)) for request in late])
 
     def _read(self, taken: list[LookupRequest]) -> list[Answered]:
-        """Returns the finished requests. Those of which texts are left wait again."""
+        """Returns the finished requests. Of the others pieces wait."""
         answers: list[Answered] = []
         allowed: list[LookupRequest] = []
         now_ns = self._time.monotonic_ns()
         for request in taken:
+            if request.answered:
+                continue  # after a piece before this one
             try:
                 if 0 < request.deadline_ns <= now_ns:
                     raise _late(request)
@@ -268,7 +268,6 @@ class LookupService:
             found = [error] * len(allowed)
         for request, answer in zip(allowed, found, strict=True):
             if answer is None:
-                self._line.give_back(request)
                 continue
             try:
                 if isinstance(answer, bytearray):
@@ -283,6 +282,10 @@ class LookupService:
         """Answers requests, and counts what their clients got."""
         outcomes: list[str] = []
         for request, answer in answers:
+            with self._answering:  # another thread may have refused its other pieces
+                was_answered, request.answered = request.answered, True
+            if was_answered:
+                continue
             error = answer if isinstance(answer, Exception) else None
             try:
                 error = request.respond(answer) or error

@@ -50,7 +50,7 @@ class Reader:
         if at_once and request.left <= SHORT and not len(self) and self._since is None:
             self._read(request)
             return
-        for one in self._turns.offer(request):
+        for one in self._turns.join(request, request.left):
             full = QueueFull("too many prompts wait, and its tenant has the most: retry after 0.1 s")
             if one is request:
                 raise full

@@ -57,7 +57,7 @@ BEFORE_SECONDS = Histogram(
     "Time from a request's arrival, at the front door or at the model `hplm` if it comes through them, until lookup gets it",
     of="requests",
 )
-WAITING_LOOKUPS = Metric("hplm_waiting_lookups", GAUGE, "Requests that wait for lookup")
+WAITING_LOOKUPS = Metric("hplm_waiting_lookups", GAUGE, "Pieces of requests that wait for lookup")
 WINDOWS = Metric(
     "hplm_plot_windows_total",
     COUNTER,

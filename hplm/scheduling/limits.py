@@ -31,7 +31,7 @@ class Waiting(Protocol):
     @property
     def slot_key(self) -> Hashable: ...  # texts with the same key share device slots
     @property
-    def tenant(self) -> int: ...  # the tenant whose fair share it uses; no other backbone's tenant has this number
+    def tenant(self) -> Hashable: ...  # the tenant whose fair share it uses; no other backbone's tenant has this number
     @property
     def backbone(self) -> int: ...  # a small number: texts of one batch are of one backbone
 

@@ -1,186 +1,151 @@
-"""A bounded line in which tenants take turns, for work that comes before the scheduler: lookups and forwarded requests.
+"""A queue in which tenants take turns, for work that comes before the scheduler: look-ups, prompts and forwarded requests.
 
-Each tenant has a meter of the work that was taken from it, and the tenant with the lowest meter is next. So a tenant that sends
-little waits for a piece of each other tenant's work at most, however much they have sent. Large items are taken in pieces.
+The turn of a piece of work is how much its tenant has asked for before it, and the lowest turn is next. So a tenant that sends
+little waits for a piece of each other tenant's work at most, however much they have sent.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from hplm.errors import Draining
-from hplm.scheduling.limits import Limits, Shares
+import numpy as np
 
-LAZY = 64  # expiries of items that have left are removed when there are so many more of them than items
+from hplm.arrays import Array
+from hplm.errors import QueueFull
+from hplm.scheduling.columns import Columns
+from hplm.scheduling.cost import Cost
+from hplm.scheduling.filling import Room, fits
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.queue import Queue, Queues
+from hplm.scheduling.selection import Capacity
+
+AT_ONCE = 64  # pieces that are taken at a time, at most
+LAZY = 64  # tenants that are not ahead any more are forgotten when there are so many more of them than pieces
 
 
 class Item(Protocol):
-    """Something that waits for its turn. Times are nanoseconds of the line's clock."""
+    """Something that waits for its turns. Times are nanoseconds of the line's clock."""
 
     @property
     def owner(self) -> Hashable: ...  # the tenant
     @property
-    def left(self) -> int: ...  # work that is not yet done; at least 1
-    @property
     def deadline_ns(self) -> int: ...  # 0: no deadline
 
 
-T = TypeVar("T", bound=Item)
+I = TypeVar("I", bound=Item)  # noqa: E741
 
 
-@dataclass(eq=False)
-class _Tenant(Generic[T]):
-    meter: int  # work taken so far; only differences between tenants count
-    items: deque[T] = field(default_factory=deque)
+@dataclass(eq=False, slots=True)
+class Piece(Generic[I]):
+    """A piece of an item's work, as it waits in the queue (`hplm.scheduling.limits`)."""
+
+    item: I
+    tenant: Hashable
+    tokens: int  # its work; at least 1
+    deadline_ns: int
+    arrival_ns: int = 0  # its turn, in place of a time
+    priority: int = 0
+    slot_key: int = 0
+    backbone: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.tokens
 
 
-class Turns(Generic[T]):
-    """`piece` is how much work is taken at once."""
+class InTurn:
+    """Takes the lowest turns, of equal ones the first that came, until a piece does not fit. All in any order, if all fit."""
+
+    def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
+        if fits(columns, capacity):
+            return np.arange(len(columns))
+        room, turns = Room(columns, capacity), columns.arrival
+        order = (turns - turns.min()) * len(columns) + np.arange(len(columns))
+        first = np.argpartition(order, last := min(capacity.texts, len(columns)) - 1)[: last + 1]
+        room.prefix(first[np.argsort(order[first])])
+        return room.taken
+
+
+class Turns(Queues[Piece[I]]):
+    """Threads may share it. `piece` is how much work is taken at once."""
 
     def __init__(self, limits: Limits, piece: int, now_ns: Callable[[], int]) -> None:
-        self._shares = Shares(limits)
+        super().__init__((InTurn(),), limits)
+        (self._queue,) = self._queues
         self._piece = piece
         self._now_ns = now_ns
         self._changed = threading.Condition()
-        self._tenants: dict[Hashable, _Tenant[T]] = {}  # those with items, and those that are still ahead of the others
-        self._next: list[tuple[int, int, Hashable]] = []  # heap of (meter, order of entry, tenant)
-        self._work: dict[T, int] = {}  # of the items that wait
-        self._expiries: list[tuple[int, int, T]] = []  # heap of (deadline, order of entry, item); some items have left
-        self._entries = 0
-        self._clock = 0  # the meter with which a tenant joins: that of the tenant whose turn was last
-        self._closed = False
+        self._turn = 0  # that was taken last; a tenant without waiting pieces joins at it
+        self._next: dict[Hashable, int] = {}  # the turns of the next pieces of tenants that are ahead
 
-    def __len__(self) -> int:
-        return self._shares.items
-
-    def offer(self, item: T) -> list[T]:
-        """Adds an item. Returns the items for which the line has no place; the caller answers them.
+    def join(self, item: I, *works: int) -> list[I]:
+        """Adds an item, with the work of each of its pieces. Returns the items that have no place; the caller answers them.
 
         A full line refuses the item if its tenant would hold the largest part of the line. Otherwise the newest items of the
         tenant that does hold the largest part lose their places.
         """
+        pieces = [Piece(item, item.owner, work, item.deadline_ns) for work in works]
         with self._changed:
-            if self._closed:
-                raise Draining("the server is shutting down: send the request to another replica, or retry later")
-            evicted = self._shares.evicted(item.owner, 1, item.left, self._newest)
-            if evicted is None:
+            try:
+                refused = self.offer(pieces, 0)
+            except QueueFull:
                 return [item]
-            refused = [self._leave(self._tenants[newest.owner].items.pop()) for newest in evicted]
-            self._enter(item, at_front=False)
             self._changed.notify()
-            return refused
+        return _items(refused)
 
-    def take(self, most: int | None = None) -> tuple[list[T], list[T]] | None:
-        """Waits for items. Returns those whose turn it is, `most` and a piece of work at most, and those that have expired.
+    def take(self, most: int = AT_ONCE) -> tuple[list[I], list[I]] | None:
+        """Waits for pieces. Returns the items whose turn it is, for a piece each, and those that have expired.
 
-        An item that is larger than a piece is returned alone: the caller does a piece of it and calls `give_back`. Returns None
-        once the line is closed and empty.
+        It takes `most` and `piece` of work at most, but a piece that is larger is taken alone. Returns None once the line is
+        closed and empty.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self) or self._closed)
+            self._changed.wait_for(lambda: len(self) or self.draining)
             if not len(self):
                 return None
-            expired = self._expire()
-            taken: list[T] = []
-            room = self._piece
-            while len(self) and (most is None or len(taken) < most):
-                tenant = self._first_tenant()
-                work = min(self._piece, self._work[tenant.items[0]])
-                if work > room:
-                    break
-                room -= work
-                taken.append(self._take_from(tenant, work))
-            return taken, expired
+            expired, taken = self._expired(), list[Piece[I]]()
+            if len(self):
+                chosen = self._queue.select(0, Capacity(self._piece, most, 1), is_idle=True)
+                taken = self._queue.remove(chosen.indexes)
+                self._turn = max(piece.arrival_ns for piece in taken)
+            return _items(taken), expired
 
-    def expired(self) -> list[T]:
+    def expired(self) -> list[I]:
         """Removes and returns the items that can no longer be in time."""
         with self._changed:
-            return self._expire()
-
-    def give_back(self, item: T) -> None:
-        """Puts an item that is not finished before its tenant's other items."""
-        with self._changed:
-            self._enter(item, at_front=True)
-            self._changed.notify()
-
-    def charge(self, item: T, more: int) -> None:
-        """Counts what was done of a taken item beyond a piece."""
-        with self._changed:
-            tenant = self._tenants.get(item.owner)
-            if more > 0 and tenant is not None:  # else nobody waits
-                tenant.meter += more
-                self._line_up(item.owner, tenant)
+            return self._expired()
 
     def close(self) -> None:
         """Refuses new items. Waiting items are still taken."""
         with self._changed:
-            self._closed = True
+            super().close()
             self._changed.notify_all()
 
-    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, T]]:
-        return ((1, self._work[item], item) for item in reversed(self._tenants[tenant].items))
+    def _admit(self, texts: Sequence[Piece[I]], now_ns: int) -> None:
+        """Gives the pieces of an item their turns."""
+        if len(self._next) > LAZY + len(self):
+            self._next = {tenant: turn for tenant, turn in self._next.items() if turn > self._turn}
+        tenant = texts[0].tenant
+        turn = max(self._turn, self._next.get(tenant, 0))
+        for piece in texts:
+            piece.arrival_ns = turn
+            turn += piece.tokens
+        self._next[tenant] = turn
 
-    def _enter(self, item: T, at_front: bool) -> None:
-        tenant = self._tenants.get(item.owner)
-        if tenant is None:
-            tenant = self._tenants[item.owner] = _Tenant(self._clock)
-            self._line_up(item.owner, tenant)
-        if at_front:
-            tenant.items.appendleft(item)
-        else:
-            tenant.items.append(item)
-        self._work[item] = work = item.left
-        self._shares.add(item.owner, 1, work)
-        if item.deadline_ns:
-            self._entries += 1
-            heappush(self._expiries, (item.deadline_ns, self._entries, item))
+    def _remove(self, queue: Queue[Piece[I]], indexes: Array) -> list[Piece[I]]:
+        """Removes pieces that get no turn, which their tenant's next ones then get."""
+        gone = super()._remove(queue, indexes)
+        for piece in gone:
+            self._next[piece.tenant] = self._next.get(piece.tenant, 0) - piece.tokens
+        return gone
 
-    def _line_up(self, name: Hashable, tenant: _Tenant[T]) -> None:
-        self._entries += 1
-        heappush(self._next, (tenant.meter, self._entries, name))
+    def _expired(self) -> list[I]:
+        return _items([piece for _, late in self._late(self._now_ns(), predicts=False) for piece in late])
 
-    def _first_tenant(self) -> _Tenant[T]:
-        """Returns the tenant whose turn it is. Forgets tenants without items that would have been before it."""
-        while True:
-            meter, _, name = self._next[0]
-            tenant = self._tenants.get(name)
-            if tenant is not None and tenant.meter == meter:
-                if tenant.items:
-                    return tenant
-                del self._tenants[name]
-            heappop(self._next)
 
-    def _take_from(self, tenant: _Tenant[T], work: int) -> T:
-        item = tenant.items.popleft()
-        self._clock = tenant.meter
-        tenant.meter += work
-        self._line_up(item.owner, tenant)
-        return self._leave(item)
-
-    def _leave(self, item: T) -> T:
-        """Counts an item that was removed from its tenant."""
-        self._shares.remove(item.owner, 1, self._work.pop(item))
-        if not len(self):  # nobody waits, so nobody is ahead
-            self._tenants.clear()
-            self._next.clear()
-            self._expiries.clear()
-        return item
-
-    def _expire(self) -> list[T]:
-        """Removes the items that can no longer be in time."""
-        now = self._now_ns()
-        late: list[T] = []
-        while self._expiries and (self._expiries[0][0] <= now or self._expiries[0][2] not in self._work):
-            item = heappop(self._expiries)[2]
-            if item in self._work:
-                self._tenants[item.owner].items.remove(item)
-                late.append(self._leave(item))
-        if len(self._expiries) > LAZY + 2 * len(self):  # one that was given back has several
-            self._expiries = [*{entry[2]: entry for entry in self._expiries if entry[2] in self._work}.values()]
-            heapify(self._expiries)
-        return late
+def _items(pieces: Sequence[Piece[I]]) -> list[I]:
+    """Returns each piece's item once."""
+    return list(dict.fromkeys(piece.item for piece in pieces))
