@@ -148,7 +148,8 @@ class Lease:
             for backbone in self.built.stores:
                 self._ask(backbone)
         except AssertionError as error:
-            return f"holds {self.held} requests which nobody waits for ({error})"
+            by_model = {one.model: one.held for one in holders(self.server.id) if one.held}
+            return f"holds requests which nobody waits for: {by_model} ({error})"
         except (HplmError, InferenceServerException, OSError, http.client.HTTPException) as error:
             return f"does not answer a good request: {type(error).__name__}: {error}"
         return ""
