@@ -129,9 +129,9 @@ def import_checkpoint(
         stored = store.report(before) if before is not None else {}
         is_done = stored.get("asked") == asked
         if is_done:
+            remove_savepoints(working / "import")  # first: its tenant can be deleted then
             _check_agreement(stored, folder, matching, "it is stored: give --anyway, or remove it by `hplm tenant delete`")
         if before is not None and is_done and options.test is None:
-            remove_savepoints(working / "import")
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:

@@ -36,7 +36,7 @@ from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
-from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, some_lines
+from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, some_lines
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
@@ -180,6 +180,17 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
     refused = Imported("acme", folder, None, caught.value.report, str(caught.value))
     assert store.tenant("acme") == tenant and "not stored" not in write_page(store, [refused]).read_text("utf-8")
     assert imported(store, folder, file, rank=1, least=1, anyway=True) == (tenant, report)
+
+
+@pytest.mark.usefixtures("one_step")
+def test_an_import_that_is_killed_at_its_end_and_then_refused_can_be_deleted(store, tmp_path, monkeypatch):
+    folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("builder.importing.matching.remove_savepoints", interrupted)
+        imported(store, folder, file, rank=1, least=0)
+    with pytest.raises(Unlike, match=mentioning("--least 1", "hplm tenant delete")):
+        imported(store, folder, file, rank=1, least=1)
+    assert delete_tenant(store, "acme") == [1]
 
 
 @pytest.mark.parametrize(
