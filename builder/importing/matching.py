@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from builder.importing.agreement import agreement, differing
 from builder.importing.checkpoint import Family, Finetuned, digest, size
 from builder.importing.reports import advice
-from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
+from builder.importing.tenant import ImportOptions, checked, origin_of
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options, check_rank
@@ -117,7 +117,7 @@ def import_checkpoint(
 
     Raises `Unlike` if too few answers are the checkpoint's.
     """
-    started = time.perf_counter()
+    started, layout = time.perf_counter(), matching.layout(store.config)
     with held_tenant(store, tenant_id) as working:
         domain = options.domain, store.latest(options.domain)
         numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
@@ -137,10 +137,10 @@ def import_checkpoint(
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
             _check_agreement(report, folder, matching)
         found = family.read(folder, options.labels, options.task)
-        if (before := version_before(store, tenant_id, found.head.task, found.labels)) is not None:
+        before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
+        if before is not None:
             found = found.with_labels(before.labels)
         task, labels = training_task(found.head.task), found.labels
-        tested = read_test(options.test, found.head.task, labels)
         teacher, reader = Model.of_checkpoint(found, device), Reader(store, *domain)
 
         def scores(tenant: Model) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def import_checkpoint(
             return before, stored | scores(Model.of_tenant(store, before, device))
         parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
         data = Data(reader, task.unlabelled(), labels, *parts, device)
-        saving, layout = savepoints_of(working / "import", asked), matching.layout(store.config)
+        saving = savepoints_of(working / "import", asked)
         change, kept = family.change(found, layout)
         tenant = Model.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
         report = {

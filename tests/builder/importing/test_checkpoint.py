@@ -17,10 +17,10 @@ import transformers
 
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
-from builder.importing.folders import Imported, Importer, named, planned, write_page
+from builder.importing.folders import Imported, Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.tenant import ImportOptions
+from builder.importing.tenant import ImportOptions, NewDomain
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
@@ -36,7 +36,7 @@ from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
-from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, some_lines
+from tests.builder.stores import SMALL, add_domain, corpus, cut, full_disk, grow, interrupted, some_lines
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
@@ -334,7 +334,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
 
 @pytest.mark.usefixtures("one_step")
 def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, monkeypatch):
-    """A pickle runs no code, and neither does a model that brings some. A plan names the same."""
+    """A pickle runs no code, and neither does a model that brings some. A plan says the same of each."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
     make_odd(folder, tuned(folder / "Good One"), harm)
     wanted = {name: row[-1] for name, row in (FIELDS | CONTENTS).items()} | OTHERS
@@ -350,13 +350,12 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
-    asked = store.model, store.config, named([folder]), importer.options, importer.matching
-    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys()
+    assert [one.refused for one in importer.plan(named([folder]))] == [one.refused for one in found]
     (few := tmp_path / "few.txt").write_text("one text")
     with pytest.raises(InvalidInput, match=mentioning(few, 50)):
-        list(planned(*asked, few))
+        list(replace(importer, given=few).plan(named([folder])))
     shutil.copy(few, folder / "Good One" / "texts.jsonl")
-    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys() | {"good-one"}
+    assert {one.id for one in importer.plan(named([folder])) if one.refused} == wanted.keys() | {"good-one"}
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:
@@ -390,6 +389,36 @@ def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_cor
     assert mentions(gone.refused, "'bio'", "--texts")
     write(folder / "texts.jsonl", ({"text": line} for line in texts(tmp_path, 80).read_text("utf-8").splitlines()))
     assert importer.one("acme", folder)[1]["texts"] == {"learned": 40, "judged": 40, "windows_found": ANY}
+
+
+@pytest.mark.usefixtures("one_step")
+def test_a_plan_refuses_what_an_import_does_with_the_same_words(store, tmp_path):
+    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
+    folder, adapter = tuned(tmp_path / "acme", id2label=dict(enumerate(LABELS))), FIXTURES / "adapters-double"
+    other, tags = tuned(tmp_path / "other", id2label=dict(enumerate("abc"))), FIXTURES / "adapters-lora-tag"
+    importer.one("acme", folder)
+
+    def check(tenant_id: str, folder: Path, *named: object, is_named: bool = True, given: object = importer.given, **options):
+        own = replace(importer, options=ImportOptions(**options), given=given)
+        (plan,) = own.plan([(tenant_id, folder)], is_named)
+        with pytest.raises(InvalidInput, match=mentioning(*named)) as caught:
+            own.one(tenant_id, folder, is_named)
+        assert plan.refused == str(caught.value)
+
+    assert not any(one.refused for one in importer.plan([("acme", folder)]))
+    check("Acme", folder, "'Acme'")
+    for own in (other, adapter):
+        check("acme", own, "'acme'", own, folder, "--id", is_named=False)
+    check("new", folder, "'bio'", domain="bio")
+    check("new", folder, "--texts", given=None)
+    check("new", folder, "--as-domain", new_domain=NewDomain("low", [corpus(tmp_path, 1)], SMALL))
+    check("acme", folder, "'acme'", "classify", "multilabel", task="multilabel")
+    check("acme", other, "'acme'", "'red'", "'a'")
+    check("acme", tags, "'acme'", "classify", "tag")
+    test = write(tmp_path / "test.jsonl", [{"text": "a", "label": "black"}])
+    for own in (folder, adapter):
+        check("new", own, test, "'black'", test=test)
+        check("new", own, tmp_path / "none", test=tmp_path / "none")
 
 
 def test_what_may_help_depends_on_how_a_tenant_has_learned():
