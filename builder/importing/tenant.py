@@ -20,10 +20,9 @@ from builder.store.version import Weights
 from builder.tables.build_folder import BuildFolder, held_tenant
 from builder.tables.domain import DomainOptions, first_version
 from builder.tasks.examples import Example
-from builder.tasks.labels import check_labels
+from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
-from builder.training.start import check_answers
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
