@@ -17,15 +17,16 @@ import torch
 from builder.importing.checkpoint import Family, is_checkpoint, size
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, WRITTEN
 from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
-from builder.importing.tenant import ImportOptions, import_tenant, read_adapter
+from builder.importing.tenant import ImportOptions, checked, import_tenant, read_adapter
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
 from builder.pictures import draw_agreement
 from builder.said import no_progress_bars
-from builder.store.store import Store, TenantFile
+from builder.store.branches import Branches
+from builder.store.store import Store, TenantFile, check_name
 from builder.worker_processes import worker_processes
 from hplm.errors import HplmError, InvalidInput
-from hplm.model.config import BackboneConfig
+from hplm.model.checkpoint import load_checkpoint
 from hplm.tenants.snapshot import NAME
 
 PAGE, PICTURE = "imports.html", "imports.png"
@@ -47,6 +48,17 @@ class Imported:
     @property
     def agreement(self) -> float | None:
         return self.report.get("after", {}).get("agreement")
+
+
+class Unbuilt(Store):
+    """The store that an import builds first: it has a root, and no tenants."""
+
+    def __init__(self, folder: Path, model: str, lower: int | None) -> None:
+        Branches.__init__(self, folder)
+        self.model, self.config = model, load_checkpoint(model, lower=lower).config
+
+    def latest(self, domain: str) -> int:
+        return 1 if domain == "root" else super().latest(domain)
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,33 @@ class Importer:
 
     def one(self, tenant_id: str, folder: Path, is_named: bool = True) -> tuple[TenantFile, dict[str, Any]]:
         """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
+        given = self.store, tenant_id, folder
+        if (texts := self._texts_for(tenant_id, folder, is_named)) is None:
+            return import_tenant(*given, self.options, self.device)
+        return import_checkpoint(*given, self._family, texts, self.options, self.matching, self.device)
+
+    def _planned(self, tenant_id: str, folder: Path, is_named: bool) -> tuple[None, dict[str, Any]]:
+        """Refuses what `one` would before it learns. Returns what a plan says of a checkpoint; of an adapter, nothing."""
+        store, options, told = self.store, self.options, dict[str, Any]()
+        if (texts := self._texts_for(tenant_id, folder, is_named)) is None:
+            tenant, *_ = read_adapter(store, tenant_id, folder, options)
+            task, labels = tenant.task, tenant.labels
+        else:
+            found = self._family.read(folder, options.labels, options.task)
+            task, labels = found.head.task, found.labels
+            after = self.matching.layout(store.config).weight_bytes + found.head_layout.weight_bytes
+            sizes = {"before": size(folder), "after": after}
+            told = {"task": task, "labels": len(labels), "distance": found.distance, "bytes": sizes}
+        checked(store, tenant_id, task, labels, options.test)
+        _ = texts and texts.examples
+        return None, told
+
+    def _texts_for(self, tenant_id: str, folder: Path, is_named: bool) -> UnlabelledTexts | None:
+        """Checks a folder, and returns the texts from which a checkpoint's tenant learns; None for an adapter."""
         store, options = self.store, self.options
-        if not is_named:
+        if is_named:
+            check_name("tenant", tenant_id)
+        else:
             _check(tenant_id, folder)
             tenant = store.tenant(tenant_id)
             came = store.report(tenant).get("imported", {}).get("from") if tenant is not None else folder
@@ -88,27 +125,37 @@ class Importer:
                     "it alone with --id, which may also name this tenant"
                 )
         if not is_checkpoint(folder):
-            return import_tenant(store, tenant_id, folder, options, self.device)
+            return None
         if options.new_domain is not None:
             raise InvalidInput(f"{folder} is a whole checkpoint, whose lower layers no table can take: leave --as-domain out")
+        store.latest(options.domain)  # refuses an unknown one
         own = folder / OWN_TEXTS
         if (texts := UnlabelledTexts([own]) if own.exists() else self._texts) is None:
             raise InvalidInput(
                 f"{folder} is a whole checkpoint, which a tenant learns to match from texts, and the corpus of domain "
                 f"{options.domain!r} is not here: give --texts FILE"
             )
-        return import_checkpoint(store, tenant_id, folder, self._family, texts, options, self.matching, self.device)
+        return texts
 
     def all(self, folders: Folders, at_once: int = 1) -> Iterator[Imported]:
         """Imports folders, so many at once, each in a process with one thread; yields what became of each."""
-        if any(is_checkpoint(folder) for _, folder in folders):
-            _ = self._family, self.given and self._texts and self._texts.examples  # what is wrong with these is so for all
+        self._check_shared(folders)
         if at_once == 1:
             yield from (self.tried(*one) for one in folders)
             return
         with worker_processes(at_once) as pool:
             running = [pool.submit(self.tried, *one) for one in folders]
             yield from (done.result() for done in as_completed(running))
+
+    def plan(self, folders: Folders, is_named: bool = False) -> Iterator[Imported]:
+        """Reads and checks each folder, and yields what would become of it."""
+        self._check_shared(folders)
+        yield from (_tried(*one, partial(self._planned, is_named=is_named)) for one in folders)
+
+    def _check_shared(self, folders: Folders) -> None:
+        """Refuses what would be wrong for all checkpoints."""
+        if any(is_checkpoint(folder) for _, folder in folders):
+            _ = self._family, self.matching.layout(self.store.config), self.given and self._texts and self._texts.examples
 
     @no_progress_bars()
     def tried(self, tenant_id: str, folder: Path) -> Imported:
@@ -120,30 +167,6 @@ def _sent(folder: Path, *given: Any) -> Importer:
     """Returns the importer of a process that it was sent to, which has one thread and reads once what all checkpoints share."""
     torch.set_num_threads(1)
     return Importer(Store(folder), *given)
-
-
-def planned(
-    model: str, config: BackboneConfig, folders: Folders, options: ImportOptions, matching: MatchingOptions,
-    given: Path | None = None,
-) -> Iterator[Imported]:  # fmt: skip
-    """Reads and checks each folder for a root of this model, and yields what would become of it. `given`: texts, as above."""
-    family = Family(model, config) if any(is_checkpoint(folder) for _, folder in folders) else None
-    adapter = matching.layout(config).weight_bytes if family is not None else 0
-    if given is not None:
-        _ = UnlabelledTexts([given]).examples
-
-    def one(tenant_id: str, folder: Path) -> tuple[None, dict[str, Any]]:
-        _check(tenant_id, folder)
-        if family is None or not is_checkpoint(folder):
-            read_adapter(model, config, tenant_id, folder, options)
-            return None, {}
-        if (own := folder / OWN_TEXTS).exists():
-            _ = UnlabelledTexts([own]).examples
-        found = family.read(folder, options.labels, options.task)
-        sizes = {"before": size(folder), "after": adapter + found.head_layout.weight_bytes}
-        return None, {"task": found.head.task, "labels": len(found.labels), "distance": found.distance, "bytes": sizes}
-
-    yield from (_tried(*folder, one) for folder in folders)
 
 
 def _tried(tenant_id: str, folder: Path, work: Callable[[str, Path], tuple[TenantFile | None, dict[str, Any]]]) -> Imported:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from builder.importing.agreement import agreement, differing
 from builder.importing.checkpoint import Family, Finetuned, digest, size
 from builder.importing.reports import advice
-from builder.importing.tenant import ImportOptions, origin_of, read_test, version_before
+from builder.importing.tenant import ImportOptions, checked, origin_of
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options, check_rank
@@ -117,7 +117,7 @@ def import_checkpoint(
 
     Raises `Unlike` if too few answers are the checkpoint's.
     """
-    started = time.perf_counter()
+    started, layout = time.perf_counter(), matching.layout(store.config)
     with held_tenant(store, tenant_id) as working:
         domain = options.domain, store.latest(options.domain)
         numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
@@ -129,18 +129,18 @@ def import_checkpoint(
         stored = store.report(before) if before is not None else {}
         is_done = stored.get("asked") == asked
         if is_done:
+            remove_savepoints(working / "import")  # first: its tenant can be deleted then
             _check_agreement(stored, folder, matching, "it is stored: give --anyway, or remove it by `hplm tenant delete`")
         if before is not None and is_done and options.test is None:
-            remove_savepoints(working / "import")
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
         if refused.exists() and (report := read_json(refused)).get("asked") == asked:
             _check_agreement(report, folder, matching)
         found = family.read(folder, options.labels, options.task)
-        if (before := version_before(store, tenant_id, found.head.task, found.labels)) is not None:
+        before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
+        if before is not None:
             found = found.with_labels(before.labels)
         task, labels = training_task(found.head.task), found.labels
-        tested = read_test(options.test, found.head.task, labels)
         teacher, reader = Model.of_checkpoint(found, device), Reader(store, *domain)
 
         def scores(tenant: Model) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def import_checkpoint(
             return before, stored | scores(Model.of_tenant(store, before, device))
         parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
         data = Data(reader, task.unlabelled(), labels, *parts, device)
-        saving, layout = savepoints_of(working / "import", asked), matching.layout(store.config)
+        saving = savepoints_of(working / "import", asked)
         change, kept = family.change(found, layout)
         tenant = Model.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
         report = {
@@ -237,8 +237,27 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
         "before": now.exams[0]["score"],
         "after": agreement(data, own, wanted).described(),
         "differing": differing(data, own, wanted),
+        "texts_a_second": speeds(tenant, teacher, data),
         **now.reported(),
     }
+
+
+@torch.no_grad()
+def speeds(tenant: Model, teacher: Model, data: Data) -> dict[str, float]:
+    """Returns how many texts of `data.dev` each answers a second, in turns batch by batch: from tokens to logits.
+
+    The tenant's looks each text up, and sums the tables' rows.
+    """
+    models, texts = {"tenant": tenant, "checkpoint": teacher}, data.dev.texts
+    took = dict.fromkeys(models, 0.0)
+    for chosen in packed_batches(data.dev.lengths):
+        for side, model in models.items():
+            started = time.perf_counter()
+            for text in (texts[i] for i in chosen if model is tenant):
+                data.reader.with_tokens(text, text.tokens)
+            model.own(model.body, data.reader.pack(data.dev, chosen, data.device)).cpu()
+            took[side] += time.perf_counter() - started
+    return {side: round(len(texts) / seconds, 1) for side, seconds in took.items()}
 
 
 def answers_of(

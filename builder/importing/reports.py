@@ -8,6 +8,7 @@ from typing import Any
 from builder.said import duration
 
 NEAR = 0.95  # of the answers: below, it is said what may help
+SIDES = "tenant", "checkpoint"
 WHOLE = 0.95  # of what fine-tuning changed: below, a higher rank would hold more
 
 Report = Mapping[str, Any]
@@ -20,7 +21,7 @@ def facts_of(report: Report) -> dict[str, str]:
     return {
         "task": report["task"],
         "answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}",
-        **_agreed(after, report["bytes"]),
+        **_agreed(after, report["bytes"], report.get("texts_a_second", {})),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
         "scores": ", ".join(scores) or "-",
@@ -46,9 +47,11 @@ def totals(reports: Sequence[Report]) -> dict[str, Any]:
     means = {name: _mean(report["after"].get(name) for report in reports) for name in names}
     scores = ([report["test"][side] for side in ("checkpoint", "tenant")] for report in reports if "test" in report)
     lost = _mean(theirs[theirs["metric"]] - own[own["metric"]] for theirs, own in scores)
-    size = {side: sum(report["bytes"][side] for report in reports) for side in ("tenant", "checkpoint")}
+    size = {side: sum(report["bytes"][side] for report in reports) for side in SIDES}
+    speed = {side: _mean(report.get("texts_a_second", {}).get(side) for report in reports) for side in SIDES}
     took = sum(report["took"] for report in reports)
-    return {"checkpoints": len(reports), **means, "score_lost": lost, "bytes": size, "took": round(took, 1)}
+    known = {"checkpoints": len(reports), **means, "score_lost": lost, "bytes": size, "texts_a_second": speed}
+    return {**known, "took": round(took, 1)}
 
 
 def shown(found: Report) -> dict[str, str]:
@@ -56,18 +59,19 @@ def shown(found: Report) -> dict[str, str]:
     return {
         "checkpoints": f"{found['checkpoints']:,}",
         "answers that are the checkpoint's, mean": _word(found["agreement"], ".1%"),
-        **_agreed(found, found["bytes"]),
+        **_agreed(found, found["bytes"], found["texts_a_second"]),
         "score lost, mean": _word(found["score_lost"]),
         "took, added": duration(found["took"]),
     }
 
 
-def _agreed(found: Report, size: Mapping[str, int]) -> dict[str, str]:
+def _agreed(found: Report, size: Mapping[str, int], speed: Report) -> dict[str, str]:
     return {
         "where the checkpoint is sure": _word(found.get("where_sure"), ".1%"),
         "where it is not sure": _word(found.get("elsewhere"), ".1%"),
         "KL divergence": _word(found.get("divergence")),
         "MB, of the checkpoint": f"{size['tenant'] / 1e6:,.2f}, {size['checkpoint'] / 1e6:,.1f}",
+        "texts a second, of the checkpoint": ", ".join(_word(speed.get(side), ",.1f") for side in SIDES),
     }
 
 

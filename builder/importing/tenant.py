@@ -20,10 +20,9 @@ from builder.store.version import Weights
 from builder.tables.build_folder import BuildFolder, held_tenant
 from builder.tables.domain import DomainOptions, first_version
 from builder.tasks.examples import Example
-from builder.tasks.labels import check_labels
+from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
-from builder.training.start import check_answers
 from hplm.adapters.layout import adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -92,18 +91,16 @@ def _merged(store: Store, parent: str, changes: Changes, source: Path, new: NewD
 
 
 def read_adapter(
-    model: str, config: BackboneConfig, tenant_id: str, folder: Path, options: ImportOptions, version: int = 1
+    store: Store, tenant_id: str, folder: Path, options: ImportOptions
 ) -> tuple[TenantFile, Weights, Foreign, Changes]:
-    """Reads and checks a saved adapter. Returns its tenant with its weights, how it was saved, and what it changes below.
-
-    `version`: of the domain.
-    """
+    """Reads and checks a saved adapter. Returns its tenant with its weights, how it was saved, and what it changes below."""
+    config, domain = store.config, (options.domain, store.latest(options.domain))
     if options.task is not None:
         check_backbone(options.task, config)
     if config.is_decoder and (options.labels or options.test is not None):
         raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
-    foreign = read_folder(folder, model, options.task, config.is_decoder)
-    tenant, adapter, weights = TenantFile(tenant_id, 1, options.domain, version, GENERATE, [], rank=0), None, {}
+    foreign = read_folder(folder, store.model, options.task, config.is_decoder)
+    tenant, adapter, weights = TenantFile(tenant_id, 1, *domain, GENERATE, [], rank=0), None, {}
     if (head := foreign.head) is not None:
         labels = chosen_labels(head.task, options.labels, head.labels, len(head.weights["weight"]), head.source)
         tenant = replace(tenant, task=head.task, labels=labels, head_function=head.function)
@@ -124,15 +121,12 @@ def import_tenant(
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     config = store.config
     with held_tenant(store, tenant_id):
-        parent = (options.domain, store.latest(options.domain))
-        tenant, (adapter, weights), foreign, lower = read_adapter(
-            store.model, config, tenant_id, folder, options, version=parent[1]
-        )
+        tenant, (adapter, weights), foreign, lower = read_adapter(store, tenant_id, folder, options)
         labels = tenant.labels
-        if (before := version_before(store, tenant_id, tenant.task, tenant.labels)) is not None:
+        before, labelled = checked(store, tenant_id, tenant.task, labels, options.test)
+        if before is not None:
             weights = reordered(weights, tenant.labels, before.labels)
             tenant = replace(tenant, version=before.version + 1, labels=before.labels)
-        labelled = read_test(options.test, tenant.task, tenant.labels)
 
         note = WHOLE if not config.lower_layers else APPROXIMATE + MEASURED * (not config.is_decoder)
         origin = origin_of(store, folder, foreign.library, foreign.base)
@@ -146,7 +140,7 @@ def import_tenant(
 
         score(tenant)
         if options.new_domain is not None:
-            meta = _merged(store, parent[0], lower, foreign.source, options.new_domain, device).meta
+            meta = _merged(store, options.domain, lower, foreign.source, options.new_domain, device).meta
             if before is not None and (before.domain, before.domain_version) == (meta.domain, meta.version):
                 stored = store.report(before)  # this import may have been interrupted after it had stored its tenant
                 if (stored.get("imported"), before.labels) != (origin, labels) or ("test" in stored) != (labelled is not None):
@@ -166,20 +160,15 @@ def origin_of(store: Store, folder: Path, library: str, trained_on: str | None) 
     return {"from": str(folder.resolve()), "library": library, "trained_on": trained_on, "store_made_from": store.model}
 
 
-def version_before(store: Store, tenant_id: str, task: str, labels: list[str]) -> TenantFile | None:
-    """Returns the tenant's version before. Refuses an update that changes its task or labels."""
-    before = store.tenant(tenant_id)
-    if before is not None:
+def checked(
+    store: Store, tenant_id: str, task: str, labels: list[str], test: Path | None
+) -> tuple[TenantFile | None, list[Example] | None]:
+    """Returns the tenant's version before, and the labelled test. Refuses an update that changes its task or labels."""
+    if (before := store.tenant(tenant_id)) is not None:
         check_answers(before, task, labels)
-    return before
-
-
-def read_test(file: Path | None, task: str, labels: list[str]) -> list[Example] | None:
-    if file is None:
-        return None
-    labelled = training_task(task).read(file)
-    check_labels(labelled, labels, "the imported head")
-    return labelled
+    labelled = training_task(task).read(test) if test is not None else None
+    check_labels(labelled or (), labels, "the imported head")
+    return before, labelled
 
 
 def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantFile:

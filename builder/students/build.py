@@ -72,12 +72,12 @@ def build_students(
             )
         dev_file = dev_file if Divided.of(report) is None else None
         reader, texts = Reader(store, tenant.domain, tenant.domain_version), further.examples if further else []
-        divided_by = tenant  # as when it was trained
-        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant.labels, tenant.dtype, divided_by)
-        known_texts = {key_of(example) for example in (*data.train.examples, *data.dev.examples)}
+        known_texts = {key_of(one) for file in (train_file, dev_file) if file for one in training_task(tenant.task).read(file)}
         fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
+        divided_by = tenant  # as when it was trained
+        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, tenant.dtype, divided_by)
         folder = savepoints_of(working / "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, teacher, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}

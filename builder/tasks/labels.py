@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from builder.store.store import TenantFile
 from builder.tasks.examples import Example
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
@@ -67,3 +68,19 @@ def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str
                     f"{example.where}: label {label!r} does not occur in {source}: "
                     f"correct it, or train with examples of it (known: {listed})"
                 )
+
+
+def check_answers(before: TenantFile, task: str, labels: list[str]) -> None:
+    """Refuses an update that changes the tenant's task or labels: clients rely on them."""
+    changed = []
+    if task != before.task:
+        changed.append(f"its task is {before.task}, not {task}")
+    if added := sorted(set(labels) - set(before.labels)):
+        changed.append(f"it does not have the labels {added}")
+    if missing := sorted(set(before.labels) - set(labels)):
+        changed.append(f"its labels {missing} are missing")
+    if changed:
+        raise InvalidInput(
+            f"tenant {before.id!r} has a version {before.version} and an update keeps task and labels, but "
+            f"{'; '.join(changed)}: choose another --id"
+        )

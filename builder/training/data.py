@@ -15,7 +15,7 @@ from builder.packed_batches import packed_batches
 from builder.said import progress_bar
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tasks.labels import check_labels
+from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.lookup import Divided, Pack, Reader, Texts, split_off
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import Rows, TrainingTask, training_task
@@ -77,19 +77,21 @@ class Data:
 
 
 def read_data(
-    reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device, known: Sequence[str] = (),
-    dtype: str = "fp16", start: TenantFile | None = None,
+    reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
+    known: TenantFile | None = None, dtype: str = "fp16", start: TenantFile | None = None,
 ) -> Data:  # fmt: skip
     """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 
-    `known`: the labels of the version before, whose order the head keeps. `dtype`: of the stored head. `start`: the version
+    `known`: the version before, whose labels and their order the head keeps. `dtype`: of the stored head. `start`: the version
     to train on.
     """
     own, divided = training_task(task), None
     training = own.read(train)
     labels = own.labels(training)
-    if set(labels) == set(known) or (start is not None and set(labels) < set(known)):
-        labels = list(known)  # the start knows labels that the new data lack
+    if known is not None:
+        if set(labels) == set(known.labels) or (start is not None and set(labels) < set(known.labels)):
+            labels = list(known.labels)  # the start knows labels that the new data lack
+        check_answers(known, task, labels)
     if dev is not None:
         check_labels(held := own.read(dev), labels, str(train))
     else:

@@ -50,22 +50,6 @@ def chosen_start(store: Store, tenant_id: str, before: TenantFile | None, digest
     return start
 
 
-def check_answers(before: TenantFile, task: str, labels: list[str]) -> None:
-    """Refuses an update that changes the tenant's task or labels: clients rely on them."""
-    changed = []
-    if task != before.task:
-        changed.append(f"its task is {before.task}, not {task}")
-    if added := sorted(set(labels) - set(before.labels)):
-        changed.append(f"it does not have the labels {added}")
-    if missing := sorted(set(before.labels) - set(labels)):
-        changed.append(f"its labels {missing} are missing")
-    if changed:
-        raise InvalidInput(
-            f"tenant {before.id!r} has a version {before.version} and an update keeps task and labels, but "
-            f"{'; '.join(changed)}: choose another --id"
-        )
-
-
 def check_form(start: TenantFile, options: TrainingOptions, config: BackboneConfig) -> None:
     """Refuses options that ask for another adapter than the start has: its weights would not fit."""
     known, asked = start.adapter_layout(config), adapter_of(config, options)

@@ -20,13 +20,14 @@ from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant
 from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, key_of
+from builder.tasks.labels import check_answers
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
 from builder.training.grid import points, train_grid
-from builder.training.start import ANEW, check_answers, check_form, chosen_start, form_of
+from builder.training.start import ANEW, check_form, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
 
@@ -51,7 +52,7 @@ def build_tenant(
         if (task := task or (before.task if before is not None else None)) is None:
             raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
         domain = domain or (before.domain if before is not None else "root")
-        training_task(task)  # refuses unknown tasks
+        own = training_task(task)  # refuses unknown tasks
         if before is not None:
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
         options, taught = TrainingOptions(**form_of(before, training)), dict[str, str]()
@@ -63,7 +64,6 @@ def build_tenant(
         if options.body_rate and not options.cut:
             raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
         adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
-        known = tuple(before.labels) if before is not None else ()
         stands_on = domain, store.latest(domain)
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
@@ -83,11 +83,10 @@ def build_tenant(
         learned = store.tenant_version(tenant_id, start) if start != ANEW else None
         if learned is not None:
             check_form(learned, options, store.config)
-        data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, known, options.dtype, learned)
-        if before is not None:
-            check_answers(before, task, data.labels)
         if isinstance(trainer, Teacher):
-            trainer = trainer.read(store, tenant_id, task, data.labels, taught["teacher"])
+            labels = before.labels if before is not None else own.labels(own.read(train_file))
+            trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
+        data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, before, options.dtype, learned)
         version, tried = before.version + 1 if before else 1, list[dict[str, Any]]()
 
         savepoints_of(saving, {"from_version": start, **asked}, version=version)  # an import may have taken the number since

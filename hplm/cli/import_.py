@@ -29,8 +29,6 @@ from hplm.options import MIN_TOKENS
 
 if TYPE_CHECKING:
     from builder.importing.folders import Folders, Importer
-    from builder.importing.matching import MatchingOptions
-    from builder.importing.tenant import ImportOptions
     from builder.store.store import Store
 
 FROM = "folders that peft, adapters or transformers saved, or a folder with such folders in it"
@@ -116,7 +114,7 @@ def import_(
     if root is None:
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
-    from builder.importing.folders import Importer, named
+    from builder.importing.folders import Importer, Unbuilt, named
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
     from builder.importing.tenant import NewDomain as Domain
@@ -146,15 +144,18 @@ def import_(
     made = Domain(new.as_domain, [*new.corpus], wanted) if new.as_domain else None
     labels = [*one.labels] if one.labels is not None else None
     options = ImportOptions(domain, labels, one.task, made, one.test)
-    if plan:
-        return _plan(store, root, lower, found, options, matched, texts)
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
-    if root is not None and not is_built:
+    to_build = None if is_built else root
+    if to_build is not None:
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
-        build_root(model=root, corpus=(texts,), store=store, lower=lower, table=Table(seed=matching.seed, device=device))
-    opened = _opened(store, root, lower)
+        if not plan:
+            made_by = Table(seed=matching.seed, device=device)
+            build_root(model=to_build, corpus=(texts,), store=store, lower=lower, table=made_by)
+    opened = Unbuilt(store, to_build, lower) if plan and to_build is not None else _opened(store, root, lower)
     importer = Importer(opened, options, matched, texts, device_of(device))
+    if plan:
+        return _plan(importer, found, one.id is not None)
     result = _one(importer, *found[0], one.id is not None) if len(found) == 1 else _many(opened, importer, found, at_once)
     if repository is not None:
         export(store=store, repository=repository, device=device)
@@ -208,24 +209,14 @@ def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dic
     return {**named, **trained, **report}, 0
 
 
-def _plan(
-    folder: Path, root: str | None, lower: int | None, folders: Folders, options: ImportOptions, matching: MatchingOptions,
-    texts: Path | None,
-) -> tuple[dict[str, Any], int]:  # fmt: skip
+def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
-    from builder.importing.folders import called, planned
+    from builder.importing.folders import called
     from builder.said import say
-    from hplm.model.checkpoint import load_checkpoint
 
-    took: list[float] = []
-    if root is not None and not (folder / "store.json").exists():
-        model, config = root, load_checkpoint(root, lower=lower).config
-    else:
-        store = _opened(folder, root, lower)
-        model, config = store.model, store.config
-        took = [report["took"] for report in store.reports().values() if "took" in report]
+    took = [report["took"] for report in importer.store.reports().values() if "took" in report]
     found = []
-    for one in planned(model, config, folders, options, matching, texts):
+    for one in importer.plan(folders, is_named):
         found.append(one)
         of = one.report
         fits = f"{of['task']}, {of['labels']:,} labels, changed by {of['distance']:.3f}" if of else "an adapter"

@@ -96,7 +96,7 @@ def score_schemes(
     options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
     tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     reader = Reader(store, tenant.domain, tenant.domain_version)
-    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant.labels, options.dtype)
+    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype)
     texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
     scores = {}
     for name in names:

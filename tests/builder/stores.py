@@ -26,6 +26,7 @@ from builder.tables.counts import Counts, count_ngrams
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tables.table import build_table
+from builder.tasks.lookup import Reader
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import TRIGRAMS, Window
 from hplm.plot.table import Table
@@ -155,6 +156,14 @@ def give_other_values(store: Store, domain: str, version: int) -> None:
 def interrupted(*_: object, **__: object) -> None:
     """Is called as anything, and is interrupted."""
     raise KeyboardInterrupt
+
+
+@contextmanager
+def nothing_looked_up() -> Iterator[None]:
+    """Lets no text be looked up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reader, "read", None)
+        yield
 
 
 def cut(store: Store, build: Callable[..., object], *given: Any, at: str = "chain", **options: Any) -> None:

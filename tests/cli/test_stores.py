@@ -82,17 +82,21 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
         tuned(folder / name)
     command = ["import", "--store", store, "--device", "cpu", "--from", folder]
     matching = ["--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
-    plan = run(capsys, *command, "--plan", "--rank", 2)
+    assert mentions(refused(capsys, *command[:-1], folder / "one", "--plan"), "--texts")
+    plan = run(capsys, *command, *matching, "--plan")
     assert plan["fit"].keys() == {"one", "two"} and plan["seconds_each"] is None and not Store(store).tenant_ids()
     answer = run(capsys, *command, *matching)
     assert answer["imported"].keys() == {"one", "two"} == set(Store(store).tenant_ids()) and not answer["refused"]
     assert Path(answer["page"]).exists() and Path(answer["page"]).with_suffix(".png").exists()
     assert answer["totals"]["checkpoints"] == 2 and 0 <= answer["totals"]["agreement"] <= 1
+    assert min(answer["totals"]["texts_a_second"].values()) > 0
     assert answer["totals"]["bytes"] == {"tenant": plan["bytes"]["after"], "checkpoint": plan["bytes"]["before"]}
-    assert mentions(printed(capsys, *command, "--plan"), "checkpoints that fit: 2", "each, as earlier")
-    assert run(capsys, *command[:-1], folder / "one", "--plan", "--task", "multilabel")["fit"]["one"]["task"] == "multilabel"
+    assert mentions(printed(capsys, *command, *matching, "--plan"), "checkpoints that fit: 2", "each, as earlier")
+    other = [*command[:-1], folder / "one", *matching, "--plan", "--task", "multilabel", "--id"]
+    assert run(capsys, *other, "other")["fit"]["other"]["task"] == "multilabel"
+    assert run(capsys, *other[:-3], "--id", "two")["fit"].keys() == {"two"}, "the user may name any tenant"
     (nameless := folder / "日本").mkdir()
-    assert main([str(word) for word in (*command, "--plan")]) == 1
+    assert main([str(word) for word in (*command, *matching, "--plan")]) == 1
     assert mentions(capsys.readouterr().err, nameless, "--id", f"two (from {folder}/Two!)")
     nameless.rmdir()
     served = tmp_path / "served"
@@ -122,6 +126,7 @@ def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monke
     tuned(tmp_path / "models" / "one")
     command = ["import", "--store", "store", "--from", "models", "--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
     command += ["--device", "cpu"]
+    assert mentions(refused(capsys, "import", "--store", "store", "--from", "models", "--root", "base", "--plan"), "--texts")
     plan = run(capsys, *command, "--root", "base", "--lower", 1, "--plan")
     said = printed(capsys, *command, "--root", "base", "--lower", 1)
     store = Store(tmp_path / "store")

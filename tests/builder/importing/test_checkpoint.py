@@ -17,10 +17,10 @@ import transformers
 
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
-from builder.importing.folders import Imported, Importer, named, planned, write_page
+from builder.importing.folders import Imported, Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.tenant import ImportOptions
+from builder.importing.tenant import ImportOptions, NewDomain
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
@@ -36,7 +36,7 @@ from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
-from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, some_lines
+from tests.builder.stores import SMALL, add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
@@ -84,8 +84,10 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     assert report["texts"]["learned"] + report["texts"]["judged"] <= 120 and report["texts"]["judged"] == 50
     assert report["after"]["answers"] == 50 and report["after"]["agreement"] == report["exams"][-1]["score"]
     assert report["bytes"]["tenant"] < report["bytes"]["checkpoint"]
+    assert min(report["texts_a_second"][side] for side in ("tenant", "checkpoint")) > 0
     page = store.tenant_folder("acme", 1) / "report.html"
-    assert mentions(page.read_text("utf-8"), "answers that are the checkpoint", "KL", f"{report['after']['divergence']:.3f}")
+    shown = "answers that are the checkpoint", "KL", f"{report['after']['divergence']:.3f}", "texts a second"
+    assert mentions(page.read_text("utf-8"), *shown, f"{report['texts_a_second']['checkpoint']:,.1f}")
     assert imported(store, folder, file, **matching) == (tenant, report)
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
@@ -144,7 +146,7 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
     far = tuned(tmp_path / "far", change=2.0, id2label=dict(enumerate(LABELS)))
     for other, words in ((folder, ["black", "blue"]), (far, [far, "differ", "--teacher dedicated"])):
-        with pytest.raises(InvalidInput, match=mentioning("--teacher", *words)) as caught:
+        with nothing_looked_up(), pytest.raises(InvalidInput, match=mentioning("--teacher", *words)) as caught:
             build_tenant(store, "acme", None, None, train, train, teacher=str(other), **{**options, "epochs": 2})
         assert "--root" not in str(caught.value)
 
@@ -180,6 +182,17 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
     refused = Imported("acme", folder, None, caught.value.report, str(caught.value))
     assert store.tenant("acme") == tenant and "not stored" not in write_page(store, [refused]).read_text("utf-8")
     assert imported(store, folder, file, rank=1, least=1, anyway=True) == (tenant, report)
+
+
+@pytest.mark.usefixtures("one_step")
+def test_an_import_that_is_killed_at_its_end_and_then_refused_can_be_deleted(store, tmp_path, monkeypatch):
+    folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("builder.importing.matching.remove_savepoints", interrupted)
+        imported(store, folder, file, rank=1, least=0)
+    with pytest.raises(Unlike, match=mentioning("--least 1", "hplm tenant delete")):
+        imported(store, folder, file, rank=1, least=1)
+    assert delete_tenant(store, "acme") == [1]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +336,7 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
 
 @pytest.mark.usefixtures("one_step")
 def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, monkeypatch):
-    """A pickle runs no code, and neither does a model that brings some. A plan names the same."""
+    """A pickle runs no code, and neither does a model that brings some. A plan says the same of each."""
     folder, harm = tmp_path / "models", tmp_path / "harm"
     make_odd(folder, tuned(folder / "Good One"), harm)
     wanted = {name: row[-1] for name, row in (FIELDS | CONTENTS).items()} | OTHERS
@@ -339,13 +352,12 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
-    asked = store.model, store.config, named([folder]), importer.options, importer.matching
-    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys()
+    assert [one.refused for one in importer.plan(named([folder]))] == [one.refused for one in found]
     (few := tmp_path / "few.txt").write_text("one text")
     with pytest.raises(InvalidInput, match=mentioning(few, 50)):
-        list(planned(*asked, few))
+        list(replace(importer, given=few).plan(named([folder])))
     shutil.copy(few, folder / "Good One" / "texts.jsonl")
-    assert {one.id for one in planned(*asked) if one.refused} == wanted.keys() | {"good-one"}
+    assert {one.id for one in importer.plan(named([folder])) if one.refused} == wanted.keys() | {"good-one"}
     assert {one.id for one in found if one.tenant is not None} == {"good-one", "adapter"} == set(store.tenant_ids())
     assert {one.id for one in found if one.tenant is None} == wanted.keys()
     for one in found:
@@ -379,6 +391,36 @@ def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_cor
     assert mentions(gone.refused, "'bio'", "--texts")
     write(folder / "texts.jsonl", ({"text": line} for line in texts(tmp_path, 80).read_text("utf-8").splitlines()))
     assert importer.one("acme", folder)[1]["texts"] == {"learned": 40, "judged": 40, "windows_found": ANY}
+
+
+@pytest.mark.usefixtures("one_step")
+def test_a_plan_refuses_what_an_import_does_with_the_same_words(store, tmp_path):
+    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
+    folder, adapter = tuned(tmp_path / "acme", id2label=dict(enumerate(LABELS))), FIXTURES / "adapters-double"
+    other, tags = tuned(tmp_path / "other", id2label=dict(enumerate("abc"))), FIXTURES / "adapters-lora-tag"
+    importer.one("acme", folder)
+
+    def check(tenant_id: str, folder: Path, *named: object, is_named: bool = True, given: object = importer.given, **options):
+        own = replace(importer, options=ImportOptions(**options), given=given)
+        (plan,) = own.plan([(tenant_id, folder)], is_named)
+        with pytest.raises(InvalidInput, match=mentioning(*named)) as caught:
+            own.one(tenant_id, folder, is_named)
+        assert plan.refused == str(caught.value)
+
+    assert not any(one.refused for one in importer.plan([("acme", folder)]))
+    check("Acme", folder, "'Acme'")
+    for own in (other, adapter):
+        check("acme", own, "'acme'", own, folder, "--id", is_named=False)
+    check("new", folder, "'bio'", domain="bio")
+    check("new", folder, "--texts", given=None)
+    check("new", folder, "--as-domain", new_domain=NewDomain("low", [corpus(tmp_path, 1)], SMALL))
+    check("acme", folder, "'acme'", "classify", "multilabel", task="multilabel")
+    check("acme", other, "'acme'", "'red'", "'a'")
+    check("acme", tags, "'acme'", "classify", "tag")
+    test = write(tmp_path / "test.jsonl", [{"text": "a", "label": "black"}])
+    for own in (folder, adapter):
+        check("new", own, test, "'black'", test=test)
+        check("new", own, tmp_path / "none", test=tmp_path / "none")
 
 
 def test_what_may_help_depends_on_how_a_tenant_has_learned():

@@ -33,7 +33,7 @@ from hplm.cli.tenant_store import _students_text
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from testing.random_store import random_students
-from tests.builder.stores import interrupted, some_lines
+from tests.builder.stores import interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import made, pretend, write
 from tests.cli.commands import run
 from tests.support.device import DEVICE
@@ -250,7 +250,7 @@ def test_students_learn_what_the_teacher_says_of_texts_without_labels(store, tmp
     assert report["learned_texts"] == labelled["learned_texts"] and report["boosting"] != labelled["boosting"]
     assert build_students(store, "classify", options, DEVICE, unlabelled=file) == (report, False)
     for tenant, texts, named in (("multilabel", file, ["multilabel"]), ("classify", seen, [seen])):
-        with refusing(InvalidInput, "--unlabelled", *named):
+        with refusing(InvalidInput, "--unlabelled", *named), nothing_looked_up():
             build_students(store, tenant, replace(options, seed=1), DEVICE, unlabelled=texts)
         assert not store.tenant_work_folder(tenant).exists(), "it has begun before it refused"
     with refusing(InvalidInput, "students"):

@@ -145,7 +145,7 @@ def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
     for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
         write_json(store.tenant_folder("acme", 1) / "report.json", report)
         with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
-            assert len(data_of(train, "classify", store=store, known=("a", "b"), start=start).dev.examples) == 2
+            assert len(data_of(train, "classify", store=store, known=start, start=start).dev.examples) == 2
 
 
 def numbers(*values):

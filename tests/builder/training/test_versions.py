@@ -18,7 +18,7 @@ from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import HplmError, InvalidInput
-from tests.builder.stores import build, cut, give_other_values, interrupted, some_lines
+from tests.builder.stores import build, cut, give_other_values, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
@@ -108,7 +108,7 @@ def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
         ("ac", {"from_version": ANEW}, ["'acme'", 2, "['b']", "--id"]),
         ("b", {}, ["'b'"]),
     ]:
-        with pytest.raises(InvalidInput, match=mentioning(*named)):
+        with nothing_looked_up(), pytest.raises(InvalidInput, match=mentioning(*named)):
             pretend(store, "classify", file(labels), **options)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
         pretend(store, "tag", made(tmp_path, "tag", 20, 1))
