@@ -194,19 +194,18 @@ TARGET INLINE void AT(block)(const Product p, const int rows, const int register
 SIZES(BLOCK)
 static void (*const AT(BLOCKS)[][2])(const Product *) = {SIZES(PAIR)};
 
-/* All rows and outputs, which are a multiple of 16, block by block. */
+/* All rows and outputs, which are a multiple of 16. All outputs of a block of rows follow one another in memory. */
 static void AT(multiply)(Product p, int64_t rows, int64_t outputs) {
     const int64_t most = sizeof AT(BLOCKS) / sizeof *AT(BLOCKS), count = (rows + most - 1) / most;
-    const float *x = p.x, *bias = p.bias;
-    float *out = p.out;
-    for (int64_t output = 0, step; output < outputs; output += step, p.weight += step) {
-        step = outputs - output >= 2 * WIDTH ? 2 * WIDTH : WIDTH;
-        p.bias = bias ? bias + output : NULL;
-        for (int64_t block = 0, first = 0, end; block < count; block++, first = end) {
-            end = count == 1 ? rows : (block + 1) * rows / count;
-            p.x = x + first * p.x_stride;
-            p.out = out + output + first * p.out_stride;
-            AT(BLOCKS)[end - first - 1][step == 2 * WIDTH](&p);
+    for (int64_t block = 0, first = 0, end; block < count; block++, first = end) {
+        end = count == 1 ? rows : (block + 1) * rows / count;
+        Product own = p;
+        own.x += first * p.x_stride;
+        own.out += first * p.out_stride;
+        for (int64_t left = outputs, step; left; left -= step, own.weight += step, own.out += step) {
+            step = left >= 2 * WIDTH ? 2 * WIDTH : WIDTH;
+            AT(BLOCKS)[end - first - 1][step == 2 * WIDTH](&own);
+            if (own.bias) own.bias += step;
         }
     }
 }
