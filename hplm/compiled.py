@@ -17,7 +17,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 LIBRARY = Path(__file__).with_name("model") / ("_kernel" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
-VERSION = 5  # of its functions, as in hplm/model/kernel.c
+VERSION = 6  # of its functions, as in hplm/model/kernel.c
 
 HOW = ("parallel", c_void_p), ("threads", c_int64), ("instructions", c_int64)  # what most structures begin with
 
@@ -29,6 +29,7 @@ class Kernel:
             raise OSError(f"{path} has version {found} instead of {VERSION}")
         self.holding = ctypes.PyDLL(str(path))  # the same: its functions keep the interpreter's lock
         self.instructions = int(self.library.hplm_instructions())
+        self.has_bf16 = bool(self.library.hplm_has_bf16())
 
     def how(self, threads: int) -> tuple[int | None, int, int]:
         """Returns the fields of HOW."""

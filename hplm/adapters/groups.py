@@ -20,7 +20,7 @@ from hplm.model.tensors import sent
 CPU = torch.device("cpu")
 # Of `InPlace`:
 MOST_RANK = 256  # as in kernel.c
-STEP = 16  # numbers of outputs are multiples of it
+STEP = 16  # all widths are multiples of it
 WORTH = 1 << 18  # multiplications that are worth another thread
 # Of `Runs`:
 ALIGNMENT = 16  # bytes
@@ -74,12 +74,12 @@ class _Maps(ctypes.Structure):
     _fields_ = (
         *HOW, *pointer_fields("down", "down_bias", "up", "up_bias"), ("starts", ctypes.c_char_p), ("slots", ctypes.c_char_p),
         *pointer_fields("x", "out"),
-        *number_fields("inputs", "rank", "outputs", "relu", "adds", "count", "x_stride", "out_stride"),
+        *number_fields("inputs", "rank", "outputs", "relu", "adds", "bf16", "count", "x_stride", "out_stride"),
     )  # fmt: skip
 
 
 class InPlace(Groups):
-    """By the compiled kernel: in 32 bits, on CPUs of x86-64 with AVX2.
+    """By the compiled kernel: on CPUs of x86-64, in 32 bits with AVX2, in bf16 with AVX-512's instructions for it.
 
     It reads the weights of a slot where they lie, without copies, tiles and padding. A low-rank map with its biases is one
     call: what lies between its two products stays in the caches.
@@ -87,8 +87,11 @@ class InPlace(Groups):
 
     @staticmethod
     def takes(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, ...]]) -> bool:
-        in_32_bits = device.type == "cpu" and dtype is torch.float32
-        return in_32_bits and all(shape[0] % STEP == 0 for shape in shapes) and vectors() is not None
+        if device.type != "cpu" or any(width % STEP for shape in shapes for width in shape) or (found := vectors()) is None:
+            return False
+        # Torch's products in bf16 use AMX. It has no public name for that.
+        has_amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+        return dtype is torch.float32 or (found.has_bf16 and not has_amx)
 
     def __init__(self, slots: Array, counts: Array, device: torch.device = CPU) -> None:
         bounds = np.arange(len(slots) + 1)
@@ -121,7 +124,7 @@ class InPlace(Groups):
         starts, slots, count = self._runs
         maps = _Maps(
             *compiled.how(threads), *before, *_at(up), starts, slots, x.data_ptr(), out.data_ptr(),
-            inputs, rank, outputs, relu, adds, count, x.stride(0), out.stride(0),
+            inputs, rank, outputs, relu, adds, x.dtype is torch.bfloat16, count, x.stride(0), out.stride(0),
         )  # fmt: skip
         compiled.library.hplm_map(ctypes.byref(maps))
 

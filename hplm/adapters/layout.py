@@ -13,7 +13,7 @@ from torch import Tensor
 from hplm.adapters.groups import STEP, Groups, InPlace, Map, Runs, Tiles
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV, activation
+from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, KEY_VALUE, QKV, QUERY, activation
 from hplm.options import BANK_DTYPES
 
 TORCH_DTYPES: dict[str, torch.dtype] = dict(zip(BANK_DTYPES, (torch.float16, torch.bfloat16), strict=True))
@@ -191,7 +191,11 @@ class Layout:
         for place in self.places:
             at = self.projections[place]
             outputs = self.outputs(place) if at == QKV or self.gated else ALL
-            maps.setdefault(at, []).append((outputs, [f"{place}/{name}" for name in KINDS[self.kind].tensors]))
+            names = [f"{place}/{name}" for name in KINDS[self.kind].tensors]
+            maps.setdefault(at, []).append((outputs, names))
+            if at == QKV:
+                own, before = (QUERY, 0) if place == QUERY else (KEY_VALUE, self.width("query")[1])
+                maps.setdefault(own, []).append((slice(outputs.start - before, outputs.stop - before), names))
         return maps
 
     def way(self, device: torch.device, dtype: torch.dtype) -> type[Groups]:

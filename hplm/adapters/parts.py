@@ -14,7 +14,7 @@ from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
 from hplm.adapters.slots import Mark, Slots
 from hplm.arrays import Array, ranges
-from hplm.model.layer import QKV
+from hplm.model.layer import KEY_VALUE, QKV
 from hplm.model.tensors import sent
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
@@ -77,7 +77,7 @@ def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: T
 
 def adapted_last(parts: Sequence[Part], of_rows: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """Adapts the last layer: after its attention it computes only the rows that are read, to which `of_rows` belong."""
-    return adapted(parts if at == QKV else of_rows, layer, at, before, after)
+    return adapted(parts if at in (QKV, KEY_VALUE) else of_rows, layer, at, before, after)
 
 
 def with_means(x: Tensor, reading: Array, rows_of: Array, starts: Array, lengths: Array) -> Tensor:

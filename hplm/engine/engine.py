@@ -141,6 +141,8 @@ class Engine:
             if part is not stack.layers:
                 part.to(device=self.device, dtype=self.dtype)
         stack = stack.eval().requires_grad_(False)
+        if self.device.type == "cpu" and not eight_bits:  # in 8 bits it would not be faster
+            stack.layers[-1].put_query_apart()
         if can_prepack(self.device, self.dtype):
             replace_products(stack, Prepacked)
         if self.device.type == "cpu" and self.dtype is torch.float32 and not eight_bits:

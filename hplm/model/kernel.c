@@ -10,7 +10,11 @@
 
 #include "kernel.h"
 
-API int64_t hplm_version(void) { return 5; } /* of all functions, as in hplm/compiled.py */
+#if __has_include(<avx512bf16intrin.h>) /* older compilers do not know the instructions */
+#define BF16
+#endif
+
+API int64_t hplm_version(void) { return 6; } /* of all functions, as in hplm/compiled.py */
 
 /* Returns the best set of instructions: 0 none, 1 AVX2 with FMA and F16C, 2 AVX-512 with BW, DQ and VL. */
 API int64_t hplm_instructions(void) {
@@ -20,6 +24,15 @@ API int64_t hplm_instructions(void) {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") ? 2 : 1;
+}
+
+/* Whether `hplm_map` takes bf16. */
+API int64_t hplm_has_bf16(void) {
+#ifdef BF16
+    return hplm_instructions() == 2 && __builtin_cpu_supports("avx512bf16");
+#else
+    return 0;
+#endif
 }
 
 /* As in products.py: */
@@ -94,17 +107,18 @@ INLINE void transpose(
 
 /* Rows in runs of one slot each, and the matrices of all slots, inputs x outputs, with their biases, which may be NULL.
  *
- * A rank before `up` is at most MOST_RANK. Ranks after `down` and outputs are multiples of 16. `x` may be `out`.
+ * A rank before `up` is at most MOST_RANK. Ranks and outputs are multiples of 16, in bf16 inputs of 2. `x` may be `out`.
  */
 typedef struct {
     How how;
-    const float *down, *down_bias; /* NULL: there is only `up` */
-    const float *up, *up_bias;
+    const void *down, *down_bias; /* NULL: there is only `up` */
+    const void *up, *up_bias;
     const int64_t *starts, *slots; /* the first row of each run and the end of the last one; the slot of each */
-    const float *x;
-    float *out;
+    const void *x;
+    void *out;
     int64_t inputs, rank, outputs; /* `up` has rank x outputs */
     int64_t relu, adds;            /* after `down`; whether the result is added to `out` */
+    int64_t bf16;                  /* 0: all numbers have 32 bits */
     int64_t count;                 /* of runs */
     int64_t x_stride, out_stride;  /* from one row to the next */
 } Maps;
@@ -113,24 +127,19 @@ static int64_t pieces_of(const Maps *maps, int64_t run) {
     return (maps->starts[run + 1] - maps->starts[run] + MOST_MAPPED - 1) / MOST_MAPPED;
 }
 
-/* Rows x `inputs` times `inputs` x outputs. `bias` may be NULL. `adds`: to what `out` holds. */
-typedef struct {
-    const float *x;
-    int64_t x_stride;
-    const float *weight;
-    int64_t weight_stride, inputs;
-    const float *bias;
-    float *out;
-    int64_t out_stride;
-    int adds, relu;
-} Product;
-
 #define WIDTH 8
 #include "kernel.c"
 #undef WIDTH
 #define WIDTH 16
 #include "kernel.c"
 #undef WIDTH
+#ifdef BF16
+#define WIDTH 32
+#include "kernel.c"
+#undef WIDTH
+#else
+#define map_pieces_32 map_pieces_16
+#endif
 
 API void hplm_round(const Rounding *r) {
     compute_all(&r->how, r->how.instructions == 2 ? round_rows_16 : round_rows_8, r, r->rows, ROWS);
@@ -148,45 +157,90 @@ API void hplm_map(const Maps *maps) {
     for (int64_t run = 0; run < maps->count; run++) pieces += pieces_of(maps, run);
     if (pieces < how.threads) how.threads = pieces;
     int64_t at_once = how.threads > 1 ? pieces / (4 * how.threads) : pieces;
-    compute_all(&how, how.instructions == 2 ? map_pieces_16 : map_pieces_8, maps, pieces, at_once ? at_once : 1);
+    Compute *compute = maps->bf16 ? map_pieces_32 : how.instructions == 2 ? map_pieces_16 : map_pieces_8;
+    compute_all(&how, compute, maps, pieces, at_once ? at_once : 1);
 }
 
 #else
 
+#if WIDTH < 32
 TARGET static void AT(round_rows)(const void *given, int64_t row, int64_t end) {
     const Rounding *r = given;
     for (; row < end; row++) round_row(r->x + row * r->stride, r->inputs, r->numbers + row * r->inputs, r->scales + row);
 }
+#endif
 
 /* Products. Inputs are added in their order, so the numbers of a row do not depend on its neighbours. */
+
+#if WIDTH == 32 /* bf16: a register of weights has two inputs of each output */
+#define NUMBER uint16_t
+#define SUMS 16
+#define INPUTS 2
+TARGET INLINE __m512i wide_32(const uint16_t *x) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)); }
+TARGET INLINE __m512 load_32(const uint16_t *x) { return (__m512)_mm512_slli_epi32(wide_32(x), 16); }
+TARGET INLINE void store_32(uint16_t *x, __m512 y) { _mm256_storeu_si256((void *)x, (__m256i)_mm512_cvtneps_pbh(y)); }
+TARGET INLINE __m512 weights_32(const uint16_t *x, int64_t stride) {
+    return (__m512)_mm512_or_si512(_mm512_slli_epi32(wide_32(x + stride), 16), wide_32(x));
+}
+TARGET INLINE __m512 inputs_32(const uint16_t *x) {
+    int32_t both;
+    memcpy(&both, x, 4);
+    return (__m512)_mm512_set1_epi32(both);
+}
+TARGET INLINE __m512 multiplied_32(__m512 x, __m512 y, __m512 sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
+}
+#else
+#define NUMBER float
+#define SUMS WIDTH
+#define INPUTS 1
+TARGET INLINE VECTOR AT(load)(const float *x) { return OP(loadu)(x); }
+TARGET INLINE void AT(store)(float *x, VECTOR y) { OP(storeu)(x, y); }
+TARGET INLINE VECTOR AT(weights)(const float *x, int64_t stride) { return OP(loadu)(x); }
+TARGET INLINE VECTOR AT(inputs)(const float *x) { return OP(set1)(*x); }
+TARGET INLINE VECTOR AT(multiplied)(VECTOR x, VECTOR y, VECTOR sum) { return OP(fmadd)(x, y, sum); }
+#endif
+
+#define Product AT(Product)
+/* Rows x `inputs` times `inputs` x outputs. `bias` may be NULL. `adds`: to what `out` holds. */
+typedef struct {
+    const NUMBER *x;
+    int64_t x_stride;
+    const NUMBER *weight;
+    int64_t weight_stride, inputs;
+    const NUMBER *bias;
+    NUMBER *out;
+    int64_t out_stride;
+    int adds, relu;
+} Product;
 
 /* Some rows and registers of outputs. A NaN stays one. */
 TARGET INLINE void AT(block)(const Product p, const int rows, const int registers) {
     VECTOR sum[12][2];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < registers; v++) {
-            sum[r][v] = p.adds ? OP(loadu)(p.out + r * p.out_stride + v * WIDTH) : OP(setzero)();
-            if (p.bias) sum[r][v] = OP(add)(sum[r][v], OP(loadu)(p.bias + v * WIDTH));
+            sum[r][v] = p.adds ? AT(load)(p.out + r * p.out_stride + v * SUMS) : OP(setzero)();
+            if (p.bias) sum[r][v] = OP(add)(sum[r][v], AT(load)(p.bias + v * SUMS));
         }
-    const float *weight = p.weight, *x = p.x;
-    for (int64_t i = 0; i < p.inputs; i++, weight += p.weight_stride, x++) {
+    const NUMBER *weight = p.weight, *x = p.x;
+    for (int64_t i = 0; i < p.inputs; i += INPUTS, weight += INPUTS * p.weight_stride, x += INPUTS) {
         VECTOR w[2];
-        UNROLL for (int v = 0; v < registers; v++) w[v] = OP(loadu)(weight + v * WIDTH);
+        UNROLL for (int v = 0; v < registers; v++) w[v] = AT(weights)(weight + v * SUMS, p.weight_stride);
         UNROLL for (int r = 0; r < rows; r++) {
-            VECTOR number = OP(set1)(x[r * p.x_stride]);
-            UNROLL for (int v = 0; v < registers; v++) sum[r][v] = OP(fmadd)(number, w[v], sum[r][v]);
+            VECTOR own = AT(inputs)(x + r * p.x_stride);
+            UNROLL for (int v = 0; v < registers; v++) sum[r][v] = AT(multiplied)(own, w[v], sum[r][v]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < registers; v++)
-            OP(storeu)(p.out + r * p.out_stride + v * WIDTH, p.relu ? OP(max)(OP(setzero)(), sum[r][v]) : sum[r][v]);
+            AT(store)(p.out + r * p.out_stride + v * SUMS, p.relu ? OP(max)(OP(setzero)(), sum[r][v]) : sum[r][v]);
 }
 
 #define BLOCK(ROWS)                                                                   \
     TARGET static void AT(block1_##ROWS)(const Product *p) { AT(block)(*p, ROWS, 1); } \
     TARGET static void AT(block2_##ROWS)(const Product *p) { AT(block)(*p, ROWS, 2); }
 #define PAIR(ROWS) {AT(block1_##ROWS), AT(block2_##ROWS)},
-#if WIDTH == 16 /* the rows that the registers have room for */
+#if WIDTH >= 16 /* the rows that the registers have room for */
 #define SIZES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
 #else
 #define SIZES(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
@@ -194,19 +248,18 @@ TARGET INLINE void AT(block)(const Product p, const int rows, const int register
 SIZES(BLOCK)
 static void (*const AT(BLOCKS)[][2])(const Product *) = {SIZES(PAIR)};
 
-/* All rows and outputs, which are a multiple of 16, block by block. */
+/* All rows and outputs, which are a multiple of 16. All outputs of a block of rows follow one another in memory. */
 static void AT(multiply)(Product p, int64_t rows, int64_t outputs) {
     const int64_t most = sizeof AT(BLOCKS) / sizeof *AT(BLOCKS), count = (rows + most - 1) / most;
-    const float *x = p.x, *bias = p.bias;
-    float *out = p.out;
-    for (int64_t output = 0, step; output < outputs; output += step, p.weight += step) {
-        step = outputs - output >= 2 * WIDTH ? 2 * WIDTH : WIDTH;
-        p.bias = bias ? bias + output : NULL;
-        for (int64_t block = 0, first = 0, end; block < count; block++, first = end) {
-            end = count == 1 ? rows : (block + 1) * rows / count;
-            p.x = x + first * p.x_stride;
-            p.out = out + output + first * p.out_stride;
-            AT(BLOCKS)[end - first - 1][step == 2 * WIDTH](&p);
+    for (int64_t block = 0, first = 0, end; block < count; block++, first = end) {
+        end = count == 1 ? rows : (block + 1) * rows / count;
+        Product own = p;
+        own.x += first * p.x_stride;
+        own.out += first * p.out_stride;
+        for (int64_t left = outputs, step; left; left -= step, own.weight += step, own.out += step) {
+            step = left >= 2 * SUMS ? 2 * SUMS : SUMS;
+            AT(BLOCKS)[end - first - 1][step == 2 * SUMS](&own);
+            if (own.bias) own.bias += step;
         }
     }
 }
@@ -214,6 +267,7 @@ static void AT(multiply)(Product p, int64_t rows, int64_t outputs) {
 #undef PAIR
 #undef SIZES
 
+#if WIDTH < 32
 /* Turns the first `count` scores of a row into weights, and the others into zeros. Scores are multiples of ln 2. */
 TARGET INLINE void AT(soften)(float *restrict scores, int64_t count, int64_t lanes) {
     VECTOR tops = OP(set1)(-INFINITY), sums = OP(setzero)();
@@ -255,18 +309,20 @@ static void AT(attend)(const void *given, int64_t next, int64_t end) {
         AT(attend_text)(a, start, length, reads, next % a->heads);
     }
 }
+#endif
 
 static void AT(map_rows)(const Maps *maps, int64_t slot, int64_t row, int64_t count) {
-    float inner[MOST_MAPPED * MOST_RANK];
+    NUMBER inner[MOST_MAPPED * MOST_RANK], *out = maps->out;
+    const NUMBER *x = maps->x, *weight = maps->up, *bias = maps->up_bias;
     Product up = {
-        maps->x + row * maps->x_stride, maps->x_stride, maps->up + slot * maps->rank * maps->outputs, maps->outputs, maps->rank,
-        maps->up_bias ? maps->up_bias + slot * maps->outputs : NULL,
-        maps->out + row * maps->out_stride, maps->out_stride, (int)maps->adds, 0
+        x + row * maps->x_stride, maps->x_stride, weight + slot * maps->rank * maps->outputs, maps->outputs, maps->rank,
+        bias ? bias + slot * maps->outputs : NULL, out + row * maps->out_stride, maps->out_stride, (int)maps->adds, 0
     };
-    if (maps->down) {
+    if ((weight = maps->down)) {
+        bias = maps->down_bias;
         Product down = {
-            up.x, up.x_stride, maps->down + slot * maps->inputs * maps->rank, maps->rank, maps->inputs,
-            maps->down_bias ? maps->down_bias + slot * maps->rank : NULL, inner, maps->rank, 0, (int)maps->relu
+            up.x, up.x_stride, weight + slot * maps->inputs * maps->rank, maps->rank, maps->inputs,
+            bias ? bias + slot * maps->rank : NULL, inner, maps->rank, 0, (int)maps->relu
         };
         AT(multiply)(down, count, maps->rank);
         up.x = inner;
@@ -287,4 +343,8 @@ static void AT(map_pieces)(const void *given, int64_t next, int64_t end) {
         }
     }
 }
+#undef NUMBER
+#undef SUMS
+#undef INPUTS
+#undef Product
 #endif

@@ -1,8 +1,8 @@
 /* What the compiled kernels of all rooms share, which are one library (`hplm/compiled.py`): the processor's instructions, and
  * threads.
  *
- * WIDTH is how many numbers of 32 bits a register holds. A file that computes with such registers includes itself once for each
- * WIDTH, and is then the code for that width alone.
+ * WIDTH is how many numbers of 32 bits a register holds; 32 is for bf16. A file that computes with such registers includes
+ * itself once for each WIDTH, and is then the code for that width alone.
  */
 
 #ifndef KERNEL_H
@@ -23,12 +23,15 @@
 #define TARGET JOIN(TARGET_, WIDTH)
 #define TARGET_8 __attribute__((target("avx2,fma,f16c")))
 #define TARGET_16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
+#define TARGET_32 __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
 #define VECTOR JOIN(VECTOR_, WIDTH)
 #define VECTOR_8 __m256
 #define VECTOR_16 __m512
+#define VECTOR_32 __m512
 #define OP(name) JOIN(OP_, WIDTH)(name)
 #define OP_8(name) _mm256_##name##_ps
 #define OP_16(name) _mm512_##name##_ps
+#define OP_32 OP_16
 
 #define FOLD(NAME, STEP)                                                                 \
     TARGET_8 INLINE float NAME##_8(__m256 x) {                                           \

@@ -14,6 +14,8 @@ from hplm.errors import InvalidInput
 from hplm.model.config import RMS, BackboneConfig
 
 QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
+QUERY, KEY_VALUE = "query", "key_value"  # instead of QKV, where few queries are needed
+WORTH = 64  # queries that nobody needs, to compute the others alone
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # the layer's number in its stack, query, key, value
 Function = Callable[[Tensor], Tensor]
@@ -85,6 +87,9 @@ class Layer(nn.Module):
     The caller passes attention, and a function that adapts projections.
     """
 
+    query: Function | None = None  # a plain layer has it and `key_value` after `put_query_apart`
+    key_value: Function
+
     def __init__(self, config: BackboneConfig, number: int = 0) -> None:
         super().__init__()
         self.number = number  # in its stack
@@ -107,11 +112,17 @@ class Layer(nn.Module):
         `turn` rotates queries and keys.
         """
         read = self.attention_norm(x) if self._pre_norm else x
-        projected = adapt(QKV, read, self.qkv(read))
-        if turn is None:
-            query, key, value = projected.split_with_sizes(self._widths, dim=-1)
+        if self.query is not None and rows is not None and len(read) - len(rows) >= WORTH:
+            own = read.index_select(0, rows)
+            own = adapt(QUERY, own, self.query(own))
+            query = own.new_empty(len(read), own.shape[1]).index_copy_(0, rows, own)  # no other row is read
+            key, value = adapt(KEY_VALUE, read, self.key_value(read)).split_with_sizes(self._widths[1:], dim=-1)
         else:
-            query, key, value = turn.split(projected, self._widths)
+            projected = adapt(QKV, read, self.qkv(read))
+            if turn is None:
+                query, key, value = projected.split_with_sizes(self._widths, dim=-1)
+            else:
+                query, key, value = turn.split(projected, self._widths)
         attended = attend(self.number, query, key, value)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
@@ -123,6 +134,11 @@ class Layer(nn.Module):
         out = adapt(FFN_OUT, inner, self.ffn_out(inner))
         return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
 
+    def put_query_apart(self) -> None:
+        """Lets the plain layer compute few rows' queries alone, with the same weights. Queries and keys must not turn."""
+        width = self._widths[0]
+        self.query, self.key_value = _part(self.qkv, slice(width)), _part(self.qkv, slice(width, None))
+
     def plain(self) -> Plain:
         """Returns `forward` with the weights that it has now. It calls no modules: that takes longer than small products."""
         own = copy(self)
@@ -132,6 +148,13 @@ class Layer(nn.Module):
     def _gate(self, both: Tensor) -> Tensor:
         gate, inner = both.chunk(2, dim=-1)
         return self.activation(gate) * inner
+
+
+def _part(linear: nn.Linear, outputs: slice) -> nn.Linear:
+    """Returns a linear layer that computes some of the outputs, with the same weights."""
+    part = nn.Linear(1, 1, device="meta")
+    part.weight, part.bias = (nn.Parameter(own[outputs], requires_grad=False) for own in (linear.weight, linear.bias))
+    return part
 
 
 class Layers(nn.ModuleList):

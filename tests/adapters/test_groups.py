@@ -15,6 +15,7 @@ from tests.support.needed import needs_kernel
 CPU = torch.device("cpu")
 MOST_ROWS = 60  # of a piece of work, in kernel.c
 ONE = np.array([1])
+TYPES = [torch.float32, *[torch.bfloat16] * (ways.kernel() is not None and ways.kernel().has_bf16)]  # that the kernel takes
 
 
 def each(slots):
@@ -75,9 +76,9 @@ def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatc
     assert not Runs.takes(cuda, torch.bfloat16, [(768, 32)])  # an older GPU runs a loop that waits for the device
 
 
-def _lying(slots, outputs, inputs):
+def _lying(slots, outputs, inputs, dtype=torch.float32):
     """Returns weights as slots have them: stored as inputs x outputs."""
-    return torch.randn(slots, inputs, outputs).mT
+    return torch.randn(slots, inputs, outputs, dtype=dtype).mT
 
 
 @needs_kernel()
@@ -113,9 +114,37 @@ def test_the_kernel_maps_as_tiles_do(lengths, slots, widths, biased, function, r
 
 
 @needs_kernel()
-def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
-    down, up = Map(_lying(3, 32, 64)), Map(_lying(3, 64, 32))
-    x = torch.randn(130, 64)
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 2 * MOST_ROWS + 3), min_size=1, max_size=6),
+    widths=st.tuples(st.integers(1, 35), st.sampled_from([16, 48, 272]), st.sampled_from([16, 32, 80])),
+    biased=st.booleans(),
+    function=st.sampled_from([None, "relu", "gelu"]),
+    seed=st.integers(0, 99),
+)
+def test_the_kernel_rounds_to_bf16_only_what_it_writes(lengths, widths, biased, function, seed):
+    if torch.bfloat16 not in TYPES:
+        pytest.skip("the kernel takes no bf16 on this processor, or with this compiler")
+    torch.manual_seed(seed)
+    inputs, rank, outputs = 2 * widths[0], *widths[1:]
+    x, base = (torch.randn(sum(lengths), 2 * width).bfloat16()[:, width:] for width in (inputs, outputs))
+    weights = [_lying(4, rank, inputs, torch.bfloat16), _lying(4, outputs, rank, torch.bfloat16)]
+    biases = [torch.randn(4, width).bfloat16() if biased else None for width in (rank, outputs)]
+    both = [Map(*own) for own in zip(weights, biases, strict=True)]
+    wide = [Map(own.float(), bias if bias is None else bias.float()) for own, bias in both]
+    groups = InPlace(np.random.default_rng(seed).integers(0, 4, len(lengths)), np.array(lengths))
+    inner, expected = groups.linear(x.float(), *wide[0]), base.float()
+    assert torch.allclose(groups.linear(x, *both[0]).float(), inner, rtol=2**-8, atol=1e-3)
+    groups.add_low_rank(expected, x.float(), *wide, function)
+    groups.add_low_rank(base, x, *both, function)
+    assert ((base - expected).abs() <= 2**-7 * expected.abs() + 2**-8 * 4 * rank**0.5 * inner.abs().max()).all()
+
+
+@needs_kernel()
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours(dtype):
+    down, up = Map(_lying(3, 32, 64, dtype)), Map(_lying(3, 64, 32, dtype))
+    x = torch.randn(130, 64, dtype=dtype)
     together, alone = x.clone(), x.clone()
     InPlace(np.array([2, 0, 1]), np.array([7, 100, 23])).add_low_rank(together, x, down, up)
     for row, slot in enumerate(np.repeat([2, 0, 1], [7, 100, 23])):
@@ -124,20 +153,29 @@ def test_the_kernel_gives_a_row_the_same_bits_beside_any_neighbours():
 
 
 @needs_kernel()
-def test_what_is_no_number_does_not_become_one():
-    down, up = Map(torch.full((1, 4, 16), torch.nan).mT), Map(torch.ones(1, 16, 16).mT)
-    out = torch.zeros(1, 16)
-    InPlace(np.array([0]), ONE).add_low_rank(out, torch.ones(1, 4), down, up, function="relu")
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_no_number_does_not_become_one(dtype):
+    down, up = Map(torch.full((1, 4, 16), torch.nan, dtype=dtype).mT), Map(torch.ones(1, 16, 16, dtype=dtype).mT)
+    out = torch.zeros(1, 16, dtype=dtype)
+    InPlace(np.array([0]), ONE).add_low_rank(out, torch.ones(1, 4, dtype=dtype), down, up, function="relu")
     assert out.isnan().all()
 
 
 @needs_kernel()
 @pytest.mark.parametrize("kind", ["lora", "bottleneck"])
 @pytest.mark.parametrize(
-    ("hidden", "dtype", "groups"),
-    [(32, torch.float32, InPlace), (32, torch.bfloat16, Tiles), (40, torch.float32, Tiles)],  # it takes multiples of 16
+    ("hidden", "dtype", "has_bf16", "has_amx", "groups"),
+    [
+        (32, torch.float32, False, False, InPlace),
+        (32, torch.bfloat16, True, False, InPlace),
+        (32, torch.bfloat16, True, True, Tiles),
+        (32, torch.bfloat16, False, False, Tiles),
+        (40, torch.float32, True, False, Tiles),  # it takes multiples of 16
+    ],
 )
-def test_the_kernel_takes_adapters_of_any_rank(kind, hidden, dtype, groups):
+def test_the_kernel_takes_adapters_of_any_rank(monkeypatch, kind, hidden, dtype, has_bf16, has_amx, groups):
+    monkeypatch.setattr(ways.kernel(), "has_bf16", has_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     for rank in (1, 8, 17, MOST_RANK + 20):
         layout = Layout(kind, rank, hidden, 2, ("attention_out", "ffn_in", "ffn_out"), 48)
         assert layout.way(CPU, dtype) is groups

@@ -1,6 +1,7 @@
 """Names and keys of layouts, refused ones, and weights that arrive late. What layouts compute: `answers/test_reference.py`."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import torch
 
 from hplm.adapters.groups import Tiles
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
-from hplm.adapters.parts import Part, adapted
+from hplm.adapters.parts import Part, adapted, adapted_last
+from hplm.adapters.slots import REACHED
 from hplm.engine.engine import read
 from hplm.errors import Broken, InvalidInput
-from hplm.model.layer import QKV
+from hplm.model.layer import KEY_VALUE, QKV, QUERY
 from testing.toy import CONFIG
 from tests.support.message import mentioning
 
@@ -41,6 +43,25 @@ def test_weights_of_a_layer_are_used_when_they_have_arrived():
         for layer in range(layout.layers):
             found = adapted([part], layer, QKV, x, torch.zeros(len(x), 24)) if layout is adapter else read(x, [part])
             assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
+@pytest.mark.parametrize("places", [("query",), ("key", "ffn_in"), ("value", "query"), ("query", "key", "value")])
+def test_queries_that_are_computed_alone_are_adapted_alone(kind, places):
+    """Queries are wider than keys and values."""
+    layout = Layout(kind, 2, 8, 1, places, 12, query_width=12, key_width=4)
+    layers = [{name: torch.randn(4, *shape) for name, shape in layout.shapes.items()}]
+    x, after, rows = torch.randn(len(SLOTS), 8), torch.randn(len(SLOTS), 20), torch.tensor([0, 3, 8])
+
+    def parts(slots):
+        groups = Tiles(np.array(slots), np.ones(len(slots), np.int64), torch.device("cpu"))
+        return [Part(layout, groups, layers, [REACHED], None)]
+
+    whole = adapted(parts(SLOTS), 0, QKV, x, after.clone())
+    last = partial(adapted_last, parts(SLOTS), parts([SLOTS[row] for row in rows]), 0)
+    assert torch.allclose(last(QUERY, x[rows], after[rows, :12]), whole[rows, :12], atol=1e-5)
+    assert torch.allclose(last(KEY_VALUE, x, after[:, 12:].clone()), whole[:, 12:], atol=1e-5)
+    assert not torch.equal(whole, after)
 
 
 def test_different_layouts_have_different_names_and_keys_and_are_known_by_their_keys():

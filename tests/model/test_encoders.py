@@ -10,6 +10,7 @@ import torch
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
+from hplm.model.layer import KEY_VALUE, QKV, QUERY
 from hplm.model.stacks import through
 from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
 from hplm.model.windows import Window
@@ -53,6 +54,24 @@ def test_a_family_gives_the_states_of_transformers(saved, family):
         with torch.no_grad():
             expected = stock(torch.tensor([encoded.tokens.tolist()]), **given).last_hidden_state[0]
         assert torch.allclose(states(checkpoint, encoded), expected, atol=1e-4)
+
+
+@torch.no_grad()
+def test_queries_of_few_rows_are_computed_alone():
+    _, upper = random_backbone(CONFIG)
+    layer, x, attend, rows_of = upper.layers[-1], torch.randn(90, CONFIG.hidden), PackedAttention([40, 50], CONFIG.heads), {}
+
+    def adapt(at, before, after):
+        rows_of[at] = len(before)
+        return after
+
+    expected = layer(x, attend)
+    layer.put_query_apart()
+    few, most = torch.tensor([0, 40]), torch.arange(1, 90)
+    assert torch.allclose(layer.plain()(x, attend, adapt, few), expected[few], atol=1e-5)
+    assert (rows_of.pop(QUERY), rows_of.pop(KEY_VALUE)) == (2, 90) and QKV not in rows_of
+    assert torch.allclose(layer.plain()(x, attend, adapt, most), expected[most], atol=1e-5)
+    assert rows_of.pop(QKV) == 90 and QUERY not in rows_of
 
 
 def test_layers_between_the_halves_are_taken_from_below(saved):
