@@ -33,9 +33,9 @@ class LookupRequest:
     """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
 
     __slots__ = (
-        "_sizes", "answered", "by_words", "characters_left", "counts", "deadline_ns", "defer", "head", "ids", "lengths",
-        "owner", "pairs", "refuse_at_once", "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate",
-        "view", "windows",
+        "_sizes", "answered", "by_words", "characters_left", "counts", "deadline_ns", "defer", "head", "ids", "in_pieces",
+        "lengths", "owner", "pairs", "refuse_at_once", "respond", "segments", "spans", "task", "tenant", "texts", "tokens",
+        "truncate", "view", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +61,7 @@ class LookupRequest:
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
         self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
         self.owner = tenant.uid  # in the line
-        self.answered = False
+        self.answered = self.in_pieces = False
         self.head = head = head or head_of(view, tenant)
         if head.top_k and not self.task.allows_top_k:
             able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
@@ -98,9 +98,9 @@ class LookupRequest:
         return self.characters_left + A_TEXT * (len(self.texts) - len(self.ids))
 
     def pieces(self, characters: int) -> list[int]:
-        """Returns the work that is left, in pieces of as many texts as `next_texts` returns."""
+        """Returns its work in pieces of as many texts as `next_texts` returns."""
         works, room = list[int](), 0
-        for size in self._sizes[len(self.ids) :]:
+        for size in self._sizes:
             if room <= 0:
                 works.append(0)
                 room = characters

@@ -107,7 +107,7 @@ class LookupService:
         self._beats = Beats()
         self._stuck: tuple[float | None, int] = None, 0  # the begin of the turn that was under way, and its beats
         self._refused = Refused(refused, clock.monotonic_ns)
-        self._pace = 0.0  # seconds from one request that is looked up to the next while others wait, a running mean
+        self._pace = 0.0  # seconds from one piece that is looked up to the next while others wait, a running mean
         self._paced_since: float | None = None  # None: nobody waited
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -153,7 +153,9 @@ class LookupService:
 
     def _wait_in_line(self, request: LookupRequest) -> None:
         try:
-            displaced = self._line.join(request, *request.pieces(PIECE))
+            works = request.pieces(PIECE)
+            request.in_pieces = len(works) > 1
+            displaced = self._line.join(request, *works)
         except Exception as error:  # the line is closed
             self._answer([(request, error)])
             return
@@ -223,7 +225,7 @@ class LookupService:
                 finished = self._look_up(taken)
         finally:
             self._send_refusals(finished)
-            self._keep_pace(started, finished)
+            self._keep_pace(started, len(taken))
         return True
 
     def _look_up(self, taken: list[LookupRequest]) -> int:
@@ -237,10 +239,10 @@ class LookupService:
         self.meter.add(names.LOOKUP_SECONDS, self._time.perf_counter() - started)
         return len(answers)
 
-    def _keep_pace(self, started: float, finished: int) -> None:
+    def _keep_pace(self, started: float, pieces: int) -> None:
         now, since = self._time.perf_counter(), self._paced_since or started
-        if finished:
-            self._pace += LEARNING * ((now - since) / finished - self._pace)
+        if pieces:
+            self._pace += LEARNING * ((now - since) / pieces - self._pace)
             since = now
         self._paced_since = since if len(self._line) else None
 
@@ -253,8 +255,6 @@ class LookupService:
         allowed: list[LookupRequest] = []
         now_ns = self._time.monotonic_ns()
         for request in taken:
-            if request.answered:
-                continue  # after a piece before this one
             try:
                 if 0 < request.deadline_ns <= now_ns:
                     raise _late(request)
@@ -287,6 +287,8 @@ class LookupService:
             if was_answered:
                 continue
             error = answer if isinstance(answer, Exception) else None
+            if error is not None and request.in_pieces:
+                self._line.leave(request)
             try:
                 error = request.respond(answer) or error
             except Exception:  # the others must still be answered

@@ -31,7 +31,7 @@ class Waiting(Protocol):
     @property
     def slot_key(self) -> Hashable: ...  # texts with the same key share device slots
     @property
-    def tenant(self) -> Hashable: ...  # the tenant whose fair share it uses; no other backbone's tenant has this number
+    def tenant(self) -> Hashable: ...  # the tenant whose fair share it uses, in one backbone
     @property
     def backbone(self) -> int: ...  # a small number: texts of one batch are of one backbone
 
@@ -81,23 +81,24 @@ class Shares:
         if not self._held:
             self._largest = None
 
-    def evicted(self, tenant: Hashable, items: int, work: int, newest: Newest[L]) -> list[L] | None:
-        """Returns what has to leave, so that so much of a tenant has room, or None if it gets none.
+    def room_for(self, texts: Sequence[Waiting], newest: Newest[L]) -> list[L]:
+        """Returns what has to leave for the texts of a request.
 
-        It gets none if its tenant would hold the largest share. Otherwise the tenant that does hold it loses its newest items.
+        Raises if its tenant would hold the largest share. Otherwise the tenant that does hold it loses its newest items.
         """
+        items, work = len(texts), sum([text.bytes for text in texts])
         items_over, work_over = self.items + items - self.limits.items, self.work + work - self.limits.work
-        leaving: list[L] | None = []
+        leaving: list[L] = []
         if items_over <= 0 and work_over <= 0:
             return leaving
-        own = self._held.get(tenant, NOTHING)
+        own, error = self._held.get(texts[0].tenant, NOTHING), None
         wanted = self._share((own[0] + items, own[1] + work))
         left: dict[Hashable, tuple[int, int]] = {}  # of the tenants that lose something
         losing: dict[Hashable, Iterator[tuple[int, int, L]]] = {}
         while items_over > 0 or work_over > 0:
             loses = self._largest_of(left)
             if loses is None or self._share(left.get(loses, self._held[loses])) <= wanted:
-                leaving = None
+                error = self._full(items, work)
                 break
             out_items, out_work, out = next(losing.get(loses) or losing.setdefault(loses, newest(loses)))
             held = left.get(loses, self._held[loses])
@@ -106,21 +107,18 @@ class Shares:
             leaving.append(out)
         for other in left:  # the loop has lowered their entries, but nothing has left yet, and admission may still refuse
             self._push(other, self._held[other])
+        if error is not None:
+            raise error
         return leaving
 
-    def room_for(self, texts: Sequence[Waiting], newest: Newest[L]) -> list[L]:
-        """Returns what has to leave for the texts of a request. Raises if they get no room."""
-        size = sum([text.bytes for text in texts])
-        leaving = self.evicted(texts[0].tenant, len(texts), size, newest)
-        if leaving is not None:
-            return leaving
-        if self.items + len(texts) > self.limits.items:
-            raise QueueFull(
-                f"{self.items} texts are waiting and {len(texts)} more would exceed the limit of {self.limits.items}: "
+    def _full(self, items: int, work: int) -> QueueFull:
+        if self.items + items > self.limits.items:
+            return QueueFull(
+                f"{self.items} texts are waiting and {items} more would exceed the limit of {self.limits.items}: "
                 "retry after 0.1 s, or send fewer texts in a request"
             )
-        raise QueueFull(
-            f"{self.work} bytes are waiting and {size} more would exceed the limit of {self.limits.work}: "
+        return QueueFull(
+            f"{self.work} bytes are waiting and {work} more would exceed the limit of {self.limits.work}: "
             "retry after 0.1 s, or send fewer or shorter texts in a request"
         )
 
@@ -142,16 +140,17 @@ class Shares:
 
     def _largest_of(self, left: dict[Hashable, tuple[int, int]]) -> Hashable | None:
         """Returns the tenant with the largest share, after what has left it."""
-        heap = self._heap()
+        heap, lowered = self._heap(), set[Hashable]()
         while heap:
             share, _, tenant = heap[0]
             held = left.get(tenant, self._held.get(tenant))
             now = -1.0 if held is None else self._share(held)
             if now == -share:
                 return tenant
-            if 0 < now < -share:
+            if 0 < now < -share and tenant not in lowered:
                 self._entries += 1
+                lowered.add(tenant)
                 heapreplace(heap, (-now, self._entries, tenant))
-            else:  # it has nothing, or a later entry
+            else:  # it has nothing, or another entry
                 heappop(heap)
         return None

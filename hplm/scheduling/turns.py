@@ -23,7 +23,6 @@ from hplm.scheduling.queue import Queue, Queues
 from hplm.scheduling.selection import Capacity
 
 AT_ONCE = 64  # pieces that are taken at a time, at most
-LAZY = 64  # tenants that are not ahead any more are forgotten when there are so many more of them than pieces
 
 
 class Item(Protocol):
@@ -79,7 +78,7 @@ class Turns(Queues[Piece[I]]):
         self._now_ns = now_ns
         self._changed = threading.Condition()
         self._turn = 0  # that was taken last; a tenant without waiting pieces joins at it
-        self._next: dict[Hashable, int] = {}  # the turns of the next pieces of tenants that are ahead
+        self._next: dict[Hashable, int] = {}  # the turns of tenants' next pieces, since the line was empty
 
     def join(self, item: I, *works: int) -> list[I]:
         """Adds an item, with the work of each of its pieces. Returns the items that have no place; the caller answers them.
@@ -99,8 +98,8 @@ class Turns(Queues[Piece[I]]):
     def take(self, most: int = AT_ONCE) -> tuple[list[I], list[I]] | None:
         """Waits for pieces. Returns the items whose turn it is, for a piece each, and those that have expired.
 
-        It takes `most` and `piece` of work at most, but a piece that is larger is taken alone. Returns None once the line is
-        closed and empty.
+        It takes `most` and `piece` of work at most, but a piece that is larger is taken alone. An item has one piece that is
+        smaller, its last. Returns None once the line is closed and empty.
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self) or self.draining)
@@ -118,6 +117,13 @@ class Turns(Queues[Piece[I]]):
         with self._changed:
             return self._expired()
 
+    def leave(self, item: I) -> None:
+        """Removes the pieces of an item that still wait."""
+        with self._changed:
+            columns = self._queue.columns
+            own = [index for index in range(len(columns)) if columns.text(index).item is item]
+            self._remove(self._queue, np.array(own, dtype=np.int64))
+
     def close(self) -> None:
         """Refuses new items. Waiting items are still taken."""
         with self._changed:
@@ -126,8 +132,8 @@ class Turns(Queues[Piece[I]]):
 
     def _admit(self, texts: Sequence[Piece[I]], now_ns: int) -> None:
         """Gives the pieces of an item their turns."""
-        if len(self._next) > LAZY + len(self):
-            self._next = {tenant: turn for tenant, turn in self._next.items() if turn > self._turn}
+        if not len(self):
+            self._next.clear()  # nobody waits, so nobody is ahead
         tenant = texts[0].tenant
         turn = max(self._turn, self._next.get(tenant, 0))
         for piece in texts:
@@ -139,7 +145,7 @@ class Turns(Queues[Piece[I]]):
         """Removes pieces that get no turn, which their tenant's next ones then get."""
         gone = super()._remove(queue, indexes)
         for piece in gone:
-            self._next[piece.tenant] = self._next.get(piece.tenant, 0) - piece.tokens
+            self._next[piece.tenant] -= piece.tokens
         return gone
 
     def _expired(self) -> list[I]:

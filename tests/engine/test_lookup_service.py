@@ -306,6 +306,23 @@ def test_a_text_that_is_read_whole_is_charged_whole(world):
         assert before.answers == [FOUND] and not later.answers
 
 
+def test_what_fails_early_leaves_with_all_its_pieces(world):
+    failing = world.offer("noisy", 2 * PIECE, fails="invalid")
+    world.offer("noisy")
+    world.step()
+    assert len(failing.answers) == 1 and world.waiting() == 1
+
+
+def test_the_pace_is_that_of_pieces(world):
+    world.read_s = 0.5
+    for _ in range(200):
+        world.offer("noisy", 3 * PIECE)
+        for _ in range(3):
+            world.step()
+    world.offer("noisy", 3 * PIECE)
+    assert mentions(world.offer("noisy", at_once=True).answers[0], "1.5")
+
+
 def test_who_brings_many_short_requests_reads_some_of_them(world):
     """Two at a time, until its time is over."""
     world.read_s = 0.6 * AT_ONCE_SECONDS

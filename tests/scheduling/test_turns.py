@@ -71,12 +71,31 @@ def test_what_gets_no_turn_costs_its_tenant_no_later_one():
     late = [item for _ in range(3) if line.join(item := Asked("late", 5, deadline_ns=1), 5)]
     line.now = 1
     assert line.expired() == late and line.held()["noisy"] == 35
-    while line.held()["noisy"]:
+    while line.held()["noisy"] > 10:
         line.take()
     for _ in range(8):
         line.enter("steady", 5)
+    while line.held()["noisy"]:
+        line.take()
     noisy, late = line.enter("noisy", 5), line.enter("late", 5)
     assert {noisy, late} < {*line.take()[0], *line.take()[0]}
+
+
+def test_nobody_is_behind_who_comes_to_an_empty_line():
+    line = Line()
+    line.join(Asked("large", 500), 500)
+    assert line.take()
+    steady = [line.enter("steady", 10) for _ in range(3)]
+    large = line.enter("large", 10)
+    assert line.take()[0] + line.take()[0] == [steady[0], large]
+
+
+def test_what_leaves_takes_its_pieces_along():
+    line = Line()
+    item, other = line.enter("large", 35), line.enter("other", 5)
+    assert line.take()[0] == [item]
+    line.leave(item)
+    assert len(line) == 1 and line.take()[0] == [other] and not line.held()
 
 
 def test_an_offer_to_a_full_line_looks_at_few_of_its_tenants():
@@ -93,6 +112,19 @@ def test_an_offer_to_a_full_line_looks_at_few_of_its_tenants():
     finally:
         sys.setprofile(None)
     assert calls["call"] + calls["c_call"] < 1000 * 120 and len(line) == 2000
+
+
+def test_an_offer_to_a_line_that_one_tenant_fills_looks_at_few_entries():
+    line, calls = Line(items=2000), Counter()
+    for _ in range(2000):
+        line.enter("noisy")
+    sys.setprofile(lambda frame, event, called: calls.update([event]))
+    try:
+        for number in range(1000):
+            assert line.join(Asked(f"new {number}"), 1)[0].owner == "noisy"
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] + calls["c_call"] < 1000 * 300
 
 
 def size_of(waiting, item):
