@@ -130,7 +130,8 @@ def import_checkpoint(
         is_done = stored.get("asked") == asked
         if is_done:
             remove_savepoints(working / "import")  # first: its tenant can be deleted then
-            _check_agreement(stored, folder, matching, "it is stored: give --anyway, or remove it by `hplm tenant delete`")
+            removed_by = f"`hplm tenant delete {tenant_id} --store {store.folder}`"
+            _check_agreement(stored, folder, matching, f"it is stored: give --anyway, or remove it by {removed_by}")
         if before is not None and is_done and options.test is None:
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"

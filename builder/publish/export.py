@@ -25,8 +25,8 @@ from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
 ELSEWHERE = (
-    "export into another --repository, so that `hplm begin --from` can still read this one, or give --replace to remove it, "
-    "after its servers have stopped"
+    "export into another --repository, so that `hplm begin --from` can still read this one, or remove it by "
+    "`hplm export --replace` after its servers have stopped"
 )
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 

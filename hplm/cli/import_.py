@@ -225,10 +225,8 @@ def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[st
     refused = {one.id: one.refused for one in found if one.refused}
     sizes = {side: sum(report["bytes"][side] for report in kept.values()) for side in ("before", "after")}
     each = f"{sum(took) / len(took):.0f} s each, as earlier ones here" if took else "the first one will tell its time"
-    print(
-        f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}; {sizes['before'] / 1e6:,.1f} MB "
-        f"become {sizes['after'] / 1e6:,.1f} MB; {each}"
-    )
+    become = f"; {sizes['before'] / 1e6:,.1f} MB become {sizes['after'] / 1e6:,.1f} MB; {each}" if kept else ""
+    print(f"checkpoints that fit: {len(kept)}; folders that do not: {len(refused)}{become}")
     return {
         "fit": {name: {**report, "bytes": report["bytes"]["after"]} for name, report in kept.items()},
         "refused": refused,
