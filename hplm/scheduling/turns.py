@@ -34,14 +34,14 @@ class Item(Protocol):
     def deadline_ns(self) -> int: ...  # 0: no deadline
 
 
-I = TypeVar("I", bound=Item)  # noqa: E741
+W = TypeVar("W", bound=Item)
 
 
 @dataclass(eq=False, slots=True)
-class Piece(Generic[I]):
+class Piece(Generic[W]):
     """A piece of an item's work, as it waits in the queue (`hplm.scheduling.limits`)."""
 
-    item: I
+    item: W
     tenant: Hashable
     tokens: int  # its work; at least 1
     deadline_ns: int
@@ -68,7 +68,7 @@ class InTurn:
         return room.taken
 
 
-class Turns(Queues[Piece[I]]):
+class Turns(Queues[Piece[W]]):
     """Threads may share it. `piece` is how much work is taken at once."""
 
     def __init__(self, limits: Limits, piece: int, now_ns: Callable[[], int]) -> None:
@@ -80,7 +80,7 @@ class Turns(Queues[Piece[I]]):
         self._turn = 0  # that was taken last; a tenant without waiting pieces joins at it
         self._next: dict[Hashable, int] = {}  # the turns of tenants' next pieces, since the line was empty
 
-    def join(self, item: I, *works: int) -> list[I]:
+    def join(self, item: W, *works: int) -> list[W]:
         """Adds an item, with the work of each of its pieces. Returns the items that have no place; the caller answers them.
 
         A full line refuses the item if its tenant would hold the largest part of the line. Otherwise the newest items of the
@@ -95,7 +95,7 @@ class Turns(Queues[Piece[I]]):
             self._changed.notify()
         return _items(refused)
 
-    def take(self, most: int = AT_ONCE) -> tuple[list[I], list[I]] | None:
+    def take(self, most: int = AT_ONCE) -> tuple[list[W], list[W]] | None:
         """Waits for pieces. Returns the items whose turn it is, for a piece each, and those that have expired.
 
         It takes `most` and `piece` of work at most, but a piece that is larger is taken alone. An item has one piece that is
@@ -105,19 +105,19 @@ class Turns(Queues[Piece[I]]):
             self._changed.wait_for(lambda: len(self) or self.draining)
             if not len(self):
                 return None
-            expired, taken = self._expired(), list[Piece[I]]()
+            expired, taken = self._expired(), list[Piece[W]]()
             if len(self):
                 chosen = self._queue.select(0, Capacity(self._piece, most, 1), is_idle=True)
                 taken = self._queue.remove(chosen.indexes)
                 self._turn = max(piece.arrival_ns for piece in taken)
             return _items(taken), expired
 
-    def expired(self) -> list[I]:
+    def expired(self) -> list[W]:
         """Removes and returns the items that can no longer be in time."""
         with self._changed:
             return self._expired()
 
-    def leave(self, item: I) -> None:
+    def leave(self, item: W) -> None:
         """Removes the pieces of an item that still wait."""
         with self._changed:
             columns = self._queue.columns
@@ -130,7 +130,7 @@ class Turns(Queues[Piece[I]]):
             super().close()
             self._changed.notify_all()
 
-    def _admit(self, texts: Sequence[Piece[I]], now_ns: int) -> None:
+    def _admit(self, texts: Sequence[Piece[W]], now_ns: int) -> None:
         """Gives the pieces of an item their turns."""
         if not len(self):
             self._next.clear()  # nobody waits, so nobody is ahead
@@ -141,17 +141,17 @@ class Turns(Queues[Piece[I]]):
             turn += piece.tokens
         self._next[tenant] = turn
 
-    def _remove(self, queue: Queue[Piece[I]], indexes: Array) -> list[Piece[I]]:
+    def _remove(self, queue: Queue[Piece[W]], indexes: Array) -> list[Piece[W]]:
         """Removes pieces that get no turn, which their tenant's next ones then get."""
         gone = super()._remove(queue, indexes)
         for piece in gone:
             self._next[piece.tenant] -= piece.tokens
         return gone
 
-    def _expired(self) -> list[I]:
+    def _expired(self) -> list[W]:
         return _items([piece for _, late in self._late(self._now_ns(), predicts=False) for piece in late])
 
 
-def _items(pieces: Sequence[Piece[I]]) -> list[I]:
+def _items(pieces: Sequence[Piece[W]]) -> list[W]:
     """Returns each piece's item once."""
     return list(dict.fromkeys(piece.item for piece in pieces))
