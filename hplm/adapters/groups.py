@@ -20,7 +20,7 @@ from hplm.model.tensors import sent
 CPU = torch.device("cpu")
 # Of `InPlace`:
 MOST_RANK = 256  # as in kernel.c
-STEP = 16  # all widths are multiples of it
+STEP = 16  # numbers of outputs are multiples of it
 WORTH = 1 << 18  # multiplications that are worth another thread
 # Of `Runs`:
 ALIGNMENT = 16  # bytes
@@ -87,11 +87,14 @@ class InPlace(Groups):
 
     @staticmethod
     def takes(device: torch.device, dtype: torch.dtype, shapes: Iterable[tuple[int, ...]]) -> bool:
-        if device.type != "cpu" or any(width % STEP for shape in shapes for width in shape) or (found := vectors()) is None:
+        every = [*shapes]  # outputs x inputs
+        if device.type != "cpu" or any(shape[0] % STEP for shape in every) or (found := vectors()) is None:
             return False
+        if dtype is not torch.bfloat16:
+            return dtype is torch.float32
         # Torch's products in bf16 use AMX. It has no public name for that.
         has_amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
-        return dtype is torch.float32 or (found.has_bf16 and not has_amx)
+        return found.has_bf16 and not has_amx and not any(shape[-1] % 2 for shape in every)
 
     def __init__(self, slots: Array, counts: Array, device: torch.device = CPU) -> None:
         bounds = np.arange(len(slots) + 1)

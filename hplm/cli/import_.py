@@ -147,6 +147,8 @@ def import_(
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
     to_build = None if is_built else root
     if to_build is not None:
+        if domain != "root":
+            raise InvalidInput(f"--domain {domain}: a store that --root builds has the domain root alone: leave it out")
         if texts is None:
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
         if not plan:

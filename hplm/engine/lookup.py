@@ -111,7 +111,7 @@ class LookupRequest:
     def next_texts(self, characters: int) -> range:
         """Returns the numbers of the next texts, as many as have these characters but at least one."""
         first = len(self.ids)
-        if self.characters_left > characters:
+        if self.characters_left >= characters:
             for index in range(first, len(self.texts)):
                 characters -= self._sizes[index]
                 if characters <= 0:

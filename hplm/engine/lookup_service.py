@@ -33,7 +33,7 @@ MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy t
 LEARNING = 0.05  # rate of the running mean of the pace
 LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
 PAUSE = 0.002  # seconds until it is asked again how many there are
-WAITING = Limits(items=8192, work=1 << 27)  # the most requests and characters that wait
+WAITING = Limits(items=8192, work=1 << 27)  # the most pieces and characters that wait
 REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
 Answered = tuple[LookupRequest, bytearray | Exception]
 

@@ -107,7 +107,7 @@ INLINE void transpose(
 
 /* Rows in runs of one slot each, and the matrices of all slots, inputs x outputs, with their biases, which may be NULL.
  *
- * A rank before `up` is at most MOST_RANK. Ranks and outputs are multiples of 16, in bf16 inputs of 2. `x` may be `out`.
+ * A rank before `up` is at most MOST_RANK. Ranks and outputs are multiples of 16, in bf16 inputs of 2. With `down`, `x` may be `out`.
  */
 typedef struct {
     How how;

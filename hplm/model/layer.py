@@ -135,7 +135,7 @@ class Layer(nn.Module):
         return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
 
     def put_query_apart(self) -> None:
-        """Lets the plain layer compute few rows' queries alone, with the same weights. Queries and keys must not turn."""
+        """Lets the plain layer compute few rows' queries alone. It must have biases, and queries and keys must not turn."""
         width = self._widths[0]
         self.query, self.key_value = _part(self.qkv, slice(width)), _part(self.qkv, slice(width, None))
 

@@ -64,6 +64,15 @@ def test_a_grouped_kernel_maps_rows_as_single_products_do(count, runs_of):
     assert ((base.double() - wanted).abs() < 0.02 * wanted.abs() + 0.15).all()
 
 
+@needs_kernel()
+def test_the_compiled_kernel_takes_numbers_that_it_reads_and_widths_that_fill_its_registers():
+    assert InPlace.takes(CPU, torch.float32, [(16, 31), (16,)])
+    for dtype in (torch.float16, torch.float64):
+        assert not InPlace.takes(CPU, dtype, [(32, 32)])
+    for shape in ((16, 31), (24, 32)):
+        assert not InPlace.takes(CPU, torch.bfloat16, [shape])
+
+
 def test_a_grouped_kernel_is_used_only_for_fitting_devices_and_widths(monkeypatch):
     cuda = torch.device("cuda")
     capability = [(9, 0)]

@@ -127,6 +127,7 @@ def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monke
     command = ["import", "--store", "store", "--from", "models", "--texts", texts(tmp_path, 60), "--rank", 2, "--least", 0]
     command += ["--device", "cpu"]
     assert mentions(refused(capsys, "import", "--store", "store", "--from", "models", "--root", "base", "--plan"), "--texts")
+    assert mentions(refused(capsys, *command, "--root", "base", "--domain", "bio"), "--domain bio", "--root")
     plan = run(capsys, *command, "--root", "base", "--lower", 1, "--plan")
     said = printed(capsys, *command, "--root", "base", "--lower", 1)
     store = Store(tmp_path / "store")
