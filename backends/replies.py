@@ -37,7 +37,11 @@ SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()
 Request: TypeAlias = "pb_utils.InferenceRequest"
 Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
-WELL = TextAnswer(["ok"], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
+
+
+def saying(text: str) -> TextAnswer:
+    """Returns an answer that only says something of ours."""
+    return TextAnswer([text], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
 
 
 class Sender:
@@ -166,8 +170,8 @@ class Model:
                 given = self._read(request, sender)
                 if sender.is_probe:
                     sender.answer(self._well(request))
-                else:
-                    accepted.append(self._take(request, given, sender, received_ns))
+                elif (taken := self._take(request, given, sender, received_ns)) is not None:
+                    accepted.append(taken)
             except Exception as error:
                 self._refuse(sender, error)
         self._submit(accepted)
@@ -212,10 +216,10 @@ class Model:
 
     def _well(self, request: Request) -> Outputs:
         """Returns the answer to a probe, or raises."""
-        return outputs_of([WELL], request.requested_output_names(), [0])
+        return outputs_of([saying("ok")], request.requested_output_names(), [0])
 
     def _take(self, request: Request, given: Any, sender: Sender, received_ns: int) -> Any:
-        """Returns what `_submit` gets of a request, or raises."""
+        """Returns what `_submit` gets of a request, or raises. Returns None for one that is answered already, or kept."""
         raise NotImplementedError
 
     def _submit(self, accepted: list[Any]) -> None:

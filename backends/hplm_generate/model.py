@@ -126,8 +126,8 @@ class TritonPythonModel(replies.Model):
         self._open[answer] = None
         return answer
 
-    def _submit(self, accepted: list[Answer | None]) -> None:
-        self._client.submit([answer for answer in accepted if answer is not None])
+    def _submit(self, accepted: list[Answer]) -> None:
+        self._client.submit(accepted)
 
     def _cancel(self, name: str) -> None:
         """Cancels a prompt of the model `hplm`. Triton does not say here that its client has gone."""

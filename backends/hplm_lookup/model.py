@@ -19,10 +19,10 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
 from hplm.request.answers import Outputs, bits_named
-from hplm.request.form import MOST_RUNG, PROBE
+from hplm.request.form import MOST_RUNG, PROBE, SAYING
 from hplm.server.held import HeldBy
 from hplm.tenants.arrival import Arrivals, Mark
-from hplm.tenants.authorize import admit
+from hplm.tenants.authorize import LIST, admit, listed
 from hplm.tenants.models import upper_of
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.secret import SharedSecret
@@ -57,8 +57,13 @@ class TritonPythonModel(replies.Model):
         self._service.check()
         return _ticket(PROBE, 1)
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> LookupRequest:
+    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> LookupRequest | None:
         view = self._views.view
+        if asked_flag(given, LIST):
+            if (texts := replies.required(replies.inputs_of(request), "TEXT").as_numpy().size) != 1:
+                raise InvalidInput(f"parameter {LIST!r} is with {texts} texts: send one, which is not read")
+            sender.answer(_ticket(SAYING + listed(view.snapshot, given, time.time(), self._views.is_stale), 1))
+            return None
         tenant = admit(view.snapshot, given, time.time(), self._views.is_stale)
         arrival_ns = self._arrivals.arrival_ns(given, received_ns)
         self._before.append((received_ns - arrival_ns) / 1e9)

@@ -13,8 +13,8 @@ from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.metrics import names
 from hplm.metrics.meter import Outcomes
-from hplm.request.answers import Outputs, bits_of
-from hplm.request.form import PROBE, check, read_head
+from hplm.request.answers import Outputs, bits_of, outputs_of
+from hplm.request.form import PROBE, SAYING, check, read_head
 from hplm.server.inherited import restarts
 from hplm.tenants.models import backbones_of
 from hplm.tenants.secret import SharedSecret
@@ -47,7 +47,11 @@ class TritonPythonModel(replies.Model):
         self._client.workers.check()
         return super()._well(request)
 
-    def _take(self, request: Request, given: bytes, sender: replies.Sender, received_ns: int) -> Pending:
+    def _take(self, request: Request, given: bytes, sender: replies.Sender, received_ns: int) -> Pending | None:
+        if given.startswith(SAYING):
+            text = given.removeprefix(SAYING).decode(errors="replace")
+            sender.answer(outputs_of([replies.saying(text)], request.requested_output_names(), [0]))
+            return None
         backbone, head = check(given, self._secrets), read_head(given)
         id = replies.request_id(request) if self._has_journal else ""  # nothing else names it
         # The ensemble asks for all outputs, whatever its client wants.

@@ -68,10 +68,10 @@ class Decoders:
     async def _opened(self, name: str, key: str | None) -> list[str]:
         try:
             responses = [one async for one in self._transport.generate(name, opened_by(key), None, SECONDS_TO_FIND)]
-            return json.loads(responses[0][generation.OUTPUT][0])
+            return [one["tenant"] for one in json.loads(responses[0][generation.OUTPUT][0])]
         except NoBackbone:  # it was unloaded meanwhile
             return []
-        except (IndexError, KeyError, ValueError) as error:
+        except (IndexError, KeyError, TypeError, ValueError) as error:
             raise UnexpectedAnswer(f"model {name!r} does not say which tenants it has: is it a decoder of hPLM?") from error
 
     async def _names(self) -> list[str]:

@@ -35,7 +35,7 @@ class Tenants(FakeTriton):
     def decode(self, request: Request) -> Iterator[dict[str, Any]]:
         tenant, is_keyed = request.parameters.get("tenant"), request.parameters.get("authorization") == "Bearer secret"
         if "hplm_tenants" in request.parameters:
-            yield {"text_output": json.dumps(["open", *["keyed"] * is_keyed])}
+            yield {"text_output": json.dumps([{"tenant": tenant} for tenant in ("open", *["keyed"] * is_keyed)])}
             return
         self._note(request)
         if tenant in BY_WORD:

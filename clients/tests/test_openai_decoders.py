@@ -1,6 +1,7 @@
 """The gateway chooses among the decoders of a fake Triton."""
 
 import asyncio
+import json
 
 import pytest
 from triton_fakes import FakeTriton, Refusal
@@ -44,7 +45,7 @@ class Several(FakeTriton):
         if isinstance(found, Refusal):
             raise found
         if "hplm_tenants" in request.parameters:
-            yield {"text_output": str(found).replace("'", '"')}
+            yield {"text_output": json.dumps([{"tenant": tenant} for tenant in found])}
         elif request.parameters["tenant"] not in found:
             raise Refusal("[no_tenant]")
         elif request.parameters["tenant"] != "silent":

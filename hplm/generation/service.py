@@ -5,7 +5,6 @@ python -m hplm.generation.service CHANNEL BATCHES: generates text for the model 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -47,14 +46,13 @@ from hplm.plot.table import Table
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
 from hplm.tasks import check_backbone
-from hplm.tenants.authorize import admit, opened
+from hplm.tenants.authorize import LIST, admit, listed
 from hplm.tenants.quarantine import refusal
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger("hplm.generation.service")  # also where it is the process's main module
 NO_ADDRESSES = np.empty(0, dtype=np.int64)
-TENANTS = "hplm_tenants"  # a parameter that asks which tenants the key opens, instead of a prompt's answer
 
 
 class Service:
@@ -118,9 +116,9 @@ class Service:
     def _take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
         view, now = self._backbone.view, time.time()
-        if asked_flag(asked.parameters, TENANTS):
-            ids = opened(view.snapshot, asked.parameters, now)
-            put(Reply([(number, 1)], {"text_output": strings([json.dumps(ids).encode()])}, end=NAMES))
+        if asked_flag(asked.parameters, LIST):
+            found = listed(view.snapshot, asked.parameters, now, self._backbone.is_stale)
+            put(Reply([(number, 1)], {"text_output": strings([found])}, end=NAMES))
             return
         tenant = admit(view.snapshot, asked.parameters, now, self._backbone.is_stale)
         if tenant.id in self._quarantined:

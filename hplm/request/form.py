@@ -27,6 +27,7 @@ _INT64, _INT32, _UINT8 = map(np.dtype, (np.int64, np.int32, np.uint8))
 HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
 SPAN = 12  # bytes of an answer row's span
 PROBE = b"\0"  # instead of a form: whether the engine works
+SAYING = bytes(_SIGNATURE_BYTES)  # instead of a signature: upper sends what follows back to the client, as the label
 
 
 class Head(NamedTuple):

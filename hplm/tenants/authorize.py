@@ -1,8 +1,10 @@
-"""Finds the tenant that a request names, and checks its key."""
+"""Finds the tenant that a request names, checks its key, and lists the tenants that a key opens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import msgspec
 
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.tenants.keys import allows, digest_in, new_key, presented_key
@@ -10,22 +12,38 @@ from hplm.tenants.snapshot import Snapshot, Tenant
 
 HEADER = "hplm-tenant"  # names the tenant to proxies; Triton adds it to the parameters, in the client's upper and lower case
 UNSEEN = "-"  # what the router writes into that header if it has seen no tenant in a request
+STALE = (
+    "this server has not seen the registry of its tenants for longer than its lease, so the key may have been revoked: "
+    "send the request to another server, or again when the registry answers"
+)
 _STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its refusal takes as long
+
+
+LIST = "hplm_tenants"  # a parameter: the request asks which tenants it may name, instead of their answer
+
+
+def named(parameters: Mapping[str, object]) -> str | None:
+    """Returns the tenant that a request names in the parameter `tenant`, in the header, or in both; None: in neither.
+
+    They must agree: proxies have counted the request for the tenant in the header.
+    """
+    names = {str(value) for key, value in parameters.items() if key.lower() == HEADER} - {UNSEEN}
+    if (name := parameters.get("tenant")) is not None:
+        if not isinstance(name, str):
+            raise InvalidInput(f"parameter 'tenant' is {name!r}: send the name of a tenant")
+        names.add(name)
+    if len(names) > 1:
+        raise InvalidInput(f"the header {HEADER} and the parameter 'tenant' name different tenants: send the same name, or one")
+    return names.pop() if names else None
 
 
 def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_stale: bool = False) -> Tenant:
     """Returns the named tenant if the key is valid. An unknown tenant and a wrong key get the same error in the same time.
 
-    Refuses a request whose header names another one: proxies have counted it as a request of that tenant. A tenant that the
-    router has not seen is refused too: its quotas would be granted once at each replica. `is_stale`: the registry was not seen
-    for so long that the key may have been revoked.
+    Refuses a tenant that the router has not seen: its quotas would be granted once at each replica. `is_stale`: the registry
+    was not seen for so long that the key may have been revoked.
     """
-    name = parameters.get("tenant")
-    if name is not None and not isinstance(name, str):
-        raise InvalidInput(f"parameter 'tenant' is {name!r}: send the name of a tenant")
-    headers = [value for key, value in parameters.items() if key.lower() == HEADER]
-    if not all([value in (name, UNSEEN) for value in headers]):
-        raise InvalidInput(f"the header {HEADER} is not the parameter 'tenant': send the same name in both, or no such header")
+    name = named(parameters)
     try:
         tenant = snapshot.find(name)
     except NoTenant:
@@ -35,17 +53,22 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_s
     if tenant is None or not allowed:
         raise NoTenant
     if is_stale and tenant.keys:
-        raise Draining(
-            "this server has not seen the registry of its tenants for longer than its lease, so the key may have been revoked: "
-            "send the request to another server, or again when the registry answers"
-        )
-    if UNSEEN in headers:
+        raise Draining(STALE)
+    if any(value == UNSEEN for key, value in parameters.items() if key.lower() == HEADER):
         raise InvalidInput(f"the router has not found the tenant in this request: send its name in the header {HEADER}")
     return tenant
 
 
-def opened(snapshot: Snapshot, parameters: Mapping[str, object], now: float) -> list[str]:
-    """Returns the ids of the tenants that a request may use: those without keys, and those that its key opens."""
+def listed(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_stale: bool = False) -> bytes:
+    """Returns in JSON the tenants that a request may ask: those without keys, then those that its key opens.
+
+    If it names a tenant, only that one, with its labels: the labels of thousands of tenants would be too long.
+    """
+    if named(parameters) is not None:
+        tenant = admit(snapshot, parameters, now, is_stale)
+        return msgspec.json.encode([{"tenant": tenant.id, "task": tenant.task, "labels": tenant.labels}])
     header = presented_key(parameters)
     keyed = [tenant for tenant in snapshot.by_digest.get(digest_in(header), []) if allows(tenant.keys, header, now)]
-    return sorted(tenant.id for tenant in [*snapshot.without_keys, *keyed])
+    if is_stale and keyed:
+        raise Draining(STALE)
+    return msgspec.json.encode([{"tenant": tenant.id, "task": tenant.task} for tenant in (*snapshot.without_keys, *keyed)])

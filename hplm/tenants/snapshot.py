@@ -158,8 +158,8 @@ class Snapshot:
 
     @cached_property
     def without_keys(self) -> tuple[Tenant, ...]:
-        """The tenants that answer everybody."""
-        return tuple(tenant for tenant in self.tenants if not tenant.keys)
+        """The tenants that answer everybody, by name."""
+        return tuple(sorted((tenant for tenant in self.tenants if not tenant.keys), key=lambda tenant: tenant.id))
 
     @cached_property
     def by_digest(self) -> dict[str, list[Tenant]]:

@@ -121,7 +121,7 @@ class Asked:
             "chat",
             [tensor_of(tritonclient.grpc, name, value, dims=1) for name, value in {**given, **more}.items()],
             timeout=timeout,
-            parameters={"tenant": tenant, **(parameters or {})},
+            parameters=({"tenant": tenant} if tenant else {}) | (parameters or {}),
             enable_empty_final_response=True,
         )
 

@@ -106,6 +106,23 @@ def test_a_key_may_stand_in_the_body(server):
         assert "[no_tenant]" in json.dumps(answer)
 
 
+def test_a_header_alone_names_the_tenant(server):
+    for given in ({"headers": {"hplm-tenant": "lora"}}, {"parameters": {"hplm-tenant": "lora"}}):
+        assert text_of(Asked(server, "a", **given).pieces()) == text_of(Asked(server, "a", "lora").pieces())
+    assert "[invalid_input]" in Asked(server, "a", "plain", headers={"hplm-tenant": "lora"}).error()
+
+
+def test_a_decoder_lists_the_tenants_that_a_key_opens_and_one_that_is_named(server):
+    def found(**more):
+        parameters = {"hplm_tenants": True, **more}
+        (piece,) = Asked(server, "", parameters=parameters, sampling=None).pieces()
+        return json.loads(piece["text_output"][0])
+
+    names, opened = ([one["tenant"] for one in found(**more)] for more in ({}, {"authorization": f"Bearer {SECRET}"}))
+    assert "plain" in names and {*opened} - {*names} == {"keyed"}
+    assert found(tenant="plain") == [{"tenant": "plain", "task": "generate", "labels": []}]
+
+
 def test_a_chosen_token_is_told_before_the_likeliest(server):
     sampling = {"max_tokens": 64, "seed": 1, "ignore_eos": True, "temperature": 0.1}
     alone, answer = (Asked(server, "ab", "plain", {**sampling, "logprobs": count}, **RETURN).pieces() for count in (0, 20))

@@ -43,6 +43,34 @@ def test_a_key_opens_its_tenant_and_everything_else_is_refused_as_an_unknown_ten
     assert refusal(server.stock(), [WORDS[0]], own.id, headers=revoked) == refusal(server.stock(), [WORDS[0]], "nobody")
 
 
+@pytest.mark.parametrize(("protocol", "model"), WAYS)
+def test_a_header_alone_names_the_tenant(server, protocol, model):
+    stock, headers = server.stock(protocol), {"hplm-tenant": "beta"}
+    named = stock.ask([WORDS[0]], "beta", model=model)
+    for given in ({"headers": headers}, {"hplm-tenant": "beta"}):
+        assert (stock.ask([WORDS[0]], model=model, **given)["LOGITS"] == named["LOGITS"]).all()
+    with refused("invalid_input", "hplm-tenant"):
+        stock.ask([WORDS[0]], "acme", model=model, headers=headers)
+
+
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_an_encoder_lists_the_tenants_that_a_key_opens_and_the_labels_of_one(server, protocol):
+    own, other, stock = server.tenant(keyed=True), server.tenant(keyed=True), server.stock(protocol)
+
+    def found(texts=("",), **more):
+        answer = stock.ask(texts, outputs=("LABEL",), hplm_tenants=True, **more)
+        return json.loads(answer["LABEL"][0, 0])
+
+    names = {one["tenant"] for one in found(headers=own.headers)}
+    assert {own.id, "beta"} <= names and other.id not in names and own.id not in {one["tenant"] for one in found()}
+    (one,) = found(headers={**own.headers, "hplm-tenant": own.id})
+    assert one == {"tenant": own.id, "task": "classify", "labels": ["x", "y"]}
+    with refused("no_tenant"):
+        found(tenant=own.id)
+    with refused("invalid_input", "hplm_tenants", 2):
+        found(["a", "b"])
+
+
 def test_a_quota_is_503_with_a_waiting_time_before_texts_are_tokenised_and_others_are_served(server):
     tenant, stock = server.tenant(rate=0.01, burst=3.0).id, server.stock()
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -10,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from hplm.errors import InvalidInput, NoTenant
-from hplm.tenants.authorize import UNSEEN, admit, opened
+from hplm.errors import Draining, InvalidInput, NoTenant
+from hplm.tenants.authorize import UNSEEN, admit, listed
 from hplm.tenants.keys import allows, key_of, new_key, presented_key
 from hplm.tenants.secret import SharedSecret
 from hplm.tenants.snapshot import Snapshot
@@ -73,17 +74,21 @@ def _with(snapshot, tenant_id, **changes):
     return Snapshot(snapshot.generation, snapshot.branches, tenants, snapshot.export)
 
 
-def test_a_header_names_the_same_tenant_or_the_request_is_refused(snapshot):
-    for header in ({}, {"hplm-tenant": "beta"}, {"Hplm-Tenant": "beta", "hplm-tenant": "beta"}):
-        assert admit(snapshot, {"tenant": "beta", **header}, NOW).id == "beta"
-    for parameters in (
-        {"tenant": "beta", "hplm-tenant": "acme"},
-        {"tenant": "beta", "hplm-tenant": "beta", "HPLM-TENANT": "acme"},
-        {"tenant": "nobody", "hplm-tenant": ""},
-        {"hplm-tenant": "beta"},
-    ):
-        with refusing(InvalidInput, "hplm-tenant"):
-            admit(snapshot, parameters, NOW)
+@pytest.mark.parametrize("parameters", [
+    {"tenant": "beta"}, {"hplm-tenant": "beta"}, {"Hplm-Tenant": "beta", "hplm-tenant": "beta"},
+    {"tenant": "beta", "HPLM-TENANT": "beta"},
+])  # fmt: skip
+def test_a_parameter_or_a_header_names_the_tenant_or_both_do(snapshot, parameters):
+    assert admit(snapshot, parameters, NOW).id == "beta"
+
+
+@pytest.mark.parametrize("parameters", [
+    {"tenant": "beta", "hplm-tenant": "acme"}, {"tenant": "beta", "hplm-tenant": "beta", "HPLM-TENANT": "acme"},
+    {"tenant": "nobody", "hplm-tenant": ""}, {"hplm-tenant": "beta", "Hplm-Tenant": "acme"},
+])  # fmt: skip
+def test_names_that_differ_are_refused(snapshot, parameters):
+    with refusing(InvalidInput, "hplm-tenant"):
+        admit(snapshot, parameters, NOW)
 
 
 def test_a_tenant_that_the_router_has_not_seen_is_refused(snapshot):
@@ -116,16 +121,38 @@ def test_an_unknown_tenant_and_a_wrong_key_get_the_same_refusal(snapshot):
             admit(snapshot, {"tenant": wrong, "authorization": f"Bearer {secret}"}, NOW)
 
 
-def test_a_key_opens_its_tenants_and_those_without_keys(snapshot):
+def test_a_key_lists_its_tenants_and_those_without_keys(snapshot):
     (secret, key), (other, another) = new_key(), new_key(expires=int(NOW))
-    first, second, third, *rest = [tenant.id for tenant in snapshot.tenants]
+    first, second, third, *rest = sorted(tenant.id for tenant in snapshot.tenants)
     for id, keys in ((first, (key,)), (second, (another, key)), (third, (another,))):
         snapshot = _with(snapshot, id, keys=keys)
+
+    def names(header, now=NOW, **more):
+        found = json.loads(listed(snapshot, {"Authorization": header, **more}, now))
+        assert all(one.keys() == {"tenant", "task"} and one["task"] == snapshot.find(one["tenant"]).task for one in found)
+        return [one["tenant"] for one in found]
+
     for header, opens in (
         (None, []), (f"Bearer {secret}", [first, second]), (f"Bearer {other}", []), (f"Basic {secret}", []), (secret, []),
     ):  # fmt: skip
-        assert opened(snapshot, {"Authorization": header}, NOW) == sorted([*rest, *opens])
-    assert opened(snapshot, {"authorization": f"Bearer {other}"}, NOW - 1) == sorted([*rest, second, third])
+        assert names(header) == [*rest, *opens]
+    assert names(f"Bearer {other}", NOW - 1) == [*rest, second, third]
+    assert names(None, **{"hplm-tenant": UNSEEN}) == rest
+    with pytest.raises(Draining):
+        listed(snapshot, {"authorization": f"Bearer {secret}"}, NOW, is_stale=True)
+    assert json.loads(listed(snapshot, {}, NOW, is_stale=True))
+
+
+def test_a_named_tenant_is_listed_alone_with_its_labels_if_the_key_opens_it(snapshot):
+    secret, key = new_key()
+    snapshot = _with(snapshot, "acme", keys=(key,))
+    for id, header in (("acme", f"Bearer {secret}"), ("beta", "")):
+        tenant = snapshot.find(id)
+        found = json.loads(listed(snapshot, {"tenant": id, "authorization": header}, NOW))
+        assert found == [{"tenant": id, "task": tenant.task, "labels": list(tenant.labels)}] and tenant.labels
+    for id in ("acme", "nobody"):
+        with pytest.raises(NoTenant):
+            listed(snapshot, {"hplm-tenant": id}, NOW)
 
 
 def test_models_of_one_server_share_a_secret_that_other_users_cannot_read(tmp_path):
