@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from backends import replies
@@ -122,7 +124,7 @@ class TritonPythonModel(replies.Model):
             self._arrivals.arrival_ns(given, received_ns),
         )
         name = str(given.get(PROMPT, "")) if forwarded else ""
-        answer = Answer(sender, self, self._count, asked.packed(), name)
+        answer = Answer(sender, self, partial(self._count_end, asked.arrival_ns), asked.packed(), name)
         self._open[answer] = None
         return answer
 
@@ -141,11 +143,16 @@ class TritonPythonModel(replies.Model):
         self._looking.join()
         super().finalize()
 
-    def _count(self, end: End | str) -> None:
+    def _count(self, word: str) -> None:
+        self._meter.add(names.GENERATIONS, 1, word)
+
+    def _count_end(self, arrival_ns: int, end: End | str) -> None:
         """Counts a request at its end: how its answer has ended, or the word of its error."""
         if end == NAMES:
             return  # it has asked for names, not for text
-        self._meter.add(names.GENERATIONS, 1, end if isinstance(end, str) else end.reason)
+        outcome = end if isinstance(end, str) else end.reason
+        self._count(outcome)
+        self._meter.observe(names.ANSWER_SECONDS, [(time.monotonic_ns() - arrival_ns) / 1e9], outcome)
         if not isinstance(end, str):
             self._meter.add(names.GENERATED_TOKENS, end.generated_tokens)
             self._meter.add(names.PROMPT_TOKENS, end.prompt_tokens)

@@ -6,22 +6,24 @@ import json
 import sys
 from typing import Any
 
+CHOSEN = 'backbone=~"$backbone",namespace=~"$namespace"'
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def rate(metric: str, labels: str = "", by: str = "") -> str:
     """Returns the summed rate of a counter of the chosen backbones. `labels`: further conditions, each behind a comma."""
-    return f'sum{f" by ({by}) " if by else ""}(rate({metric}{{backbone=~"$backbone"{labels}}}[$__rate_interval]))'
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{{{CHOSEN}{labels}}}[$__rate_interval]))"
 
 
 def now(metric: str, labels: str = "") -> str:
     """Returns the newest value of a gauge."""
-    return f'{metric}{{backbone=~"$backbone"{labels}}}'
+    return f"{metric}{{{CHOSEN}{labels}}}"
 
 
-def quantiles(metric: str, *shares: float) -> dict[str, str]:
+def quantiles(metric: str, *shares: float, labels: str = "") -> dict[str, str]:
     """Returns a line for each quantile of a histogram."""
-    return {f"p{share * 100:g}": f"histogram_quantile({share}, {rate(f'{metric}_bucket', by='le')})" for share in shares}
+    buckets = rate(f"{metric}_bucket", labels, "le")
+    return {f"p{share * 100:g}": f"histogram_quantile({share}, {buckets})" for share in shares}
 
 
 def ratio(part: str, whole: str) -> str:
@@ -33,6 +35,7 @@ def cost(term: str) -> str:
 
 
 BAD = ',outcome!~"answered|on_time"'
+OURS = '{__name__=~"hplm_(batches|generations|alias_requests)_total"}'
 NOT_PASSED_ON = ',outcome!="passed_on"'
 SERVER = "{{backbone}} {{instance}}"
 ALL_SLOTS = f"({rate('hplm_slot_hits_total', by='layout')} + {rate('hplm_slot_misses_total', by='layout')})"
@@ -43,6 +46,8 @@ ONE_TEXT = f"{cost('batch')} + 128 * on(backbone, instance) {cost('token')} + on
 PANELS: list[tuple[str, str, str, dict[str, str]]] = [
     ("Requests by outcome*", "reqps", "answered: a request without a deadline. on_time, late: a request with one. All others: "
      "the reason of a refusal or an error.", {"{{outcome}}": rate("hplm_requests_total", by="outcome")}),
+    ("Time to answer", "s", "Time of an answered request from its arrival, at the front door if it comes through one, until "
+     "its answer is sent.", quantiles("hplm_answer_seconds", 0.5, 0.99, labels=',outcome=~"answered|on_time|late"')),
     ("On-time share", "percentunit", "Of the requests with a deadline that reached the engine, the share answered in time.",
      {"on time": ratio(rate("hplm_requests_total", ',outcome="on_time"'),
                        rate("hplm_requests_total", ',outcome=~"on_time|late|deadline"'))}),
@@ -55,6 +60,8 @@ PANELS: list[tuple[str, str, str, dict[str, str]]] = [
     ("Slack when the batch starts", "s", "Time left until a text's deadline when its batch starts to compute. Near zero, "
      "deadlines are about to be missed.", quantiles("hplm_slack_seconds", 0.01, 0.1, 0.5)),
     ("Texts waiting", "short", "Texts in the queue of the engine.", {SERVER: now("hplm_waiting_texts")}),
+    ("Age of the oldest waiting text", "s", "A text that others overtake grows old although texts are computed.",
+     {SERVER: now("hplm_oldest_text_seconds")}),
     ("Memory of waiting texts", "bytes", "The parameter queue_mb limits it.", {SERVER: now("hplm_waiting_bytes")}),
     ("Tokens computed*", "short", "Padding is computed and thrown away.",
      {"tokens": rate("hplm_batch_tokens_total"), "padding": rate("hplm_batch_padding_total")}),
@@ -87,6 +94,8 @@ PANELS: list[tuple[str, str, str, dict[str, str]]] = [
      "reason of a refusal or an error.", {"{{outcome}}": rate("hplm_generations_total", by="outcome")}),
     ("Decoders: time to first token", "s", "Time from a request's arrival until its first token is chosen.",
      quantiles("hplm_first_token_seconds", 0.5, 0.9, 0.99)),
+    ("Decoders: time to whole answer", "s", "Time from a request's arrival until the last token of its answer is sent.",
+     quantiles("hplm_answer_seconds", 0.5, 0.99, labels=',outcome=~"stop|length"')),
     ("Decoders: time per token", "s", "Time between two tokens of an answer.",
      quantiles("hplm_token_seconds", 0.5, 0.9, 0.99)),
     ("Decoders: tokens of ended answers", "short", "Tokens a second, of prompts and of answers.",
@@ -119,19 +128,22 @@ def panel(number: int, title: str, unit: str, explanation: str, lines: dict[str,
     }
 
 
-def dashboard() -> dict[str, Any]:
-    backbones = {
-        "name": "backbone",
+def variable(label: str, series: str) -> dict[str, Any]:
+    """Returns a choice among the values that a label has in these series. All: also series without the label."""
+    return {
+        "name": label,
         "type": "query",
         "datasource": SOURCE,
-        "query": {
-            "query": 'label_values({__name__=~"hplm_(batches|generations|alias_requests)_total"}, backbone)',
-            "refId": "backbones",
-        },
+        "query": {"query": f"label_values({series}, {label})", "refId": label},
         "includeAll": True,
+        "allValue": ".*",
         "multi": True,
         "current": {"text": "All", "value": "$__all"},
     }
+
+
+def dashboard() -> dict[str, Any]:
+    variables = [variable("namespace", OURS), variable("backbone", OURS.replace("}", ',namespace=~"$namespace"}'))]
     return {
         "uid": "hplm",
         "title": "hPLM on Triton",
@@ -139,7 +151,7 @@ def dashboard() -> dict[str, Any]:
         "schemaVersion": 39,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}, backbones]},
+        "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}, *variables]},
         "panels": [panel(number, *row) for number, row in enumerate(PANELS)],
     }
 

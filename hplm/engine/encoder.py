@@ -83,10 +83,12 @@ class Encoder:
     def levels(self, backbone: int) -> dict[Series, float]:
         """Returns the waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
         with self._lock:
-            (texts, size), rung = self._scheduler.waiting(backbone), self._scheduler.governor.rung
+            (texts, size, oldest), rung = self._scheduler.waiting(backbone), self._scheduler.governor.rung
+            age_s = max(0, self._now_ns() - oldest) / 1e9
             terms = zip(TERMS, self._scheduler.costs[backbone].terms.tolist(), strict=True)
         cost = {(names.COST_SECONDS, (term,)): nanoseconds / 1e9 for term, nanoseconds in terms}
-        return {(names.WAITING_TEXTS, ()): texts, (names.WAITING_BYTES, ()): size, (names.GOVERNOR_RUNG, ()): rung + 1, **cost}
+        waiting = {names.WAITING_TEXTS: texts, names.WAITING_BYTES: size, names.OLDEST_TEXT_SECONDS: age_s}
+        return {**{(metric, ()): value for metric, value in waiting.items()}, (names.GOVERNOR_RUNG, ()): rung + 1, **cost}
 
     def wait_s(self) -> float:
         """Returns how many seconds nothing has to be done if nothing changes."""

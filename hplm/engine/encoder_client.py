@@ -109,17 +109,18 @@ class EncoderClient(EngineClient[Pending]):
             log.exception("cannot count answers")
 
     def _count_answers(self, sent: Sequence[tuple[Pending, Answer, HplmError | None, int]]) -> None:
-        counted: list[tuple[list[Outcome], list[float]]] = [([], []) for _ in self._outcomes]
+        counted: list[tuple[list[Outcome], list[float], list[float]]] = [([], [], []) for _ in self._outcomes]
         for one, answer, error, now_ns in sent:
             if one.is_lost:
                 continue
-            head, (requests, allowed) = one.head, counted[one.backbone]
+            head, (requests, took, allowed) = one.head, counted[one.backbone]
             if error is None and isinstance(answer, HplmError):
                 error = answer
             outcome = error.word if error is not None else outcome_of(head.deadline_ns, now_ns)
             requests.append((head.domain, head.tenant, outcome))
+            took.append((now_ns - head.arrival_ns) / 1e9)
             if head.deadline_ns:
                 allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
-        for outcomes, (requests, allowed) in zip(self._outcomes, counted, strict=True):
+        for outcomes, (requests, took, allowed) in zip(self._outcomes, counted, strict=True):
             if requests:
-                outcomes.count(requests, allowed)
+                outcomes.count(requests, took, allowed)

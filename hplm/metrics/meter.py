@@ -28,7 +28,7 @@ class Meter:
         self._counts: defaultdict[Series, float] = defaultdict(float)
         self._levels: dict[Series, float] = {}
         self._given: Set[Series] = frozenset()  # levels that `set_all` has set
-        self._observed: dict[str, tuple[Histogram, list[float]]] = {}  # by the histogram's name, since the last `take`
+        self._observed: dict[tuple[str, ...], tuple[Histogram, list[float]]] = {}  # by name and labels, since the last `take`
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         series = _series(metric, COUNTER, labels)
@@ -40,28 +40,29 @@ class Meter:
         with self._lock:
             self._levels[series] = value
 
-    def observe(self, histogram: Histogram, values: Iterable[float]) -> None:
+    def observe(self, histogram: Histogram, values: Iterable[float], *labels: str) -> None:
         """Counts values."""
+        assert len(labels) == len(histogram.labels), histogram
         with self._lock:
-            self._observed.setdefault(histogram.name, (histogram, []))[1].extend(values)
+            self._observed.setdefault((histogram.name, *labels), (histogram, []))[1].extend(values)
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
         """Returns the counts since the last call, and the current levels."""
         self.look()
         with self._lock:
-            for histogram, values in self._observed.values():
-                self._publish(histogram, sorted(values))
+            for (_, *labels), (histogram, values) in self._observed.items():
+                self._publish(histogram, sorted(values), *labels)
             self._observed.clear()
             counts, self._counts = self._counts, defaultdict(float)
             return counts, dict(self._levels)
 
-    def _publish(self, histogram: Histogram, values: list[float]) -> None:
+    def _publish(self, histogram: Histogram, values: list[float], *labels: str) -> None:
         """Adds sorted values to their series. Each counts in all buckets whose bound is not below it."""
         bucket, total, number = histogram.parts
         for bound in (*histogram.bounds, inf):
-            self._counts[bucket, ("+Inf" if bound == inf else f"{bound:g}",)] += bisect_right(values, bound)
-        self._counts[total, ()] += sum(values)
-        self._counts[number, ()] += len(values)
+            self._counts[bucket, (*labels, "+Inf" if bound == inf else f"{bound:g}")] += bisect_right(values, bound)
+        self._counts[total, labels] += sum(values)
+        self._counts[number, labels] += len(values)
 
     def keeps(self, series: Series) -> bool:
         """Whether a series is still published."""
@@ -105,15 +106,21 @@ class Outcomes(Meter):
         self.look = self._settle
         self._most = most
         self._counted: Counter[Outcome] = Counter()
+        self._took: defaultdict[str, list[float]] = defaultdict(list)  # seconds from arrival to answer, by outcome
         self._allowed: list[float] = []
         self._asked: Counter[str] = Counter()  # requests by tenant
         self._chosen: frozenset[str] = frozenset()  # the tenants with series of their own
         self._chosen_at = time.monotonic()
 
-    def count(self, requests: Sequence[Outcome], allowed: Sequence[float]) -> None:
-        """Counts requests that were answered or refused. `allowed`: of those with a deadline, seconds from arrival to it."""
+    def count(self, requests: Sequence[Outcome], took: Sequence[float], allowed: Sequence[float]) -> None:
+        """Counts requests that were answered or refused.
+
+        `took`: seconds from the arrival of each until then. `allowed`: of those with a deadline, seconds from arrival to it.
+        """
         with self._lock:
             self._counted.update(requests)
+            for (_, _, outcome), seconds in zip(requests, took, strict=True):
+                self._took[outcome].append(seconds)
             self._allowed += allowed
 
     def _settle(self) -> None:
@@ -124,10 +131,13 @@ class Outcomes(Meter):
             self._chosen_at = now
         with self._lock:
             counted, self._counted = self._counted, Counter()
+            took, self._took = self._took, defaultdict(list)
             allowed, self._allowed = self._allowed, []
         for (domain, tenant, outcome), requests in counted.items():
             self.add(names.REQUESTS, requests, domain, outcome)
             self.add(names.TENANT_REQUESTS, requests, self._series(tenant, requests), outcome)
+        for outcome, seconds in took.items():
+            self.observe(names.ANSWER_SECONDS, seconds, outcome)
         if allowed:
             self.observe(names.DEADLINE_SECONDS, allowed)
 

@@ -27,14 +27,23 @@ class Histogram:
     bounds: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     signed: bool = False  # whether times may be below 0
     of: str = "texts"  # what is counted
+    labels: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[Metric, Metric, Metric]:
         return (
-            Metric(f"{self.name}_bucket", COUNTER, f"{self.description}: {self.of} with at most `le` seconds", ("le",)),
-            Metric(f"{self.name}_sum", GAUGE if self.signed else COUNTER, f"{self.description}: sum in seconds"),
-            Metric(f"{self.name}_count", COUNTER, f"{self.description}: number of {self.of}"),
+            Metric(
+                f"{self.name}_bucket",
+                COUNTER,
+                f"{self.description}: {self.of} with at most `le` seconds",
+                (*self.labels, "le"),
+            ),
+            Metric(f"{self.name}_sum", GAUGE if self.signed else COUNTER, f"{self.description}: sum in seconds", self.labels),
+            Metric(f"{self.name}_count", COUNTER, f"{self.description}: number of {self.of}", self.labels),
         )
+
+
+LONG_BOUNDS = (*Histogram.bounds, 30.0, 60.0, 300.0)
 
 
 # Lookup
@@ -97,6 +106,13 @@ REQUESTS = Metric(
     "'' stands for tickets that upper did not take",
     ("domain", "outcome"),
 )
+ANSWER_SECONDS = Histogram(
+    "hplm_answer_seconds",
+    "Time from a request's arrival, at the front door if it comes through one, until its answer or error is sent, by outcome",
+    bounds=LONG_BOUNDS,
+    of="requests that reached upper or a decoder",
+    labels=("outcome",),
+)
 TENANT_REQUESTS = Metric(
     "hplm_tenant_requests_total",
     COUNTER,
@@ -122,6 +138,7 @@ GOVERNOR_RUNG = Metric(
     "hplm_governor_rung", GAUGE, "The rung of tenants that ask for more than their fair share; 1: the dearest"
 )
 WAITING_TEXTS = Metric("hplm_waiting_texts", GAUGE, "Texts that wait for a batch")
+OLDEST_TEXT_SECONDS = Metric("hplm_oldest_text_seconds", GAUGE, "Time since the oldest text that waits for a batch arrived")
 WAITING_BYTES = Metric("hplm_waiting_bytes", GAUGE, "Memory that waiting texts keep")
 WAIT_SECONDS = Histogram("hplm_wait_seconds", "Time from a text's arrival until its batch starts to compute")
 SLACK_SECONDS = Histogram(
@@ -176,7 +193,10 @@ ADAPTERS_INFO = Metric(
 )
 PUT_BACK = Metric("hplm_put_back_total", COUNTER, "Answers that had to wait again because the cache was full")
 FIRST_TOKEN_SECONDS = Histogram(
-    "hplm_first_token_seconds", "Time from a request's arrival until its first token is chosen", of="requests"
+    "hplm_first_token_seconds",
+    "Time from a request's arrival until its first token is chosen",
+    bounds=LONG_BOUNDS,
+    of="requests",
 )
 TOKEN_SECONDS = Histogram("hplm_token_seconds", "Time between two tokens of an answer", of="tokens")
 LATE_TOKENS = Metric(

@@ -69,11 +69,12 @@ class Scheduler(Queues[T]):
         """The cost model of each backbone."""
         return [queue.cost for queue in self._queues]
 
-    def waiting(self, backbone: int) -> tuple[int, int]:
-        """Returns how many texts of a backbone wait, and the memory that they keep."""
+    def waiting(self, backbone: int) -> tuple[int, int, int]:
+        """Returns how many texts of a backbone wait, the memory that they keep, and when the oldest arrived, or NEVER."""
         columns = self._queues[backbone].columns
-        halves = [len(half.texts) for half in self._halves if half.backbone == backbone]
-        return len(columns) + sum(halves), columns.bytes
+        halves = [text for half in self._halves if half.backbone == backbone for text in half.texts]
+        oldest = min((text.arrival_ns for text in halves), default=NEVER)
+        return len(columns) + len(halves), columns.bytes, int(columns.arrival.min(initial=oldest))
 
     def _admit(self, texts: Sequence[T], now_ns: int) -> None:
         if not self._admissions:

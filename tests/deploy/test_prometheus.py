@@ -31,12 +31,12 @@ EXPRESSIONS = (
     }
 )
 OF_TARGETS = {"namespace", "pool", "instance"}  # which Kubernetes' PodMonitor and Prometheus add to all metrics
-LABELS = {metric.name: {"backbone", *metric.labels} for metric in METRICS}
+LABELS = {metric.name: {"backbone", "namespace", *metric.labels} for metric in METRICS}
 # Of Triton, of Prometheus and of the router. `hplm` is a label that we give targets.
 OF_OTHERS = {
     "nv_inference_request_success": {"model", "version"}, "up": {"hplm"}, "haproxy_backend_active_servers": {"hplm", "proxy"},
 }  # fmt: skip
-OUTCOMES = {"answered", "on_time", "late", "passed_on", *BY_WORD}
+OUTCOMES = {"answered", "on_time", "late", "passed_on", "stop", "length", *BY_WORD}
 SELECTOR = re.compile(r"\b((?:hplm|nv|haproxy)_\w+|up)\b(?:\{([^}]*)\})?")
 RECORD = re.compile(r"\bhplm:[\w:]+")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
@@ -58,8 +58,9 @@ def test_expressions_use_metrics_labels_and_outcomes_that_exist(expression):
 
 
 def test_the_dashboard_offers_the_model_hplm_and_shows_what_it_refuses():
-    _, backbones = DASHBOARD["templating"]["list"]
-    ((_, names),) = MATCHER.findall(backbones["query"]["query"])
+    _, _, backbones = DASHBOARD["templating"]["list"]
+    (_, names), (label, _) = MATCHER.findall(backbones["query"]["query"])
+    assert label == "namespace"  # whose values are the choice before it
     assert re.fullmatch(names, ALIAS_REQUESTS.name) and ALIAS_REQUESTS.name in json.dumps(DASHBOARD["panels"])
 
 

@@ -113,7 +113,7 @@ def outcomes():
 
 
 def counted(outcomes, ended, deadlines):
-    outcomes.count([("law", tenant, outcome) for tenant, outcome in ended], deadlines)
+    outcomes.count([("law", tenant, outcome) for tenant, outcome in ended], [0.15] * len(ended), deadlines)
     return outcomes.take()[0]
 
 
@@ -125,6 +125,14 @@ def test_deadlines_of_answered_and_refused_requests_are_counted(outcomes):
     assert [counts[bucket, (bound,)] for bound in ("0.02", "0.05", "0.1", "0.2", "+Inf")] == [0, 1, 1, 3, 3]
     assert counts[names.REQUESTS, ("law", "on_time")] == counts[names.TENANT_REQUESTS, ("acme", "answered")] == 1
     assert [outcome_of(deadline_ns, 5) for deadline_ns in (0, 5, 4)] == ["answered", "on_time", "late"]
+
+
+def test_times_from_arrival_to_answer_are_counted_by_outcome(outcomes):
+    outcomes.count([("law", "acme", outcome) for outcome in ("late", "late", "draining")], [0.15, 45.0, 0.001], [])
+    counts, (bucket, total, number) = outcomes.take()[0], names.ANSWER_SECONDS.parts
+    assert [counts[bucket, ("late", bound)] for bound in ("0.1", "0.2", "10", "30", "60", "+Inf")] == [0, 1, 1, 1, 2, 2]
+    assert counts[number, ("late",)] == 2 and counts[total, ("late",)] == pytest.approx(45.15)
+    assert counts[bucket, ("draining", "0.001")] == counts[number, ("draining",)] == 1
 
 
 def test_only_the_busiest_tenants_have_series_and_a_free_one_is_given_at_once():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hplm.errors import DeadlineMissed
+from hplm.scheduling.columns import NEVER
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import LEAD_NS, Scheduler
@@ -44,6 +45,16 @@ def test_the_highest_priority_goes_first_then_the_earliest_deadline_then_the_old
     while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 6):
         order.append((batch.backbone, batch.texts[0].priority, batch.texts[0].deadline_ns))
     assert order == [(0, 1, 10**13), (1, 1, 0), (0, 0, 10**11), (1, 0, 10**12), (0, 0, 0), (1, 0, 0)]
+
+
+def test_the_oldest_waiting_text_of_a_backbone_is_known_also_when_its_batch_was_halved():
+    scheduler = scheduler_of()
+    scheduler.offer([text(0, arrival=7)], 7)
+    scheduler.offer([text(1, arrival=3), text(1, arrival=3)], 8)
+    assert [scheduler.waiting(backbone) for backbone in (0, 1)] == [(1, 0, 7), (2, 0, 3)]
+    batch = scheduler.choose(Capacity(20, 2, 1, in_flight=9), 9)
+    assert batch.backbone == 1 and scheduler.waiting(1) == (0, 0, NEVER)
+    assert scheduler.halve(batch, batch.texts, 10) and scheduler.waiting(1) == (2, 0, 3)
 
 
 def teach(scheduler, slow=4):

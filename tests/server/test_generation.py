@@ -200,7 +200,7 @@ def test_counts_and_times_of_answers_are_published(server):
         Asked(server, "a", "nobody").piece()
     counts = {"hplm_generations_total": 4, "hplm_running_sequences": 0, "hplm_cache_tokens": 0}
     counts |= {"hplm_generated_tokens_total": 3 * 24 + 1, "hplm_prompt_tokens_total": 3 * len("*words")}
-    times = {"hplm_first_token_seconds": 3, "hplm_token_seconds": 3 * (24 - 1)}
+    times = {"hplm_first_token_seconds": 3, "hplm_token_seconds": 3 * (24 - 1), "hplm_answer_seconds": 4}
     scraped, now = settled(server, counts | {f"{name}_count": count for name, count in times.items()}, before), Scraped(server)
     for outcome, count in (("length", 3), ("no_tenant", 1)):
         assert scraped.of("hplm_generations_total", outcome=outcome) == count

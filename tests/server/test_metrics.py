@@ -37,11 +37,14 @@ def test_counts_equal_the_sent_requests(server):
     counts = {"hplm_lookup_requests_total": 15, "hplm_requests_total": 12, "hplm_batch_texts_total": texts}
     counts |= {"hplm_batch_tokens_total": tokens, "hplm_batch_padding_total": 0, "hplm_plot_windows_total": tokens}
     counts |= {"hplm_wait_seconds_count": texts, "hplm_slack_seconds_count": sum([3, 4] * 3), "hplm_deadline_seconds_count": 6}
+    counts |= {"hplm_answer_seconds_count": 12}
     scraped = settled(server, counts, before)
     for outcome, count in (("passed_on", 12), ("no_tenant", 1), ("invalid_input", 1), ("deadline", 1)):
         assert scraped.of("hplm_lookup_requests_total", outcome=outcome) == count
     for outcome in ("answered", "on_time"):
         assert scraped.of("hplm_requests_total", outcome=outcome) == 6
+        assert scraped.of("hplm_answer_seconds_bucket", outcome=outcome, le="+Inf") == 6
+        assert 0 < scraped.of("hplm_answer_seconds_sum", outcome=outcome) < 360
     for tenant, count in sent.items():
         assert scraped.of("hplm_tenant_requests_total", tenant=tenant) == count
     assert 0 < scraped.of("hplm_batches_total") <= 12

@@ -26,7 +26,10 @@ OF_DECODERS = {
     *(names.CACHE_TOKENS, names.CACHE_ROOM, names.CACHE_SHARE),
     *(*names.FIRST_TOKEN_SECONDS.parts, *names.TOKEN_SECONDS.parts),
 }
-OF_ENGINES = {names.ENGINE_RESTARTS, names.LOST_REQUESTS, names.SUSPECTED_TENANTS, names.QUARANTINED_TENANTS}
+OF_ENGINES = {
+    *(names.ENGINE_RESTARTS, names.LOST_REQUESTS, names.SUSPECTED_TENANTS, names.QUARANTINED_TENANTS),
+    *names.ANSWER_SECONDS.parts,
+}
 
 
 class Scraped:
