@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import shutil
 import socket
 import subprocess
@@ -64,10 +66,22 @@ def reverse_proxy(
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Returns the files of a new certificate, and of the same with its key."""
-    certificate, key, pair = folder / "certificate.pem", folder / "key.pem", folder / "pair.pem"
-    names = f"subjectAltName=DNS:localhost,IP:{HOST}"
-    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext {names}"
-    command = [program("openssl", "openssl"), *words.split(), "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    pair.write_bytes(certificate.read_bytes() + key.read_bytes())
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
+    now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, pair = folder / "certificate.pem", folder / "pair.pem"
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    pair.write_bytes(certificate.read_bytes() + key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
     return certificate, pair

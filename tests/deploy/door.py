@@ -16,8 +16,7 @@ from tests.support.needed import debian_program
 
 
 def require_haproxy() -> None:
-    for program in ("haproxy", "openssl"):
-        debian_program(program)
+    debian_program("haproxy")
 
 
 class DoorToAsk(Front):

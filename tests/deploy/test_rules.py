@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import service_pb2
 
+from hplm.server.process import program
 from tests.cluster.front import CLOSED, GENERATE, INFER, SERVICE, message_of, read_answer
 from tests.deploy.door import require_haproxy
 from tests.deploy.image import DEPLOY
@@ -129,7 +130,8 @@ def test_a_body_is_read_alike_in_pieces(tmp_path):
     script = Path(__file__).with_name("in_pieces.lua")
     (tmp_path / "haproxy.cfg").write_text(f"global\n    lua-load {script}\nfrontend one\n    bind 127.0.0.1:1\n")
     environment = {**os.environ, "HPLM_DOOR_LUA": str(DEPLOY / "haproxy/door.lua")}
-    done = subprocess.run(["haproxy", "-c", "-f", "haproxy.cfg"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [program("haproxy", "haproxy"), "-c", "-f", "haproxy.cfg"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert not done.returncode, done.stderr
 
 

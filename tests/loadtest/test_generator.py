@@ -18,7 +18,6 @@ from loadtest.generator import Generator, Load
 from loadtest.load import Report, send
 from loadtest.proxy import make_certificate
 from tests.support.message import mentioning
-from tests.support.needed import debian_program
 from tests.support.threaded_server import RESET, SILENCE, SmallServer, answer
 from tests.support.wait import PATIENCE, Clock
 
@@ -36,7 +35,6 @@ def loaded(server: SmallServer, clock: Clock | None = None, **limits: object) ->
 
 
 def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was_asked_for(tmp_path: Path) -> None:
-    debian_program("openssl")
     certificate, pair = make_certificate(tmp_path)
     with SmallServer(lambda number, body: answer(body=body * 100_000), pair=pair) as server:  # of many records
         report = loaded(server, count=20, connections=2, certificate=certificate, sources=["127.0.0.2"], keep_bodies=True)
