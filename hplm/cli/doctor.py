@@ -30,7 +30,7 @@ def doctor(
     :param secrets: files with secrets, such as hplm.env
     """
     from hplm.doctor import checks
-    from hplm.server import reply_sockets
+    from hplm.server import inherited, reply_sockets
 
     check_state(state)
     is_open = checks.is_open_address(address)
@@ -40,6 +40,7 @@ def doctor(
         checks.reply_buffers(reply_sockets.usual(), reply_sockets.ROOM, reply_sockets.ANSWER),
         checks.shared_memory(SHARED_MEMORY, os.statvfs(SHARED_MEMORY)),
         checks.regions(SHARED_MEMORY),
+        checks.draining(inherited.draining()),
         checks.command_lines(Path("/proc")),
         checks.secret_files(secrets),
         checks.admin_keys(os.environ, secrets),

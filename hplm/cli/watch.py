@@ -61,6 +61,8 @@ def ask(
     if once or alive:
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
+            if health.state is State.BUSY and alive:
+                print(f"{model} is alive, and refuses requests: {health.said}", file=sys.stdout)
             if health.state not in (ALIVE if alive else READY):
                 help = "wait for it" if health.state in ALIVE else "restart the server"
                 raise HplmError(f"model {model!r} does not work ({health.said}): {help}")
@@ -98,8 +100,8 @@ def _probes(control: Control, url: str, models: Sequence[str], parts: bool = Fal
 def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
     """Make the server of this container refuse new requests with [draining], and wait for those that it holds.
 
-    It is made for Kubernetes' preStop. Server and command find each other by the variable HPLM_SERVER_ID, which must be the
-    same for both. Only a new server ends this: remove the files of /dev/shm whose names begin with the id before it starts.
+    It is made for Kubernetes' preStop. Only a new server takes requests again. Where several servers run, HPLM_SERVER_ID names
+    the one: set it to the same name for tritonserver and for this command.
 
     :param seconds: the most that answers may take
     :param at_least: seconds for which new requests are refused at least, so that a router notices
@@ -107,13 +109,16 @@ def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
     from hplm.server import inherited
     from hplm.server.held import holders, wait_until_idle
 
-    server = inherited.server_id()
-    if not server:
-        raise InvalidInput("HPLM_SERVER_ID is not set: set it to the same name for tritonserver and for this command")
-    if not holders(server):
-        raise InvalidInput(f"no model of a server with HPLM_SERVER_ID {server!r} runs here: start tritonserver with it")
+    server_id, by_all = inherited.given_id(), os.geteuid() == 0
+    servers = sorted({one.server for one in holders(server_id or "", by_all) if one.lives})
+    if not servers:
+        named = f" with HPLM_SERVER_ID {server_id!r}" if server_id else ""
+        raise InvalidInput(f"no model of a server{named} runs here: run this in the server's container, as its user or as root")
+    if len(servers) > 1:
+        named = ", ".join(servers)
+        raise InvalidInput(f"{len(servers)} servers run here ({named}): start each with an HPLM_SERVER_ID, and set it here too")
     begin = time.monotonic()
-    inherited.start_to_drain(server)
-    held = wait_until_idle(server, begin + seconds)
+    inherited.start_to_drain(servers[0])
+    held = wait_until_idle(servers[0], begin + seconds, by_all)
     time.sleep(max(0.0, begin + min(at_least, seconds) - time.monotonic()))
     print(f"{held} requests are left" if held else "all requests are answered")

@@ -187,6 +187,14 @@ def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
     )
 
 
+def draining(servers: Sequence[str]) -> Finding:
+    """`servers`: of this machine, that drain."""
+    if servers:
+        says = f"{some(servers)} refuses all requests, because of `hplm drain` or a stop that has begun"
+        return Finding("draining", PROBLEM, says, "start the server again: only a new one takes requests")
+    return Finding("draining", OK, "no server here refuses requests because it is to be stopped")
+
+
 def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding:
     """Looks at the keys of the environment, and at the lines `NAME=KEY` of files."""
     given = [(name, environment[name].strip()) for name in ADMIN_KEYS if environment.get(name)]

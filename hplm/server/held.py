@@ -1,7 +1,6 @@
 """The number of requests that each model process holds, written where it outlives the process.
 
-These are files in /dev/shm whose names begin with the server's id, so that the server sweeps them when it stops. A process
-without such an id, because another program has started the server, writes nothing.
+These are files in /dev/shm whose names begin with the server's (`inherited`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hplm.server.inherited import server_id
+from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY, lives
 
 _COUNT = struct.Struct("<qq")  # requests, and when the last one was answered: nanoseconds of the monotonic clock
@@ -32,9 +31,8 @@ class Held:
     def __init__(self, model: str) -> None:
         self._lock = threading.Lock()
         self._count = self._answered_ns = 0
-        server = server_id()
-        self._path = SHARED_MEMORY / f"{server}{_HELD}{os.getpid()}@{model}" if server else None
-        self._shown = _map(self._path) if self._path else bytearray(_COUNT.size)
+        self._path = SHARED_MEMORY / f"{inherited.server()}{_HELD}{os.getpid()}@{model}"
+        self._shown = _map(self._path)
 
     def take(self, requests: int = 1) -> None:
         with self._lock:
@@ -57,16 +55,20 @@ class Held:
         _COUNT.pack_into(self._shown, 0, self._count, self._answered_ns)
 
     def close(self) -> None:
-        if self._path:
-            self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
 class Holder(NamedTuple):
     """A model process that counts what it holds, alive or dead."""
 
     path: Path
+    server: str
     pid: int
     model: str
+
+    @property
+    def lives(self) -> bool:
+        return lives(self.pid) and inherited.is_running(self.server)
 
     @property
     def held(self) -> int:
@@ -86,12 +88,18 @@ class Holder(NamedTuple):
         return 0, 0
 
 
-def holders(server: str) -> list[Holder]:
-    """Returns the server's model processes that count what they hold. Others answer before their `execute` ends."""
+def holders(server: str = "", by_all: bool = False) -> list[Holder]:
+    """Returns the model processes that count what they hold, of the servers with this id or name, or of all servers.
+
+    Others answer before their `execute` ends. `by_all`: believes the files of all users, for commands of root.
+    """
     found: list[Holder] = []
-    for path in SHARED_MEMORY.glob(f"{server}{_HELD}*@*"):
-        pid, _, model = path.name.partition(_HELD)[2].partition("@")
-        found.append(Holder(path, int(pid), model))
+    for path in SHARED_MEMORY.glob(f"*{_HELD}*@*"):
+        name, _, rest = path.name.partition(_HELD)
+        pid, _, model = rest.partition("@")
+        own = inherited.SERVER.fullmatch(name)
+        if own and pid.isdigit() and server in ("", name, own["id"]) and inherited.is_believed(path, by_all):
+            found.append(Holder(path, name, int(pid), model))
     return found
 
 
@@ -100,14 +108,15 @@ class HeldBy:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._server = server_id()
+        self._server = inherited.server()
         self._shown: list[mmap.mmap] = []  # what each of its processes shows
         self._looked = -LOOK_SECONDS
 
     @property
     def count(self) -> int:
-        if self._server and time.monotonic() - self._looked > LOOK_SECONDS:
-            self._shown = [shown for one in holders(self._server) if one.model == self._model for shown in _mapped(one.path)]
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            own = [one for one in holders(self._server) if one.model == self._model]
+            self._shown = [shown for one in own for shown in _mapped(one.path)]
             self._looked = time.monotonic()
         return sum(_COUNT.unpack_from(shown)[0] for shown in self._shown)
 
@@ -119,6 +128,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def _map(path: Path) -> mmap.mmap:
+    path.unlink(missing_ok=True)  # of an ended process that had the same number
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, bytes(_COUNT.size))
@@ -130,11 +140,11 @@ def _map(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def wait_until_idle(server: str, deadline: float) -> int:
+def wait_until_idle(server: str, deadline: float, by_all: bool = False) -> int:
     """Returns how many requests living models hold: 0 as soon as they have held none for a moment, else at the deadline."""
     quiet_since = time.monotonic()
     while True:
-        held, now = sum(holder.held for holder in holders(server) if lives(holder.pid)), time.monotonic()
+        held, now = sum(one.held for one in holders(server, by_all) if one.lives), time.monotonic()
         if held:
             quiet_since = now
         if now >= min(deadline, quiet_since + QUIET_SECONDS):

@@ -1,18 +1,26 @@
 """Facts that a server tells its model processes, through their environment and /dev/shm.
 
-Where another program than `TritonServer` has started the server, nothing is told.
+The name of a server's files there begins with its id (HPLM_SERVER_ID or `hplm`), and the number and the start of its process.
+So a new server never meets the files of one that has ended. Anybody may write into that folder: only files of the server's own
+user and of root are believed.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import stat
 import time
 from pathlib import Path
 
-from hplm.server.process_group import SHARED_MEMORY
+from hplm.errors import HplmError
+from hplm.server.process_group import SHARED_MEMORY, facts
 
 _ID, _RESTARTS = "HPLM_SERVER_ID", "HPLM_SERVER_RESTARTS"
 _SECONDS_BETWEEN_LOOKS = 0.01
+_DRAINING = "-draining"
+_STARTED = 19  # in the facts about a process: when it was started, in ticks
+SERVER = re.compile(r"(?P<id>.+)-(?P<pid>\d+)-\d+")
 
 
 def environment(server_id: str, restarts: int) -> dict[str, str]:
@@ -20,8 +28,25 @@ def environment(server_id: str, restarts: int) -> dict[str, str]:
     return {_ID: server_id, _RESTARTS: str(restarts)}
 
 
-def server_id() -> str | None:
-    return os.environ.get(_ID)
+def given_id() -> str | None:
+    """Returns the id that the environment gives to a server."""
+    return os.environ.get(_ID) or None
+
+
+def server() -> str:
+    """Returns the name of the server that this model process belongs to."""
+    return server_name(given_id() or "hplm", os.getppid())
+
+
+def server_name(server_id: str, pid: int) -> str:
+    """`pid`: of the server's process, which may have ended."""
+    return "-".join([server_id, str(pid), *facts(pid)[_STARTED : _STARTED + 1]])
+
+
+def is_running(server: str) -> bool:
+    """Whether the server of this name runs on this machine, in this container."""
+    found = SERVER.fullmatch(server)
+    return found is not None and server == server_name(found["id"], int(found["pid"]))
 
 
 def restarts() -> int:
@@ -29,10 +54,31 @@ def restarts() -> int:
     return int(os.environ.get(_RESTARTS, "0"))
 
 
+def is_believed(path: Path, by_all: bool = False) -> bool:
+    """Whether a file is there, and of this process's user or of root. `by_all`: or of anybody, for commands of root."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and (by_all or status.st_uid in (0, os.geteuid()))
+
+
 def start_to_drain(server: str) -> None:
     """Makes the server's models refuse new requests. Returns when all of them do."""
-    _sign_of(server).touch()
+    sign = _sign_of(server)
+    if not is_believed(sign):  # a file of somebody else has this name
+        try:
+            sign.unlink(missing_ok=True)
+            os.close(os.open(sign, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except OSError as error:
+            raise HplmError(f"cannot write {sign} ({error.strerror}): remove it, as root") from error
     time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def draining() -> list[str]:
+    """Returns the names of the servers of this machine that drain."""
+    names = [path.name.removesuffix(_DRAINING) for path in SHARED_MEMORY.glob(f"*{_DRAINING}")]
+    return sorted(filter(is_running, names))
 
 
 class Drain:
@@ -42,20 +88,19 @@ class Drain:
     """
 
     def __init__(self) -> None:
-        server = server_id()
-        self._sign = _sign_of(server) if server else None
+        self._sign = _sign_of(server())
         self._looked = 0.0
         self._begun = False
 
     @property
     def begun(self) -> bool:
         now = time.monotonic()
-        if self._sign is not None and now - self._looked > _SECONDS_BETWEEN_LOOKS:
+        if now - self._looked > _SECONDS_BETWEEN_LOOKS:
             self._looked = now
-            self._begun = self._sign.exists()
+            self._begun = is_believed(self._sign)
         return self._begun
 
 
 def _sign_of(server: str) -> Path:
     """Returns the file that is there while a server is being stopped."""
-    return SHARED_MEMORY / f"{server}-draining"
+    return SHARED_MEMORY / f"{server}{_DRAINING}"

@@ -173,7 +173,8 @@ class TritonServer:
         Returns whether any of them count, and may be killed now. SIGTERM would be worse: Triton waits for idle connections, and
         unloads the models while it still takes requests, so that clients are told that there is no such model (404).
         """
-        inherited.start_to_drain(self.id)
+        assert self.pid is not None, "the server runs"
+        inherited.start_to_drain(inherited.server_name(self.id, self.pid))
         holding = {holder.model for holder in holders(self.id)}
         self.control().drain(deadline, keep=holding)
         wait_until_idle(self.id, deadline)

@@ -1,22 +1,27 @@
 """Errors of the command line, commands and schemes of other packages, and those that look at this machine: drain and doctor."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from builder.tasks.scores import Scores
 from hplm.cli.evaluate import table
 from hplm.cli.main import application, main, parsed
-from hplm.server.held import Held
+from hplm.errors import HplmError
+from hplm.server import held as held_files
+from hplm.server import inherited
+from hplm.server.held import Held, HeldBy
 from hplm.server.inherited import Drain
-from hplm.server.process_group import SHARED_MEMORY
 from tests.cli.commands import leaves
-from tests.support.message import mentions
+from tests.support.message import mentions, refusing
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
 
@@ -167,22 +172,33 @@ AT_ONCE = ("--at-least", "0")
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, tmp_path):
+    """A server that is not there. No other one of this machine is seen."""
+    for module in (held_files, inherited):
+        monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
     with server_environment(monkeypatch) as name:
         yield name
 
 
-def test_models_refuse_and_what_they_hold_is_awaited_but_not_what_a_dead_one_held(server, capsys):
+@pytest.mark.parametrize("is_named", [True, False])
+def test_models_refuse_and_what_they_hold_is_awaited_but_not_what_a_dead_one_held(
+    server, is_named, monkeypatch, tmp_path, capsys
+):
+    if not is_named:  # as `docker run` and compose start one
+        monkeypatch.delenv("HPLM_SERVER_ID")
     held = Held("toy-upper")
-    assert not Drain().begun
+    assert not Drain().begun and not inherited.draining()
     held.take()
     assert main(["drain", "--seconds", "0.3", *AT_ONCE]) == 0
     assert mentions(capsys.readouterr().out, "1", "left") and Drain().begun
+    assert inherited.draining() == [inherited.server()]
 
     def dies():
         held.take()
-        (shown,) = SHARED_MEMORY.glob(f"{server}-held-*@toy-upper")
-        shown.rename(shown.with_name(f"{server}-held-{2**22 + 1}@toy-upper"))  # above the largest pid
+        (shown,) = tmp_path.glob("*-held-*@toy-upper")
+        shown.rename(shown.with_name(f"{inherited.server()}-held-{2**22 + 1}@toy-upper"))  # above the largest pid
+        held.close()
+        Held("toy-lookup")
 
     for ends in (held.answered, dies):
         ends()
@@ -190,12 +206,38 @@ def test_models_refuse_and_what_they_hold_is_awaited_but_not_what_a_dead_one_hel
         assert mentions(capsys.readouterr().out, "all", "answered")
 
 
-def test_without_the_servers_id_or_its_models_it_says_so(server, monkeypatch, capsys):
+def test_a_server_that_starts_again_with_the_same_id_takes_requests(server, tmp_path, capsys):
+    Held("toy-upper").take()
+    assert main(["drain", "--seconds", "0", *AT_ONCE]) == 0 and Drain().begun
+    for shown in tmp_path.glob(f"{inherited.server()}*"):  # of the same number in another life of this container
+        shown.rename(shown.with_name(shown.name.replace(inherited.server(), f"{server}-{os.getppid()}-1")))
+    assert not Drain().begun and not inherited.draining() and HeldBy("toy-upper").count == 0
     assert main(["drain", *AT_ONCE]) == 1
-    assert mentions(capsys.readouterr().err, server, "HPLM_SERVER_ID") and not Drain().begun
+    assert mentions(capsys.readouterr().err, server, "HPLM_SERVER_ID")
+
+
+def test_of_several_servers_one_must_be_named_and_without_any_it_says_so(server, monkeypatch, capsys):
+    assert main(["drain", *AT_ONCE]) == 1
+    assert mentions(capsys.readouterr().err, server, "HPLM_SERVER_ID")
+    Held("toy-upper")
+    own = inherited.server()
     monkeypatch.delenv("HPLM_SERVER_ID")
+    Held("toy-upper")
     assert main(["drain", *AT_ONCE]) == 1
-    assert mentions(capsys.readouterr().err, "HPLM_SERVER_ID")
+    assert mentions(capsys.readouterr().err, own, inherited.server(), "HPLM_SERVER_ID") and not inherited.draining()
+
+
+def test_a_file_of_another_user_drains_nothing_and_counts_nothing(server, monkeypatch, capsys):
+    Held("toy-upper").take()
+    inherited.start_to_drain(inherited.server())
+    monkeypatch.setattr(Path, "lstat", lambda path: SimpleNamespace(st_mode=path.stat().st_mode, st_uid=54321))
+    assert not Drain().begun and HeldBy("toy-upper").count == 0
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert main(["drain", *AT_ONCE]) == 1
+    assert mentions(capsys.readouterr().err, "root")
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    with refusing(HplmError, inherited.server(), "root"):
+        inherited.start_to_drain(inherited.server())
 
 
 def test_the_doctors_exit_code_says_whether_there_is_a_problem(capsys, toy):

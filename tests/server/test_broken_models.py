@@ -117,9 +117,11 @@ def test_a_server_whose_models_cannot_be_read_is_started_again():
         ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.said),
     ],
 )
-def test_watching_says_whether_a_model_works(how, answers, named):
+def test_watching_says_whether_a_model_works(how, answers, named, capsys):
+    busy = answers[0] is BUSY
     with pytest.raises(HplmError, match=mentioning("chat", named)) if named is not None else nullcontext():
         Played(*answers).watched(how)
+    assert mentions(capsys.readouterr().out, "chat", BUSY.said) == (busy and how == "alive")
 
 
 def test_a_probe_that_is_answered_with_an_error_is_made_again():

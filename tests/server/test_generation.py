@@ -154,7 +154,7 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
     before, control = settled(server, {"hplm_running_sequences": 0}), server.server.control()
     asked = Asked(server, "a", "plain", {**GREEDY, "max_tokens": 400}, stream=True, return_finish_reason=True)
     asked.piece()
-    inherited.start_to_drain(server.server.id)
+    inherited.start_to_drain(drained := inherited.server_name(server.server.id, server.server.pid))
     try:
         with refused("draining"):
             Asked(server, "a", "plain").piece()
@@ -167,7 +167,7 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
         for name in ("hplm_generations_total", "hplm_lookup_requests_total"):
             assert counts.of(name, outcome="draining") == 1, name
     finally:
-        (SHARED_MEMORY / f"{server.server.id}-draining").unlink()
+        (SHARED_MEMORY / f"{drained}-draining").unlink()
         eventually(lambda: serves(server))  # it looks for the file now and then
 
 

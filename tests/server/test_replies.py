@@ -220,6 +220,7 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
         model._meters = [meter := Outcomes()]
         model._secrets, model._held, model._has_journal = [b"ours"], Held("toy-upper"), True
         assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
+        model._held.close()
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
 
