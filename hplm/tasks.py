@@ -23,7 +23,7 @@ from hplm.levels.calibration import (
     of_least_certain_label,
     of_least_certain_row,
 )
-from hplm.model.tokenizer import first_tokens, words_of
+from hplm.model.word_spans import first_tokens, words_of
 
 if TYPE_CHECKING:
     from hplm.model.config import BackboneConfig

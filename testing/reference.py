@@ -24,8 +24,9 @@ from hplm.engine.lookup import Lookup
 from hplm.model.layer import activation
 from hplm.model.products import weight_levels
 from hplm.model.stacks import UpperStack
-from hplm.model.tokenizer import Encoded, Tokenizer, words_of
+from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.model.windows import Window
+from hplm.model.word_spans import words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
 from hplm.tenants.snapshot import Tenant, TenantWeights

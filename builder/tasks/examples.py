@@ -15,7 +15,7 @@ from msgspec.json import Decoder
 
 from builder.tables.text_files import Progress, content_suffix, raw_lines
 from hplm.errors import InvalidInput
-from hplm.model.tokenizer import words_of
+from hplm.model.word_spans import words_of
 
 Label = Annotated[str, Meta(min_length=1)] | int
 Value = Annotated[float, Meta(ge=-1e15, le=1e15)]  # the squares of larger numbers would overflow

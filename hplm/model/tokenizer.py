@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,6 @@ from hplm.errors import InvalidInput
 from hplm.model.prompts import read_tokenizer, started, unlimited
 from hplm.model.words import ITEM, Words
 
-WORD = re.compile(r"\S+")
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
 GROWTH = 4  # how much more is read if that was too little
 MOST_IN_WINDOWS = 32_768  # characters of a pair that is read in windows: while they are tokenised, other requests wait
@@ -223,20 +221,3 @@ def _found_before_words(tokenizer_json: str) -> list[dict[str, Any]] | None:
     added: list[dict[str, Any]] = parts.get("added_tokens") or []
     is_bert = kinds == ["BertNormalizer", "BertPreTokenizer"]
     return added if is_bert and not any(token["normalized"] for token in added) else None
-
-
-def words_of(text: str) -> list[tuple[int, int]]:
-    """Returns the code-point spans of the words between whitespace."""
-    return [match.span() for match in WORD.finditer(text)]
-
-
-def first_tokens(encoded: Encoded, words: list[tuple[int, int]]) -> Array:
-    """Returns for each word the index of its first token, or -1 if it has none.
-
-    A word has no token if it was cut off or if the model cannot read it. A token belongs to the word in which it starts.
-    """
-    real = np.flatnonzero(encoded.parts == 0)
-    starts = np.append(encoded.offsets[real, 0], np.iinfo(np.int64).max)  # behind the last token is none
-    spans = np.array(words, dtype=np.int64).reshape(-1, 2)
-    at = np.searchsorted(starts, spans[:, 0])
-    return np.where(starts[at] < spans[:, 1], np.append(real, -1)[at], -1).astype(np.int32)

@@ -7,16 +7,18 @@ from collections.abc import Callable, Hashable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hplm.adapters.record import Record
-from hplm.adapters.records import Packed
 from hplm.errors import HplmError
 from hplm.plot.room import bytes_in
 from hplm.plot.table import Branch, Table
 from hplm.registry.store import RECORDS, TABLES, Store, objects_of
 from hplm.tenants.assembly import Place
 from hplm.tenants.snapshot import Snapshot, Tenant
+
+if TYPE_CHECKING:
+    from hplm.adapters.records import Packed
 
 AT_ONCE = 16  # objects that are written side by side
 HELD_BYTES = 128 << 20  # of records that are not written yet

@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from hplm.adapters.layout import Layout
 from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, OutOfCapacity, some
 from hplm.plot.table import Table
 from hplm.registry.store import Away, Busy, Denied, Place, opened
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.keys import Key, expiry, new_key, without
-from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
+
+if TYPE_CHECKING:
+    from hplm.tenants.knowledge import Knowledge
 
 log = logging.getLogger(__name__)
 Done = TypeVar("Done", "TenantChange", "DomainChange")
@@ -249,6 +250,8 @@ class Manager:
     @cached_property
     def _width(self) -> int | None:
         """The width of the exported tenants' vectors; None if no exported tenant has a head or an adapter."""
+        from hplm.adapters.layout import Layout  # imports torch, which changes of keys and limits do not need
+
         served = next((record for tenant in self.exported.tenants for record in tenant.records()), None)
         return Layout.of(served.layout).hidden if served is not None else None
 

@@ -20,7 +20,7 @@ from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import training_task
 from demo.data import DemoTenant
 from hplm.model.original import silent_transformers, tokenizer_of, weights_of
-from hplm.model.tokenizer import words_of
+from hplm.model.word_spans import words_of
 from hplm.tasks import find_task
 
 RATE, WARM_UP = 5e-5, 0.1  # of fine-tuning, as papers on BERT do it

@@ -16,6 +16,8 @@ from builder.tasks.scores import Scores
 from hplm.cli.evaluate import table
 from hplm.cli.main import application, main, parsed
 from hplm.errors import HplmError
+from hplm.registry.folder import Folder
+from hplm.registry.pointer import begin
 from hplm.server import held as held_files
 from hplm.server import inherited
 from hplm.server.held import Held, HeldBy
@@ -165,6 +167,17 @@ def test_help_needs_no_heavy_import():
     code = """import sys; from hplm.cli.main import main; main(["--help"]), main(["build", "tenant", "--help"])
 assert "bench" in sys.modules and "hplm.cli.serve" in sys.modules
 assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+
+
+def test_changes_of_keys_and_limits_need_no_torch(toy, tmp_path):
+    """It takes a second of processor time, for each command."""
+    served = f"--repository {toy.repository} --state {tmp_path}"
+    begin(Folder(tmp_path / "toy"))
+    words = ["tenant list", "tenant show acme", "tenant key add acme", "tenant limit acme --rate 5", "tenant log"]
+    code = f"""import sys; from hplm.cli.main import main
+for words in {words}: assert main(f"{{words}} {served}".split()) == 0, words
+heavy = sys.modules.keys() & {{"torch", "tokenizers", "transformers", "builder"}}; assert not heavy, heavy"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 

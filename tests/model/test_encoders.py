@@ -12,8 +12,9 @@ from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.layer import KEY_VALUE, QKV, QUERY
 from hplm.model.stacks import through
-from hplm.model.tokenizer import Tokenizer, first_tokens, words_of
+from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import Window
+from hplm.model.word_spans import first_tokens, words_of
 from hplm.tasks import find_task
 from testing.random_store import random_backbone
 from testing.toy import CONFIG

@@ -13,7 +13,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from hplm.errors import InvalidInput
 from hplm.model import tokenizer as tokenizer_module
 from hplm.model import words
-from hplm.model.tokenizer import MOST_IN_WINDOWS, Tokenizer, first_tokens, words_of
+from hplm.model.tokenizer import MOST_IN_WINDOWS, Tokenizer
+from hplm.model.word_spans import first_tokens, words_of
 from testing.random_store import tokenizer_json
 from testing.toy import CONFIG, WORDS
 from tests.support.message import mentioning
