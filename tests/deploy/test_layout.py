@@ -7,6 +7,7 @@ from itertools import pairwise
 import yaml
 
 from hplm.cli.main import main, parsed
+from hplm.server.discovery import TRITON_VERSION
 from hplm.server.flags import contract_flags
 from hplm_openai.__main__ import parser as gateway_parser
 from tests.deploy.image import (
@@ -68,6 +69,20 @@ def test_every_backend_is_copied_to_where_triton_looks():
     assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_generate", "hplm_lookup", "hplm_upper"]
     for backend in ours:
         assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"
+
+
+def test_the_image_is_of_the_release_that_is_tested_and_its_page_names_the_one_without_known_holes():
+    (release,) = re.findall(r"^ARG TRITON_VERSION=(\S+)-py3$", (DEPLOY / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    page = (DEPLOY / "README.md").read_text("utf-8")
+    assert TRITON_VERSION == "2.51.0" and release == "24.10" and "TRITON_VERSION=26.06-py3" in page
+
+
+def test_the_context_of_the_images_has_what_they_copy_and_nothing_built_here():
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    taken = {line[1:] for line in lines if line.startswith("!")}
+    openai = re.findall(r"^COPY (\S+) ", (DEPLOY / "Dockerfile.openai").read_text("utf-8"), re.MULTILINE)
+    copied = {source.partition("/")[0] for source in [*openai, *(source for source, _ in dockerfile_copies())]}
+    assert "*" in lines and taken == copied | {"model_repository"} and "**/*.so" in lines
 
 
 def test_the_image_installs_an_extra_that_exists_and_can_read_a_bucket():

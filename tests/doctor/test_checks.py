@@ -24,7 +24,7 @@ from tests.support.message import mentions, refusing
 ROOT = Path(__file__).parents[2]
 
 (IMAGE,) = re.findall(r"^ARG TRITON_VERSION=(\S+)$", (ROOT / "deploy/Dockerfile").read_text("utf-8"), re.MULTILINE)
-SAFE, HOLED = (IMAGE, "2.70.0", "2.99", "26.06", "26.07-py3"), ("2.51.0", "2.69.9", "2.7", "2", "24.10", "26.05-py3")
+SAFE, HOLED = ("2.70.0", "2.99", "26.06", "26.07-py3"), ("2.51.0", "2.69.9", "2.7", "2", IMAGE, "26.05-py3")
 INF = resource.RLIM_INFINITY
 
 
