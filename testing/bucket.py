@@ -1,4 +1,7 @@
-"""A bucket on this machine: an S3 server in this process, or in one of its own (`python -m testing.bucket PORT`)."""
+"""A bucket on this machine: an S3 server in this process, or in one of its own (`python -m testing.bucket PORT`).
+
+Alone it prints the variables by which others reach its empty bucket.
+"""
 
 from __future__ import annotations
 
@@ -104,5 +107,10 @@ def bucket() -> Iterator[S3]:
 if __name__ == "__main__":
     server = S3(int(sys.argv[1]))
     server.ask("PUT", "bucket")
-    print("ready", flush=True)
+    print(
+        *(f"{name}={value}" for name, value in server.environment.items()),
+        "# ready: the bucket is s3://bucket",
+        sep="\n",
+        flush=True,
+    )
     threading.Event().wait()

@@ -1,9 +1,8 @@
-"""Prints the dashboard of hPLM on Triton, for Grafana's "Import": python deploy/grafana/dashboard.py >hplm.json"""
+"""Prints the dashboard of hPLM on Triton: python deploy/grafana/dashboard.py >deploy/helm/hplm/files/dashboard.json"""
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 CHOSEN = 'backbone=~"$backbone",namespace=~"$namespace"'
@@ -157,4 +156,6 @@ def dashboard() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(dashboard(), sys.stdout, indent=2)
+    whole = dashboard()
+    panels = ",\n".join(json.dumps(one) for one in whole.pop("panels"))  # a line each
+    print(f'{json.dumps(whole)[:-1]}, "panels": [\n{panels}\n]}}')

@@ -23,7 +23,8 @@ from hplm.server.process import Process
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PAGES = {"cluster": (ROOT / "docs/cluster.md").read_text("utf-8"), "deploy": (DEPLOY / "README.md").read_text("utf-8")}
+PAGES = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("cluster", "kubernetes")}
+PAGES["deploy"] = (DEPLOY / "README.md").read_text("utf-8")
 _BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _ANY_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`hplm ([^`]+)`")

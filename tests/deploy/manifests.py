@@ -84,10 +84,10 @@ def validate(one: Object, version: str = NEWEST) -> None:
 
 
 def made_by_the_operator() -> set[str]:
-    """The secrets, their keys and the folder of the image that docs/cluster.md tells to make."""
-    secrets = re.findall(r"create secret generic ([\w-]+)(.*)$", PAGES["cluster"], re.MULTILINE)
+    """The secrets, their keys and the folder of the image that docs/kubernetes.md tells to make."""
+    secrets = re.findall(r"create secret (?:generic|tls) ([\w-]+)(.*)$", PAGES["kubernetes"], re.MULTILINE)
     keys = {f"{name}/{key}" for name, rest in secrets for key in re.findall(r"--from-file=([\w-]+)", rest)}
-    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["cluster"]))
+    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["kubernetes"]))
 
 
 class Workload:
@@ -141,14 +141,13 @@ def faults(objects: list[Object], outside: set[str]) -> Iterator[str]:
         yield "two objects of one kind have the same name"
     files = [f"{one['metadata']['name']}/{file}" for one in objects if one["kind"] == "ConfigMap" for file in one["data"]]
     for one in workloads(objects):
-        own = [f"volume {name}" for name in at(one.pod, "volumes.*.name")] + [f"port {name}" for name in one.ports]
+        volumes = [*at(one.pod, "volumes.*.name"), *at(one.object, "spec.volumeClaimTemplates.*.metadata.name")]
+        own = [f"volume {name}" for name in volumes] + [f"port {name}" for name in one.ports]
         yield from (
             f"{one.name}: there is no {thing}" for thing in _named_by(one) if thing not in {*have, *files, *own, *outside}
         )
         mounted = {name for own in one.containers for name in at(own, "volumeMounts.*.name")}
-        yield from (
-            f"{one.name}: nothing mounts volume {name}" for name in at(one.pod, "volumes.*.name") if name not in mounted
-        )
+        yield from (f"{one.name}: nothing mounts volume {name}" for name in volumes if name not in mounted)
         if not all(labels.items() <= one.labels.items() for labels in at(one.object, "spec.selector.matchLabels")):
             yield f"{one.name}: it does not select its own pods"
     for one, name in zip(objects, have, strict=True):
@@ -160,14 +159,15 @@ def _named_by(one: Workload) -> Iterator[str]:
     yield from (f"Service {name}" for name in at(one.object, "spec.serviceName"))
     yield from (f"ConfigMap {name}" for name in at(one.pod, "volumes.*.configMap.name"))
     yield from at(one.pod, "volumes.*.persistentVolumeClaim.claimName")
+    yield from at(one.pod, "volumes.*.secret.secretName")
     for own in one.containers:
         yield from (f"volume {name}" for name in at(own, "volumeMounts.*.name"))
         yield from (f"{key['name']}/{key['key']}" for key in at(own, "env.*.valueFrom.secretKeyRef"))
         yield from at(own, "envFrom.*.secretRef.name")
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            yield from (f"port {name}" for name in at(own, f"{probe}.tcpSocket.port"))
-        maps = {volume["name"]: volume["configMap"]["name"] for volume in one.pod["volumes"] if "configMap" in volume}
-        mounts = {mount["mountPath"]: maps.get(mount["name"]) for mount in own["volumeMounts"]}
+            yield from (f"port {name}" for name in [*at(own, f"{probe}.tcpSocket.port"), *at(own, f"{probe}.httpGet.port")])
+        maps = {volume["name"]: volume["configMap"]["name"] for volume in one.pod.get("volumes", []) if "configMap" in volume}
+        mounts = {mount["mountPath"]: maps.get(mount["name"]) for mount in own.get("volumeMounts", [])}
         for path in {path for word in [*words(own), *at(own, "env.*.value")] for path in PATH.findall(word)}:
             folder = next((mount for mount in mounts if path == mount or path.startswith(f"{mount}/")), None)
             if folder is None:
@@ -182,7 +182,8 @@ def _faults_of_selectors(kind: str, spec: Object, objects: list[Object]) -> Iter
         chosen = _chosen(labels, objects)
         if not chosen or (len(chosen) > 1 and kind != "PodMonitor"):
             yield f"it selects {[one.name for one in chosen] or 'nothing'}"
-        yield from (f"{one.name} has no port {port}" for one in chosen for port in ports if port not in one.ports)
+        monitored = [one for one in chosen if not ports or kind != "PodMonitor" or set(ports) & one.ports.keys()] or chosen
+        yield from (f"{one.name} has no port {port}" for one in monitored for port in ports if port not in one.ports)
         peers = at(spec, "ingress.*.from.*.podSelector.matchLabels")
         yield from (f"no pod has the labels {labels}" for labels in peers if not _chosen(labels, objects))
         known = {label for one in chosen for label in one.labels}

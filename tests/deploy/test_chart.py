@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from hplm.cli.main import parsed
-from tests.deploy.image import PAGES, ROOT, SECRET, docker_run
+from tests.deploy.image import DEPLOY, PAGES, ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,
     CHART,
@@ -35,7 +37,10 @@ TEMPLATES = "".join(path.read_text("utf-8") for path in (CHART / "templates").it
 SERVER = ("hplm-all", "server")
 KINDS = {  # how the chart is rendered here
     "default": (),
-    "whole": ("--set=monitoring.enabled=true", "--set=autoscaling.enabled=true"),
+    "whole": (
+        *(f"--set={part}.enabled=true" for part in ("monitoring", "monitoring.dashboard", "autoscaling", "door", "gateway")),
+        *("--set=door.backbones={minilm,bert}", "--set=pool.mirrorPersists=true"),
+    ),
 }
 
 
@@ -104,8 +109,8 @@ def test_another_release_with_other_values_is_whole_too():
 
 
 def test_the_documented_words_install_it_with_a_gpu_for_each_replica_too():
-    (install,) = re.findall(r"^helm install ((?:.*\\\n)*.*)$", PAGES["cluster"], re.MULTILINE)
-    (gpu,) = re.findall(r"GPU a replica: `(--set .*)`", PAGES["cluster"])
+    (install,) = re.findall(r"^helm install ((?:.*\\\n)*.*)$", PAGES["kubernetes"], re.MULTILINE)
+    (gpu,) = re.findall(r"GPU a replica:\s`(--set .*)`", PAGES["kubernetes"])
     given = shlex.split(f"{install} {gpu}".replace("\\\n", " "))
     objects = list(yaml.safe_load_all(run(helm(), "template", *given, cwd=ROOT)))
     server = container(objects, *SERVER)
@@ -114,11 +119,96 @@ def test_the_documented_words_install_it_with_a_gpu_for_each_replica_too():
     assert not list(faults(objects, made_by_the_operator()))
 
 
-@pytest.mark.parametrize("wrong", ["pool.most=1", "pool.replicas=9", "autoscaling.least=9", "registry.address="])
+@pytest.mark.parametrize(
+    "wrong", ["pool.most=1", "pool.replicas=9", "autoscaling.least=9", "registry.address=", "door.backbones={}"]
+)
 def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]
     with pytest.raises(AssertionError, match=re.escape(value)):
+        rendered(BUCKET, "--set=door.enabled=true", "--set=door.backbones={toy}", "--set", wrong)
+
+
+@pytest.mark.parametrize("wrong", ["pool.replica=3", "monitoring.labels=b", "registry.adress=s3://a/b", "pools.replicas=2"])
+def test_a_typo_is_refused_by_its_name(wrong):
+    named = {"pools.replicas": "pools", "monitoring.labels": "/monitoring/labels"}
+    path = wrong.partition("=")[0]
+    with pytest.raises(AssertionError, match=named.get(path, path.rpartition(".")[2])):
         rendered(BUCKET, "--set", wrong)
+
+
+def test_the_schema_knows_every_value_and_no_other():
+    def known(schema: Object, path: str = "") -> set[str]:
+        fields = schema.get("properties", {})
+        return {found for name, one in fields.items() for found in known(one, f"{path}.{name}".lstrip("."))} or {path}
+
+    in_schema = known(json.loads((CHART / "values.schema.json").read_text("utf-8"))) - {"global"}
+    groups = {path for path, _ in leaves(VALUES)}
+    assert all(any(one == path or one.startswith(f"{path}.") for path in in_schema) for one in groups)
+    assert all(any(one == path or one.startswith(f"{path}.") for one in groups) for path in in_schema)
+
+
+def test_pods_are_placed_and_named_as_the_operator_wants_and_monitoring_finds_its_objects():
+    affinity = '{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}'
+    parts = {"pool": "hplm-all", "router": "hplm-router", "door": "hplm-door", "gateway": "hplm-gateway"}
+    objects = rendered(
+        *(BUCKET, *KINDS["whole"], "--set=images.pullSecrets={pull}", "--set=monitoring.labels.release=prometheus"),
+        *("--set=monitoring.runbooks=https://wiki.example/operating", "--set=door.settings.HPLM_IN_FLIGHT=512"),
+        *("--set-json", 'extraEnv=[{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]'),
+        *(f"--set={part}.{name}" for part in parts for name in ("annotations.team=ours", "priorityClass=high")),
+        *(f"--set={part}.runtimeClass=nvidia" for part in parts),
+        *(word for part in parts for word in ("--set-json", f"{part}.affinity={affinity}")),
+    )
+    for one in objects:
+        validate(one)
+    for name in parts.values():
+        one = workload(objects, name)
+        assert one.annotations["team"] == "ours" and one.pod["affinity"] == json.loads(affinity)
+        assert (one.pod["priorityClassName"], one.pod["runtimeClassName"]) == ("high", "nvidia")
+        assert one.pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container(objects, *SERVER)["env"]
+    for kind in ("PodMonitor", "PrometheusRule"):
+        assert find(objects, kind, "hplm")["metadata"]["labels"]["release"] == "prometheus"
+    rules = [rule for group in spec(objects, "PrometheusRule", "hplm")["groups"] for rule in group["rules"]]
+    (stuck,) = [rule for rule in rules if rule.get("alert") == "HplmStuck"]
+    assert stuck["annotations"]["runbook_url"] == "https://wiki.example/operating#hplmstuck"
+    plain = yaml.safe_load((CHART / "files/rules.yaml").read_text("utf-8"))
+    for rule in rules:
+        rule.get("annotations", {}).pop("runbook_url", None)
+    assert rules == [rule for group in plain["groups"] for rule in group["rules"]]
+
+
+def test_the_dashboard_of_the_chart_is_the_newest_and_grafana_finds_it():
+    (made,) = [one for one in rendered(BUCKET, *KINDS["whole"]) if one["metadata"]["name"] == "hplm-dashboard"]
+    printed = subprocess.check_output([sys.executable, DEPLOY / "grafana/dashboard.py"], text=True)
+    hint = "python deploy/grafana/dashboard.py >deploy/helm/hplm/files/dashboard.json"
+    assert (CHART / "files/dashboard.json").read_text("utf-8") == printed, hint
+    assert json.loads(made["data"]["hplm.json"]) == json.loads(printed)
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_the_door_has_its_files_and_reaches_router_and_gateway():
+    objects = rendered(BUCKET, *KINDS["whole"], "--set=door.replicas=4", "--set=pool.most=6", release="blue")
+    files = find(objects, "ConfigMap", "blue-door")["data"]
+    assert files == {name: (DEPLOY / "haproxy" / name).read_text("utf-8") for name in ("haproxy.cfg", "door.lua")}
+    given = {one["name"]: one["value"] for one in container(objects, "blue-door", "haproxy")["env"]}
+    assert given.keys() <= {*re.findall(r"presetenv (\w+)", files["haproxy.cfg"]), "HPLM_OPENAI"}
+    assert given["HPLM_AT_ONCE"] == str(64 * 6 // 4) and given["HPLM_BACKBONES"] == "minilm bert"
+    ports = {one["metadata"]["name"]: one["spec"]["ports"][0]["port"] for one in objects if one["kind"] == "Service"}
+    for name in ("HPLM_HTTP", "HPLM_GRPC", "HPLM_OPENAI"):
+        service, _, port = given[name].partition(":")
+        assert ports[service] == int(port)
+    url = next(word for word in words(container(objects, "blue-gateway", "gateway")) if word.startswith("--url="))
+    assert url == f"--url={given['HPLM_GRPC']}"
+
+
+def test_a_lasting_mirror_has_a_claim_for_each_replica():
+    replicas = spec(rendered(BUCKET, *KINDS["whole"]), "StatefulSet", "hplm-all")
+    (claim,) = replicas["volumeClaimTemplates"]
+    (volume,) = [
+        one for one in spec(rendered(BUCKET), "StatefulSet", "hplm-all")["template"]["spec"]["volumes"] if "ephemeral" in one
+    ]
+    assert claim["spec"] == volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert replicas["persistentVolumeClaimRetentionPolicy"]["whenScaled"] == "Delete"
 
 
 def test_another_description_of_the_cluster_replaces_the_routers():
@@ -131,7 +221,7 @@ def test_another_description_of_the_cluster_replaces_the_routers():
 def test_servers_have_the_documented_flags_and_all_that_read_the_registry_know_where_it_is(objects):
     flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
     assert flags == docker_run()[1]
-    reading = [own for one in workloads(objects) for own in one.containers if own["name"] != "haproxy"]
+    reading = [own for one in workloads(objects) for own in one.containers if own["name"] not in ("haproxy", "gateway")]
     assert {own["name"] for own in reading} == {"server", "write", "maps"}
     for own in reading:
         assert {"name": "HPLM_STATE", "value": "s3://bucket/hplm"} in own["env"]

@@ -75,8 +75,9 @@ def place(tmp_path, bucket) -> Iterator[Place]:
 
 
 def documented(*start: str) -> list[str]:
-    """Returns the command that begins with these words, from docs/cluster.md, of the registry in the bucket."""
-    (found,) = {tuple(words) for words in commands_of_pages("cluster") if words[: len(start)] == [*start] and ADDRESS in words}
+    """Returns the command that begins with these words, from the docs, of the registry in the bucket."""
+    commands = commands_of_pages("cluster", "kubernetes")
+    (found,) = {tuple(words) for words in commands if words[: len(start)] == [*start] and ADDRESS in words}
     return list(found)
 
 

@@ -3,19 +3,40 @@ app.kubernetes.io/name: hplm
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* The name, namespace and labels of an object. Call it with the root, a name and a component. */}}
+{{/* The name, namespace and labels of an object. Call it with the root, a name, a component, and maybe further labels. */}}
 {{- define "hplm.metadata" -}}
 name: {{ .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "hplm.labels" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
-{{/* What all pods have. Call it with the root and the labels by which a pod knows its equals. */}}
+{{/* What all pods have. Call it with the root, its part of the values and the labels by which a pod knows its equals. */}}
 {{- define "hplm.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .values.priorityClass }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.runtimeClass }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index $.values $name }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- with .root.Values.serviceAccount }}
 serviceAccountName: {{ . }}
 {{- end }}
@@ -58,6 +79,13 @@ env:
     valueFrom:
       fieldRef:
         fieldPath: metadata.name
+  {{- include "hplm.extraEnv" . | nindent 2 }}
+{{- end }}
+
+{{- define "hplm.extraEnv" -}}
+{{- with .Values.extraEnv }}
+{{- toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "hplm.mounts" -}}
