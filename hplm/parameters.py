@@ -9,7 +9,7 @@ from typing import Any
 
 from hplm.errors import InvalidInput
 
-LONGEST_MS = 10**9  # longer times would overflow a deadline in nanoseconds
+LONGEST_MS = 10**9  # longer times could overflow a deadline in nanoseconds
 
 
 class Parameters(dict[str, str]):
@@ -69,8 +69,11 @@ def asked_flag(asked: Mapping[str, Any], name: str) -> bool:
 
 
 def asked_timeout_us(asked: Mapping[str, Any], read: int) -> int:
-    """Returns the timeout of a request; 0: none. `read`: what Triton has read of it; it leaves that of `generate` here."""
-    return asked_number({"timeout": read} if read else asked, "timeout", 0, 2**63 - 1)
+    """Returns the timeout of a request, LONGEST_MS at most; 0: none.
+
+    `read`: what Triton has read of it; it leaves that of `generate` here.
+    """
+    return min(asked_number({"timeout": read} if read else asked, "timeout", 0, 2**63 - 1), 1000 * LONGEST_MS)
 
 
 def asked_number(asked: Mapping[str, Any], name: str, low: int, high: int) -> int:

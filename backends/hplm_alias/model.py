@@ -28,7 +28,7 @@ from hplm.generation.sampling import SETTINGS
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.parameters import asked_timeout_us
-from hplm.request.answers import OUTPUTS
+from hplm.request.answers import OUTPUTS, Outputs
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tasks import TASKS
@@ -108,6 +108,11 @@ class TritonPythonModel(replies.Model):
         ]
         self._ending = threading.Event()
         self._looking = [repeat(self._expire, "expire"), repeat(self._cancel_unwanted, "cancelled")]
+
+    def _well(self, request: Request) -> Outputs:
+        for line in self._lines.values():
+            line.check()
+        return super()._well(request)
 
     def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> None:
         backbone, tenant = self._directory.find(given, time.time())

@@ -88,8 +88,11 @@ def _nanoseconds(parameters: Mapping[str, str], name: str) -> int:
 
 def promise_of(parameters: Mapping[str, Any], timeout_us: int) -> Promise:
     """Returns by when the answer must come. `timeout_us`: what Triton has read of `timeout` itself; 0: nothing."""
-    timeout_us = min(asked_timeout_us(parameters, timeout_us), 1000 * LONGEST_MS)
-    return Promise(1000 * timeout_us, _asked_ns(parameters, "first_token_ms"), _asked_ns(parameters, "token_ms"))
+    return Promise(
+        1000 * asked_timeout_us(parameters, timeout_us),
+        _asked_ns(parameters, "first_token_ms"),
+        _asked_ns(parameters, "token_ms"),
+    )
 
 
 def _asked_ns(parameters: Mapping[str, Any], name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ ROW = np.dtype([
     *((name, np.int64) for name in ("arrival", "deadline", "request", "number")),
     *((name, np.int32) for name in ("tokens", "priority", "slot_key", "tenant")),
 ])  # fmt: skip
+_check = struct.Struct("=qqii").pack  # raises if a number does not fit its column
 
 
 class Numbers:
@@ -154,18 +156,25 @@ class Columns(Generic[T]):
             end = first
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request. They have one tenant. They get rows with those of others, when these are read."""
-        size = 0
+        """Adds the texts of one request. They have one tenant. They get rows with those of others, when these are read.
+
+        Raises struct.error, and adds none, if a number does not fit its column.
+        """
+        size = tokens = 0
         for text in texts:
-            self.all_tokens += text.tokens
+            _check(text.arrival_ns, text.deadline_ns, text.tokens, text.priority)
+            tokens += text.tokens
             size += text.bytes
         self._joined.append(texts)
+        self.all_tokens += tokens
         self._length += len(texts)
         self.bytes += size
         self.shares.add(texts[0].tenant, len(texts), size)
 
     def _fill(self) -> None:
         """Gives rows to the texts that have joined."""
+        while self._length > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         rows: list[tuple[int, ...]] = []
         take, number = self._slot_keys.take, self._entries
         for request, texts in enumerate(self._joined, self._requests + 1):
@@ -177,8 +186,6 @@ class Columns(Generic[T]):
                 rows.append((text.arrival_ns, deadline, request, number, text.tokens, text.priority, slot_key, tenant))
         self._requests += len(self._joined)
         self._joined, self._entries = [], number
-        while self._length > len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._rows[self._length - len(rows) : self._length] = rows
 
     def remove(self, indexes: Array) -> list[T]:

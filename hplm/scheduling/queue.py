@@ -158,10 +158,10 @@ class Queues(Generic[T]):
             raise Draining("the server is shutting down: send the request to another replica, or retry later")
         leaving = self.shares.room_for(texts, self._newest)
         self._admit(texts, now_ns)
+        self._queues[texts[0].backbone].add(texts)  # behind all others: their indexes stay
         evicted: list[T] = []
         for own in {own for own, _ in leaving} if leaving else ():
             evicted += self._remove(own, np.concatenate([indexes for loses, indexes in leaving if loses is own]))
-        self._queues[texts[0].backbone].add(texts)
         return evicted
 
     def close(self) -> None:

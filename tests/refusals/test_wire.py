@@ -91,7 +91,7 @@ def test_a_bad_body_is_refused(server, way, body):
 @pytest.mark.parametrize(("timeout", "word"), [(1, "[deadline]"), (-1, "[invalid_input]"), ("1", "[invalid_input]")])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_timeout_of_generate_is_read_from_its_parameters(server, model, timeout, word):
-    for asked, expected in ((timeout, (400, word)), (60_000_000, (200, "LABEL"))):
+    for asked, expected in ((timeout, (400, word)), (60_000_000, (200, "LABEL")), (2**63 - 1, (200, "LABEL"))):
         body = {"TEXT": WORDS[0], "tenant": "city", "timeout": asked}
         status, said = posted(server, (model, "generate"), json.dumps(body).encode())
         assert status == expected[0] and expected[1] in said

@@ -1,12 +1,17 @@
 """Texts as columns, and numbers that are given to values while these are in use."""
 
 import random
+import struct
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns, Numbers
+from hplm.scheduling.limits import Limits
+from hplm.scheduling.policy import FirstComeFirstServed
+from hplm.scheduling.queue import Queues
 from hplm.simulate.arrivals import SimulatedText
 
 
@@ -45,3 +50,21 @@ def test_texts_leave_in_the_order_given_and_the_others_keep_theirs(count, data):
     assert len({text.tenant for text in left}) <= columns.tenants <= 3
     assert columns.demand.tolist() == [columns.tokens[columns.tenant == tenant].sum() for tenant in range(columns.tenants)]
     assert dict(columns.by_tenant()) == {tenant: tokens for tenant, tokens in by_tenant.items() if tokens}
+
+
+@pytest.mark.parametrize("wrong", [{"deadline_ns": 2**63}, {"arrival_ns": 2**63}, {"tokens": 2**31}, {"priority": 2**31}])
+def test_a_text_whose_numbers_do_not_fit_is_not_added(wrong):
+    good, columns = SimulatedText(tokens=2, arrival_ns=0, tenant=1), Columns()
+    columns.add([good])
+    with pytest.raises(struct.error):
+        columns.add([SimulatedText(**{"tokens": 1, "arrival_ns": 0, "tenant": 2, **wrong})])
+    assert (len(columns), columns.all_tokens, columns.bytes) == (1, 2, columns.shares.work) and columns.shares.items == 1
+    assert columns.remove(np.array([0])) == [good] and not len(columns)
+
+
+def test_a_request_that_cannot_join_a_full_queue_costs_nobody_its_place():
+    queues, full = Queues([FirstComeFirstServed()], Limits(items=2, work=100)), SimulatedText(tokens=1, arrival_ns=0, tenant=1)
+    queues.offer([full, full], 0)
+    with pytest.raises(struct.error):
+        queues.offer([SimulatedText(tokens=1, arrival_ns=0, tenant=2, deadline_ns=2**63)], 0)
+    assert queues.abandon() == [full, full]
