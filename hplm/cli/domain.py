@@ -36,11 +36,11 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: 
     if isinstance(found := _found(store, of), Served):
         from hplm.tenants.listing import served_branches
 
-        rows = served_branches(*found.checked())
+        rows, source = served_branches(*found.checked()), found.source
     else:
         from builder.tables.inspection import built_branches
 
-        rows = built_branches(found)
+        rows, source = built_branches(found), dict[str, str | None]()
     lines = list(_tree(rows))
     width = max((len(name) for name, _ in lines), default=0)
     for name, row in lines:
@@ -48,7 +48,7 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: 
             f"{name:<{width}}  {row['ngrams']:>12,} n-grams  {row['tokens']:>14,} tokens  {row['mb']:>10,.1f} MB  "
             f"{row['dtype']}  {row['tenants']:,} tenants"
         )
-    return {"domains": rows}
+    return {"domains": rows, **source}
 
 
 def inspect(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import AtLeastOne, Json, Numbers, Positive, Texts, Words, about
-from hplm.cli.served import StatePlace, check_state
+from hplm.cli.served import StatePlace, checked_state
 from hplm.errors import InvalidInput, some
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def profile(
     from hplm.placement.measuring import check_devices, cores_of, profile_repository, sources_of
     from hplm.placement.profile import KIND
 
-    check_state(state)
+    state = checked_state(state)
     check_target(to, KIND)
     check_devices(devices, intra)
     sources = sources_of(repository, backbone)
@@ -129,7 +129,7 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace
     from builder.publish.groups import emit, gaps
     from hplm.placement.placement import Placement
 
-    check_state(state)
+    state = checked_state(state)
     placed = Placement.read(placement)
     emitted = emit(placed, repository, to, state)
     missing = gaps(placed, repository, state)

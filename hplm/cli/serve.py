@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hplm.cli.options import Positive, about, read
+from hplm.cli.served import VARIABLE, state_of
 from hplm.errors import InvalidInput
 from hplm.registry.store import Place, place_of
 
@@ -21,7 +22,10 @@ MUST_EXIST = "HPLM_STATE_MUST_EXIST"
 NAMED = 5
 
 
-STATE = "folder for changes that are made while the server runs, or the address of a bucket, such as s3://bucket/hplm"
+STATE = (
+    "folder for changes that are made while the server runs, or the address of a bucket, such as s3://bucket/hplm "
+    f"(default: the variable {VARIABLE})"
+)
 FLAGS = "after --: more flags for tritonserver, such as --trace-config=rate=1; paths in them are absolute"
 
 
@@ -49,6 +53,7 @@ def serve(
     """
     from hplm.server import Gateway, Supervisor, TritonServer
 
+    state = state_of(state)
     if state_must_exist and state is None:
         raise InvalidInput("--state-must-exist says nothing without a state: give --state DIR too")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

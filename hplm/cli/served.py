@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,9 @@ from hplm.registry.store import Place, place_of
 if TYPE_CHECKING:
     from hplm.tenants.manager import Manager
 
-STATE = "the folder or the bucket of `hplm serve --state`, which holds changes"
+VARIABLE = "HPLM_STATE"  # for servers and all commands
+STATE = f"the folder or the bucket of `hplm serve --state`, which holds changes (default: the variable {VARIABLE})"
+AS_EXPORTED = f"as exported: without --state or {VARIABLE}, later changes are not seen"
 StatePlace = Annotated[Place | None, read(place_of, help=STATE)]
 
 
@@ -31,9 +34,17 @@ class Served:
     """name of the backbone (default: the only one of the repository)"""
 
     def checked(self) -> tuple[Path, Place | None, str | None]:
-        """Returns the options for reading."""
-        check_state(self.state)
-        return self.repository, self.state, self.backbone
+        """Returns the options for reading. Without a state, says what is read."""
+        state = checked_state(self.state)
+        if state is None:
+            print(AS_EXPORTED)
+        return self.repository, state, self.backbone
+
+    @property
+    def source(self) -> dict[str, str | None]:
+        """What a result under --json was read from; no state: as exported."""
+        state = state_of(self.state)
+        return {"state": None if state is None else str(state)}
 
     def manager(self, begun: bool = True) -> Manager:
         """Opens the manager of the state.
@@ -42,9 +53,12 @@ class Served:
         """
         from hplm.tenants.manager import Manager
 
-        if self.state is None:
-            raise InvalidInput("--state is missing: give the folder of `hplm serve --state`, which holds all changes")
-        manager = Manager.open(self.repository, self.state, self.backbone)
+        state = state_of(self.state)
+        if state is None:
+            raise InvalidInput(
+                f"--state is missing: give the folder of `hplm serve --state`, which holds all changes, or set {VARIABLE}"
+            )
+        manager = Manager.open(self.repository, state, self.backbone)
         if begun:
             manager.registry.pointer()
         return manager
@@ -68,10 +82,27 @@ class MaybeServed:
 HERE, NOWHERE = Served(), MaybeServed()
 
 
-def check_state(state: Place | None) -> None:
-    """Raises if the state does not exist. Read-only commands call it: a missing folder is a mistake, not an empty state."""
+def state_of(given: Place | None) -> Place | None:
+    """Returns the state that a command works with: that of its option, or of the environment."""
+    named = os.environ.get(VARIABLE)  # an empty one counts as unset
+    return place_of(named) if given is None and named else given
+
+
+def checked_state(given: Place | None) -> Place | None:
+    """Returns the same. Raises if a folder is missing: for commands that only read, that is a mistake and no empty state."""
+    state = state_of(given)
     if isinstance(state, Path) and not state.is_dir():
-        raise InvalidInput(f"--state {state} is not a folder: give the folder of `hplm serve --state`")
+        option = f"{VARIABLE}=" if given is None else "--state "
+        raise InvalidInput(f"{option}{state} is not a folder: give the folder of `hplm serve --state`")
+    return state
+
+
+def checked_folder(given: Path | None) -> Path | None:
+    """Returns the same, for commands that read its files."""
+    state = checked_state(given)
+    if state is not None and not isinstance(state, Path):
+        raise InvalidInput(f"{VARIABLE}={state} is a bucket: give --state with the folder of a state")
+    return state
 
 
 def settled(manager: Manager, said: str = "", **result: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hplm.cli.options import Json, Positive, about
-from hplm.cli.served import HERE, Served, check_state
+from hplm.cli.served import HERE, Served, checked_folder, state_of
 from hplm.errors import HplmError, InvalidInput
 from hplm.options import LEASE_SECONDS
 
@@ -34,7 +34,7 @@ def begin(
     from hplm.tenants.registry import registries_of
     from hplm.tenants.state import named_folders
 
-    repository, state, backbone = served.repository, served.state, served.backbone
+    repository, state, backbone = served.repository, state_of(served.state), served.backbone
     if state is None:
         raise InvalidInput("give --state, the folder or bucket that `hplm serve --state` or HPLM_STATE will name")
     if (source is None) != (from_repository is None):
@@ -100,7 +100,6 @@ def verify(*, store: Path | None = None, repository: Path | None = None, state: 
 
     if state is not None and repository is None:
         raise InvalidInput("--state needs --repository: give both")
-    check_state(state)
     if store is not None and repository is None:
         from builder.store.verification import store_parts
 
@@ -108,7 +107,7 @@ def verify(*, store: Path | None = None, repository: Path | None = None, state: 
     elif repository is not None and store is None:
         from hplm.tenants.verification import repository_parts
 
-        parts = repository_parts(repository, state)
+        parts = repository_parts(repository, checked_folder(state))
     else:
         raise InvalidInput("give either --store or --repository")
     size, broken = sum(part.size for part in parts), []

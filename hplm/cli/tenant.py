@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
+from datetime import datetime
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 from hplm.cli.options import Json, StoreFolder, about, open_store
@@ -34,7 +36,7 @@ def list_(*, served: Served = HERE, json: Json = False) -> dict:
             f"{row['task']}  {len(row['labels'])} labels{homes}{'' if row['open'] else '  with keys'}"
             f"{'  quarantined' if row['quarantined'] else ''}"
         )
-    return {"tenants": rows}
+    return {"tenants": rows, **served.source}
 
 
 def show(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
@@ -43,9 +45,10 @@ def show(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
 
     backbone, tenant = find_tenant(id, *served.checked())
     shown = {"backbone": backbone, **described(tenant)}
-    for name, value in shown.items():
-        print(f"{name:<15} {value}")
-    return shown
+    keys = [f"{key.id} {_ends(key.expires)}" for key in tenant.keys]
+    for name, value in {**shown, "keys": keys}.items():
+        print(f"{name:<15} {said(value)}")
+    return {**shown, **served.source}
 
 
 def add(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
@@ -113,7 +116,7 @@ def key_list(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
         print(f"{key['id']}  {_ends(key['expires'])}")
     if not keys:
         print("no keys: open to everybody")
-    return {"tenant": id, "keys": keys}
+    return {"tenant": id, "keys": keys, **served.source}
 
 
 def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: Served = HERE, json: Json = False) -> dict:
@@ -168,6 +171,15 @@ def limit(
     return settled(manager, f"tenant {id}: {said}", tenant=id, **limits)
 
 
+def said(value: object) -> str:
+    """Returns a value as people read it."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(said, value)) or "none"
+    if isinstance(value, dict):
+        return dumps(value)
+    return "none" if value is None else f"{value:,.12g}" if isinstance(value, float) else str(value)
+
+
 def _ends(expires: int) -> str:
     if not expires:
         return "does not expire"
@@ -203,8 +215,9 @@ def log(*, served: Served = HERE, json: Json = False) -> dict:
     """Print every change: when, by whom, and from which version to which."""
     changes = served.manager().registry.audit()
     for change in changes:
-        rest = {name: value for name, value in change.items() if name not in ("generation", "at", "who", "action")}
-        print(f"{change['generation']:>6}  {change['at']}  {change['who']}  {change['action']}  {rest}")
+        rest = [f"{name} {said(value)}" for name, value in change.items() if name not in ("generation", "at", "who", "action")]
+        at = datetime.fromisoformat(change["at"]).astimezone().strftime(WHEN)
+        print(f"{change['generation']:>6}  {at}  {change['who']}  {change['action']}  {', '.join(rest)}")
     return {"changes": changes}
 
 

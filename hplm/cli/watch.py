@@ -107,10 +107,10 @@ def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
     :param at_least: seconds for which new requests are refused at least, so that a router notices
     """
     from hplm.server import inherited
-    from hplm.server.held import holders, wait_until_idle
+    from hplm.server.held import running_servers, wait_until_idle
 
-    server_id, by_all = inherited.given_id(), os.geteuid() == 0
-    servers = sorted({one.server for one in holders(server_id or "", by_all) if one.lives})
+    server_id = inherited.given_id()
+    servers = running_servers(server_id or "")
     if not servers:
         named = f" with HPLM_SERVER_ID {server_id!r}" if server_id else ""
         raise InvalidInput(f"no model of a server{named} runs here: run this in the server's container, as its user or as root")
@@ -119,6 +119,6 @@ def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
         raise InvalidInput(f"{len(servers)} servers run here ({named}): start each with an HPLM_SERVER_ID, and set it here too")
     begin = time.monotonic()
     inherited.start_to_drain(servers[0])
-    held = wait_until_idle(servers[0], begin + seconds, by_all)
+    held = wait_until_idle(servers[0], begin + seconds, by_all=os.geteuid() == 0)
     time.sleep(max(0.0, begin + min(at_least, seconds) - time.monotonic()))
     print(f"{held} requests are left" if held else "all requests are answered")

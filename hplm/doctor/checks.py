@@ -175,14 +175,15 @@ def command_lines(processes: Path) -> Finding:
 
 def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
     snapshots = Directory(repository, state).snapshots()
+    source = " as exported" if state is None else ""
     everybody = [tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys]
     total = sum(len(snapshot.tenants) for snapshot in snapshots)
     if not everybody:
-        return Finding("tenants", OK, f"{total:,} tenants, all with keys")
+        return Finding("tenants", OK, f"{total:,} tenants{source}, all with keys")
     return Finding(
         "tenants",
         PROBLEM if is_open else WARNING,
-        f"{len(everybody):,} of {total:,} tenants have no key and answer everybody: {some(sorted(everybody))}",
+        f"{len(everybody):,} of {total:,} tenants{source} have no key and answer everybody: {some(sorted(everybody))}",
         "`hplm tenant key add TENANT` for each; it prints the key once",
     )
 

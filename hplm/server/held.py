@@ -140,6 +140,11 @@ def _map(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
+def running_servers(server_id: str = "") -> list[str]:
+    """Returns the names of the servers of this machine whose models count what they hold. Root sees those of all users."""
+    return sorted({one.server for one in holders(server_id, by_all=os.geteuid() == 0) if one.lives})
+
+
 def wait_until_idle(server: str, deadline: float, by_all: bool = False) -> int:
     """Returns how many requests living models hold: 0 as soon as they have held none for a moment, else at the deadline."""
     quiet_since = time.monotonic()

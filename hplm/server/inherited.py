@@ -43,6 +43,12 @@ def server_name(server_id: str, pid: int) -> str:
     return "-".join([server_id, str(pid), *facts(pid)[_STARTED : _STARTED + 1]])
 
 
+def pid_of(server: str) -> int:
+    found = SERVER.fullmatch(server)
+    assert found is not None, "a server's name"
+    return int(found["pid"])
+
+
 def is_running(server: str) -> bool:
     """Whether the server of this name runs on this machine, in this container."""
     found = SERVER.fullmatch(server)

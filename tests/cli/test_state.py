@@ -1,7 +1,9 @@
 """`hplm begin`, `backup` and `restore`: a restored state answers as the saved one. `hplm verify` names what is broken."""
 
+import itertools
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
+from hplm.doctor import checks
 from hplm.levels.calibration import DIRICHLET, Calibration
 from hplm.model.weights import load_weights, save_weights
 from hplm.registry.store import Absent
@@ -44,6 +47,31 @@ def test_a_state_is_begun_once_also_if_it_has_lost_current_and_is_saved_before_i
         assert mentions(refused(capsys, *command, *places), folder, "CURRENT"), command
     assert run(capsys, "restore", "--from", live.folder / "later", *places)["generation"] == 3  # servers have the second one
     assert live.manager.current().find("tenant-0").keys and live.manager.registry.audit()[0]["action"] == "restore"
+
+
+def test_commands_read_the_variable_and_say_where_they_show_the_export(live, capsys, monkeypatch, tmp_path):
+    repository, state = ["--repository", live.folder / "repository"], live.folder / "state"
+    live.manager.add_key("tenant-0", days=1)
+    listing = (["tenant", "list"], ["tenant", "show", "tenant-0"], ["tenant", "key", "list", "tenant-0"], ["domain", "list"])
+    for named, (value, expected) in itertools.product(listing, ((None, None), ("", None), (state, str(state)))):
+        monkeypatch.delenv("HPLM_STATE", raising=False)
+        if value is not None:
+            monkeypatch.setenv("HPLM_STATE", str(value))
+        assert ("as exported" in printed(capsys, *named, *repository)) == (expected is None), named
+        assert run(capsys, *named, *repository)["state"] == expected
+    assert run(capsys, "tenant", "limit", "tenant-0", "--rate", 2.5, *repository)["rate"] == 2.5
+    for place in (None, state):
+        assert ("as exported" in checks.tenants(repository[1], place, is_open=False).says) == (place is None)
+    zone = time.strftime("%z")
+    shown = printed(capsys, "tenant", "show", "tenant-0", *repository)
+    assert mentions(shown, "expires", zone) and "'" not in shown
+    said = printed(capsys, "tenant", "log", *repository)
+    assert mentions(said, "tenant tenant-0", "rate 2.5", zone) and "{" not in said
+    monkeypatch.setenv("HPLM_STATE", str(tmp_path / "none"))
+    assert mentions(refused(capsys, "tenant", "list", *repository), "HPLM_STATE", tmp_path / "none")
+    assert "with keys" in printed(capsys, "tenant", "list", *repository, "--state", state)  # the option counts
+    monkeypatch.setenv("HPLM_STATE", "s3://bucket/hplm")
+    assert mentions(refused(capsys, "verify", *repository), "s3://bucket/hplm", "--state")
 
 
 def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tmp_path):
