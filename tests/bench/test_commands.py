@@ -52,6 +52,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench plot": "lookup_us; gather_us; both_to_sequential",
     "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
     "bench serve --tenants 2": "added_over_noop_ms; share_of_bound",
+    "bench sizing": "toy-16/req_per_s; toy-16/private_mb; toy-16/per_core/p99_200_ms; toy-16/cores_for_500/p99_200_ms",
     "bench students": (
         "toy/one/8/latency_students-2_over_full; toy/batches/16/one_student_throughput_over_ratio_of_layers; "
         "toy/burst/adaptive_over_fixed"
@@ -73,7 +74,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
     "papers tcb --seconds 0.02 --numbers 1 --picture a.svg": "rows/64/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
-SERVED = "cascade", "generate", "glue", "overload", "serve"
+SERVED = "cascade", "generate", "glue", "overload", "serve", "sizing"
 LENT = {  # a shared server, and which name of a command means it, so that Triton need not start for each
     **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in SERVED},
     "comparison": ("bare", "research.comparison.compare.TritonServer"),

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench import overload, schedule
+from bench import overload, schedule, sizing
 from bench.noop import ticket_bytes
 from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import apart, nested, table_of
@@ -35,6 +35,12 @@ def report(numbers: list[int], statuses: list[int], latencies: list[float], **mo
 def offered(at: list[float], allowed: list[float], tokens: int | list[int] = 4) -> Arrivals:
     zeros = np.zeros(len(at))
     return Arrivals(1e9 * np.array(at), np.broadcast_to(tokens, len(at)), 1e9 * np.array(allowed), zeros, zeros)
+
+
+def test_the_rate_of_a_core_at_a_p99_lies_between_the_measured_ones() -> None:
+    points = [(1.0, 50.0), (2.0, 60.0), (4.0, 160.0), (5.0, 90.0)]
+    found = [sizing.within(points, limit) for limit in (40, 50, 60, 110, 159, 160)]
+    assert found == [None, 1.0, 2.0, 3.0, 3.98, 5.0]
 
 
 def test_utility_is_that_of_texts_started_in_time_and_on_time_is_what_the_client_saw() -> None:
