@@ -210,7 +210,7 @@ class Model:
             parameters = json.loads(given)
         if parameters.get(PROBE) is True:
             sender.take_for_probe()
-        if DRAIN.begun:
+        if DRAIN.begun or (sender.is_probe and DRAIN.leaving):
             raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
         return parameters
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
-from hplm.cli.options import Positive, about, read
+from hplm.cli.options import NotNegative, Positive, about, read
 from hplm.cli.served import VARIABLE, state_of
 from hplm.errors import InvalidInput
 from hplm.registry.store import Place, place_of
@@ -33,7 +33,7 @@ def serve(
     *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
     state: Annotated[Place | None, read(place_of, help=STATE)] = None, state_must_exist: bool = False,
     address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
-    openai_port: int | None = None, log_file: Path | None = None, start_timeout: Positive = 300.0,
+    openai_port: int | None = None, log_file: Path | None = None, start_timeout: Positive = 300.0, notice: NotNegative = 3.0,
 ) -> None:  # fmt: skip
     """Serve a model repository with Triton until Ctrl-C or SIGTERM.
 
@@ -50,6 +50,7 @@ def serve(
     :param openai_port: also serve OpenAI's interface here, for decoders; 0: any free port (default: no such interface)
     :param log_file: file to append the log to (default: .hplm/serve-HTTP_PORT.log)
     :param start_timeout: seconds in which all models must load
+    :param notice: seconds after SIGTERM for which only probes fail, so that routers notice; then requests are refused
     """
     from hplm.server import Gateway, Supervisor, TritonServer
 
@@ -78,14 +79,27 @@ def serve(
             ending.callback(gateway.drain)  # while the server drains
         supervisor = Supervisor(server, say_when)  # first: what dies once it is said to be ready is started again
         announce(server, gateway, reading.result())
-        while True:
-            supervisor.look()
+        try:
+            while True:
+                supervisor.look()
+        except Terminated:
+            say_when(f"stopping      probes fail, and requests are refused in {notice:g} s")
+            server.leave(notice)
+            raise
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a block as Ctrl-C does."""
 
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Lets SIGTERM end the block as Ctrl-C does, and says that it has ended."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Lets SIGTERM end the block with `Terminated`, and says that it has ended."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:

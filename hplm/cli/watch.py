@@ -97,14 +97,17 @@ def _probes(control: Control, url: str, models: Sequence[str], parts: bool = Fal
         raise HplmError(f"no server answers at {url} ({type(error).__name__}): start it, or name another with --url") from None
 
 
-def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
-    """Make the server of this container refuse new requests with [draining], and wait for those that it holds.
+def drain(*, seconds: NotNegative = 25.0, notice: NotNegative = 5.0) -> None:
+    """Prepare the server of this container for its end: nothing that it has taken is lost.
+
+    First its probes fail, so that routers send no more requests. Then it refuses requests with [draining], and those that it
+    holds are awaited.
 
     It is made for Kubernetes' preStop. Only a new server takes requests again. Where several servers run, HPLM_SERVER_ID names
     the one: set it to the same name for tritonserver and for this command.
 
     :param seconds: the most that answers may take
-    :param at_least: seconds for which new requests are refused at least, so that a router notices
+    :param notice: seconds for which only probes fail, so that routers notice
     """
     from hplm.server import inherited
     from hplm.server.held import running_servers, wait_until_idle
@@ -117,8 +120,8 @@ def drain(*, seconds: NotNegative = 25.0, at_least: NotNegative = 5.0) -> None:
     if len(servers) > 1:
         named = ", ".join(servers)
         raise InvalidInput(f"{len(servers)} servers run here ({named}): start each with an HPLM_SERVER_ID, and set it here too")
-    begin = time.monotonic()
+    inherited.start_to_leave(servers[0])
+    time.sleep(notice)
     inherited.start_to_drain(servers[0])
-    held = wait_until_idle(servers[0], begin + seconds, by_all=os.geteuid() == 0)
-    time.sleep(max(0.0, begin + min(at_least, seconds) - time.monotonic()))
+    held = wait_until_idle(servers[0], time.monotonic() + seconds, by_all=os.geteuid() == 0)
     print(f"{held} requests are left" if held else "all requests are answered")

@@ -18,7 +18,7 @@ from hplm.server.process_group import SHARED_MEMORY, facts
 
 _ID, _RESTARTS = "HPLM_SERVER_ID", "HPLM_SERVER_RESTARTS"
 _SECONDS_BETWEEN_LOOKS = 0.01
-_DRAINING = "-draining"
+_LEAVING, _DRAINING = "-leaving", "-draining"
 _STARTED = 19  # in the facts about a process: when it was started, in ticks
 SERVER = re.compile(r"(?P<id>.+)-(?P<pid>\d+)-\d+")
 
@@ -69,44 +69,57 @@ def is_believed(path: Path, by_all: bool = False) -> bool:
     return stat.S_ISREG(status.st_mode) and (by_all or status.st_uid in (0, os.geteuid()))
 
 
+def start_to_leave(server: str) -> None:
+    """Makes probes of the server's models fail, so that routers send no more requests. Models still take those that come."""
+    _make(SHARED_MEMORY / f"{server}{_LEAVING}")
+
+
 def start_to_drain(server: str) -> None:
     """Makes the server's models refuse new requests. Returns when all of them do."""
-    sign = _sign_of(server)
-    if not is_believed(sign):  # a file of somebody else has this name
-        try:
-            sign.unlink(missing_ok=True)
-            os.close(os.open(sign, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except OSError as error:
-            raise HplmError(f"cannot write {sign} ({error.strerror}): remove it, as root") from error
+    _make(SHARED_MEMORY / f"{server}{_DRAINING}")
     time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def draining() -> list[str]:
-    """Returns the names of the servers of this machine that drain."""
-    names = [path.name.removesuffix(_DRAINING) for path in SHARED_MEMORY.glob(f"*{_DRAINING}")]
-    return sorted(filter(is_running, names))
+    """Returns the names of the servers of this machine that leave or drain."""
+    found = {path.name.removesuffix(sign) for sign in (_LEAVING, _DRAINING) for path in SHARED_MEMORY.glob(f"*{sign}")}
+    return sorted(filter(is_running, found))
 
 
 class Drain:
     """Whether the server of this process is being stopped. It is asked for every request, and looks a hundred times a second.
 
+    First `leaving`: probes fail. Then `begun`: all requests are refused.
+
     To look at a file lets another thread run, for which a request would wait.
     """
 
     def __init__(self) -> None:
-        self._sign = _sign_of(server())
+        self._signs = [SHARED_MEMORY / f"{server()}{which}" for which in (_LEAVING, _DRAINING)]
         self._looked = 0.0
-        self._begun = False
+        self._are_there = [False, False]
+
+    @property
+    def leaving(self) -> bool:
+        return any(self._look())
 
     @property
     def begun(self) -> bool:
+        return self._look()[1]
+
+    def _look(self) -> list[bool]:
         now = time.monotonic()
         if now - self._looked > _SECONDS_BETWEEN_LOOKS:
             self._looked = now
-            self._begun = is_believed(self._sign)
-        return self._begun
+            self._are_there = [is_believed(sign) for sign in self._signs]
+        return self._are_there
 
 
-def _sign_of(server: str) -> Path:
-    """Returns the file that is there while a server is being stopped."""
-    return SHARED_MEMORY / f"{server}{_DRAINING}"
+def _make(sign: Path) -> None:
+    if is_believed(sign):
+        return
+    try:
+        sign.unlink(missing_ok=True)  # a file of somebody else has this name
+        os.close(os.open(sign, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except OSError as error:
+        raise HplmError(f"cannot write {sign} ({error.strerror}): remove it, as root") from error

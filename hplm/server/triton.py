@@ -155,6 +155,12 @@ class TritonServer:
         host = reachable(self.address)
         return Control(host, self._ports.http, dict([self.admin_header]))
 
+    def leave(self, notice: float) -> None:
+        """Fails probes for so many seconds, and answers all else, so that routers send no more requests before it stops."""
+        if self.pid is not None:
+            inherited.start_to_leave(inherited.server_name(self.id, self.pid))
+        time.sleep(notice)
+
     def stop(self, drain: float = DRAIN_SECONDS) -> None:
         """Waits up to `drain` seconds for requests in flight, then stops all processes and removes temporary files."""
         try:

@@ -123,7 +123,7 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
             for option, wrong in (("--rate", 0), ("--least-gain", -1), ("--most-stages", 0))
         ),
         ("begin --repository r --state s --lease inf", "--lease"), ("drain --seconds nan", "--seconds"),
-        ("drain --at-least -1", "--at-least"), ("tenant limit x --in-flight 2.5", "'2.5'"),
+        ("drain --notice -1", "--notice"), ("tenant limit x --in-flight 2.5", "'2.5'"),
         ("tenant limit x --homes inf", "--homes"), ("build tenant --id a --store s --epochs 2.5", "--epochs: '2.5'"),
         ("infer a --tenant b --top-k 1.5", "--top-k: '1.5'"), ("tenant students a --store s --layers 1.5", "--layers: '1.5'"),
     ],
@@ -181,7 +181,7 @@ heavy = sys.modules.keys() & {{"torch", "tokenizers", "transformers", "builder"}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
-AT_ONCE = ("--at-least", "0")
+AT_ONCE = ("--notice", "0")
 
 
 @pytest.fixture

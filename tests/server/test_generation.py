@@ -154,20 +154,25 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
     before, control = settled(server, {"hplm_running_sequences": 0}), server.server.control()
     asked = Asked(server, "a", "plain", {**GREEDY, "max_tokens": 400}, stream=True, return_finish_reason=True)
     asked.piece()
-    inherited.start_to_drain(drained := inherited.server_name(server.server.id, server.server.pid))
+    probes, drained = control.probes(["chat", "toy-lookup"]), inherited.server_name(server.server.id, server.server.pid)
     try:
+        server.server.leave(0)  # first routers must see it
+        eventually(lambda: all("[draining]" in control.probe(model, probe, PATIENCE).said for model, probe in probes.items()))
+        assert Asked(server, "a", "plain").piece() and server.stock().ask([WORDS[0]], "acme")
+        inherited.start_to_drain(drained)
         with refused("draining"):
             Asked(server, "a", "plain").piece()
         with refused("draining"):
             server.stock().ask([WORDS[0]], "acme")
-        for model, probe in control.probes(["chat", "toy-lookup"]).items():
+        for model, probe in probes.items():
             assert "[draining]" in control.probe(model, probe, PATIENCE).said
         assert asked.pieces()[-1]["finish_reason"][0] == b"length"
-        counts = settled(server, {"hplm_generations_total": 2, "hplm_lookup_requests_total": 1}, before)
+        counts = settled(server, {"hplm_generations_total": 3, "hplm_lookup_requests_total": 2}, before)
         for name in ("hplm_generations_total", "hplm_lookup_requests_total"):
             assert counts.of(name, outcome="draining") == 1, name
     finally:
-        (SHARED_MEMORY / f"{drained}-draining").unlink()
+        for sign in ("leaving", "draining"):
+            (SHARED_MEMORY / f"{drained}-{sign}").unlink(missing_ok=True)
         eventually(lambda: serves(server))  # it looks for the file now and then
 
 

@@ -116,7 +116,7 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         assert gateway != first
 
         environment = {**os.environ, "HPLM_SERVER_ID": identity_of(group)}
-        drain = [*HPLM, "drain", "--at-least", "0"]
+        drain = [*HPLM, "drain", "--notice", "0"]
         done = subprocess.run(drain, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE)
         assert (done.returncode, done.stderr) == (0, "") and mentions(done.stdout, "all", "answered")
         with pytest.raises(InferenceServerException, match=r"\[draining\]"):
@@ -146,7 +146,8 @@ def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(toy, tmp_path):
     """Without a state the exports answer. Flags after two dashes have gone to tritonserver. Takes a start of Triton."""
     chat = make_chat(tmp_path / "chat", [TenantFile("plain", 1, "root", 1, "generate", [], 0)])
     export(toy.store, chat.repository, ServingOptions(dtype="fp32"))
-    command = [*HPLM, "serve", "--repository", str(chat.repository), *ANY_PORTS, "--openai-port", "0", "--", "--log-verbose=1"]
+    command = [*HPLM, "serve", "--repository", str(chat.repository), *ANY_PORTS, "--openai-port", "0"]
+    command += ["--notice", "0", "--", "--log-verbose=1"]
     with running(command, tmp_path) as (process, said):
         url = re.search(r"^OpenAI +(\S+)$", said, re.MULTILINE)[1]
         group, gateway = children_of(process)
@@ -161,7 +162,7 @@ def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(toy, tmp_path):
             *_, last = chunks
             assert last.choices[0].finish_reason == "length"
             out, err = process.communicate(timeout=PATIENCE)
-            assert (process.returncode, out.count("\n"), err) == (0, 1, "")
+            assert (process.returncode, out.count("\n"), err) == (0, 2, "") and "0 s" in out
             assert process_group.members(group) == [] and not process_group.lives(gateway)
             with pytest.raises(openai.APIConnectionError):
                 client.models.list()
