@@ -152,9 +152,9 @@ class Scenario(User):
         """Sends a request of the plan and waits for its answer. Raises if there is none, or not the whole one."""
         text, priority = self.plan.texts[number], int(self.plan.arrivals.priority[number])
         question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
-        rung = self.options.rung or None
+        more = {"hplm_rung": self.options.rung} if self.options.rung else {}
         self.client.infer(
-            question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority, rung=rung
+            question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority, parameters=more
         )
 
 

@@ -15,6 +15,7 @@ from hplm_client.errors import (
     HplmClientError,
     Internal,
     InvalidInput,
+    LateAnswer,
     NoBackbone,
     NotConnected,
     NoTenant,
@@ -34,6 +35,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Answer", "AsyncHplmClient", "Broken", "ClientTimeout", "ConnectionFailed", "ConnectionLost", "Crashed",
     "DeadlineMissed", "Draining", "Forbidden", "Generated", "HplmClient", "HplmClientError", "Internal", "InvalidInput",
-    "NoBackbone", "NoTenant", "NotConnected", "NotTrusted", "OutOfCapacity", "Piece", "Quarantined", "QueueFull",
+    "LateAnswer", "NoBackbone", "NoTenant", "NotConnected", "NotTrusted", "OutOfCapacity", "Piece", "Quarantined", "QueueFull",
     "QuotaExceeded", "Row", "SafeToRetry", "ServerFault", "Unavailable", "UnexpectedAnswer",
 ]  # fmt: skip

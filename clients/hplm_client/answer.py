@@ -22,7 +22,8 @@ class Answer:
     rows: tuple[Row, ...]
     version: str
     confidence: float | None = None  # how likely it is right; only with confidence=True, and of a calibrated tenant
-    level: int | None = None  # at which of the tenant's levels it was answered, or by how many students; only with level=True
+    level: int | None = None  # at which level it was answered, or by how many students; only with the parameter hplm_rung
+    late: bool = False  # it came after `deadline_ms`
 
     @property
     def label(self) -> str | None:

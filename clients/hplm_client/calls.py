@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hplm_client import generation, wire
 from hplm_client.answer import Answer
-from hplm_client.errors import OF_A_DECODER, OF_AN_ENCODER, ConnectionFailed, HplmClientError, SafeToRetry, advising, listing
+from hplm_client.errors import (
+    OF_A_DECODER,
+    OF_AN_ENCODER,
+    ConnectionFailed,
+    HplmClientError,
+    LateAnswer,
+    SafeToRetry,
+    advising,
+    listing,
+)
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.retry import Attempts
 from hplm_client.settings import Protocol, Settings
@@ -22,6 +34,7 @@ if TYPE_CHECKING:
 
     Transport = HttpCalls | GrpcCalls
 
+NONE: Mapping[str, wire.Value] = MappingProxyType({})
 T = TypeVar("T")
 One = TypeVar("One")
 Many = TypeVar("Many")
@@ -43,10 +56,11 @@ class Calls(Generic[One, Many, Whole, Parts]):
         api_key: str | None = None,
         network_timeout: float = 30.0,
         retries: int = 2,
-        tls: bool = False,
         ca_file: str | os.PathLike[str] | None = None,
+        late_is_error: bool = False,
     ) -> None:
-        self._settings = Settings(url, protocol, api_key, network_timeout, retries, tls, ca_file)
+        self._settings = Settings(url, protocol, api_key, network_timeout, retries, ca_file)
+        self._late_is_error = late_is_error
         if backbone is not None:
             wire.encoded("backbone", backbone)
         self._named = backbone
@@ -67,35 +81,50 @@ class Calls(Generic[One, Many, Whole, Parts]):
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
-        rung: int | None = None,
-        level: bool = False,
+        api_key: str | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, wire.Value] = NONE,
     ) -> One:
         """Returns the answer for one text.
 
-        `deadline_ms` counts from now and includes retries. None means the tenant's default.
+        `deadline_ms` counts from now and includes retries. None means the tenant's default. An answer that comes later is
+        marked `late`. `parameters`: others of docs/api.md, such as {"hplm_rung": 2}.
         """
-        pairs = None if pair is None else [pair]
-        more = (top_k, truncate, priority, logits, confidence, rung, level)
-        return self._run(self._answer(deadline_ms, lambda: wire.Question([text], tenant, pairs, *more)))
+        more = (top_k, truncate, priority, logits, confidence, api_key, request_id, parameters)
+
+        def asked() -> wire.Question:
+            pairs = None if pair is None else wire.texts_in("pair", [pair])
+            return wire.Question(wire.texts_in("text", [text]), tenant, pairs, *more)
+
+        return self._run(self._answer(deadline_ms, asked))
 
     def infer_batch(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         tenant: str,
-        pairs: Sequence[str] | None = None,
+        pairs: Iterable[str] | None = None,
         deadline_ms: float | None = None,
         top_k: int | None = None,
         truncate: bool = False,
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
-        rung: int | None = None,
-        level: bool = False,
+        api_key: str | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, wire.Value] = NONE,
     ) -> Many:
-        """Returns an answer for each text, in order. All texts are one request: they succeed or fail together."""
-        more = (top_k, truncate, priority, logits, confidence, rung, level)
-        return self._run(self._answers(deadline_ms, lambda: wire.Question(texts, tenant, pairs, *more)))
+        """Returns an answer for each text, in order. If one fails, all fail.
+
+        They are one request, or several in turn if they are more than a request may have. `deadline_ms` is for all of them.
+        """
+        more = (top_k, truncate, priority, logits, confidence, api_key, request_id, parameters)
+
+        def asked() -> wire.Question:
+            seconds = None if pairs is None else wire.texts_in("pairs", pairs)
+            return wire.Question(wire.texts_in("texts", texts), tenant, seconds, *more)
+
+        return self._run(self._answers(deadline_ms, asked))
 
     def generate(
         self,
@@ -108,6 +137,8 @@ class Calls(Generic[One, Many, Whole, Parts]):
         token_ms: float | None = None,
         truncate: bool = False,
         priority: int | None = None,
+        api_key: str | None = None,
+        request_id: str | None = None,
         **sampling: Any,
     ) -> Whole:
         """Returns a decoder's whole answer. `sampling`: `max_tokens`, `temperature` and the others of docs/generation.md.
@@ -115,7 +146,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
         `messages`, instead of a prompt, are those of a chat: [{"role": "user", "content": "Hello"}, ...].
         `deadline_ms` counts from now and includes retries. What was generated by then is the answer.
         """
-        more = (first_token_ms, token_ms, truncate, priority)
+        more = (first_token_ms, token_ms, truncate, priority, api_key, request_id)
         return self._run(self._generated(deadline_ms, lambda: Prompt(prompt, messages, tenant, sampling, False, *more)))
 
     def stream(
@@ -129,13 +160,16 @@ class Calls(Generic[One, Many, Whole, Parts]):
         token_ms: float | None = None,
         truncate: bool = False,
         priority: int | None = None,
+        api_key: str | None = None,
+        request_id: str | None = None,
         **sampling: Any,
     ) -> Parts:
         """Yields a decoder's answer while it grows. To close the iterator cancels the request.
 
         Only the wait for the first part is repeated, and `network_timeout` limits the wait for each part.
         """
-        asked = Prompt(prompt, messages, tenant, sampling, True, first_token_ms, token_ms, truncate, priority)
+        more = (first_token_ms, token_ms, truncate, priority, api_key, request_id)
+        asked = Prompt(prompt, messages, tenant, sampling, True, *more)
         return self._iterated(generation.pieces_in(self._responses(asked, deadline_ms)))
 
     def _begin(self) -> None:
@@ -165,16 +199,27 @@ class Calls(Generic[One, Many, Whole, Parts]):
         return (await self._answers(deadline_ms, asked))[0]
 
     async def _answers(self, deadline_ms: float | None, asked: Callable[[], wire.Question]) -> list[Answer]:
-        question, transport = asked(), self._transport()
-        request = wire.encode(question)
+        attempts = self._settings.attempts(deadline_ms)
+        answers: list[Answer] = []
+        for part in asked().parts():
+            if answers:
+                attempts.begin()
+            answers += await self._repeated(partial(self._answered, part, wire.encode(part)), attempts)
+        if attempts.late_s <= 0:
+            return answers
+        answers = [replace(answer, late=True) for answer in answers]
+        if self._late_is_error:
+            late_ms = 1000 * attempts.late_s
+            raise LateAnswer(
+                f"the answer came {late_ms:.0f} ms after the deadline of {deadline_ms:g} ms: give more time", answers
+            )
+        return answers
 
-        async def attempt(attempts: Attempts) -> list[Answer]:
-            backbone = await self._find_backbone(attempts.network_s)
-            with advising(OF_A_DECODER, "a decoder answers, so use generate or stream"):
-                result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)
-            return wire.decode(result, question)
-
-        return await self._repeated(attempt, deadline_ms)
+    async def _answered(self, question: wire.Question, request: wire.Request, attempts: Attempts) -> list[Answer]:
+        transport, backbone = self._transport(), await self._find_backbone(attempts.network_s)
+        with advising(OF_A_DECODER, "a decoder answers, so use generate or stream"):
+            result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)
+        return wire.decode(result, question)
 
     async def _generated(self, deadline_ms: float | None, asked: Callable[[], Prompt]) -> Generated:
         return generation.whole_in([response async for response in self._responses(asked(), deadline_ms)])
@@ -191,15 +236,14 @@ class Calls(Generic[One, Many, Whole, Parts]):
             ):
                 return generation.begun(await anext(responses, None), backbone), responses
 
-        first, responses = await self._repeated(attempt, deadline_ms)
+        first, responses = await self._repeated(attempt, self._settings.attempts(deadline_ms))
         async with aclosing(responses):
             yield first
             async for response in responses:
                 yield response
 
-    async def _repeated(self, attempt: Callable[[Attempts], Awaitable[T]], deadline_ms: float | None) -> T:
+    async def _repeated(self, attempt: Callable[[Attempts], Awaitable[T]], attempts: Attempts) -> T:
         """Returns the result of the first attempt that is not refused. The time to find the backbone counts too."""
-        attempts = self._settings.attempts(deadline_ms)
         while True:
             try:
                 return await attempt(attempts)

@@ -21,11 +21,11 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Generator[Piece]]):
 
     url              HOST:PORT of the protocol (Triton's defaults: 8000 for HTTP, 8001 for gRPC); https://HOST[:PORT] for TLS
     backbone         None: found on first use, if the server has just one
-    api_key          sent as `authorization: Bearer KEY`
+    api_key          sent as `authorization: Bearer KEY`, where a call gives none
     network_timeout  seconds for a request without a deadline; with a deadline, one second longer than that
     retries          attempts after the first, for refusals that are safe to repeat (see SafeToRetry); 0 turns them off
-    tls              encrypts connections, and checks the server's certificate
     ca_file          PEM file: turns TLS on, and trusts the certificates in it instead of the system's
+    late_is_error    raises LateAnswer instead of returning an answer that came after `deadline_ms`
     """
 
     @property

@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hplm_client.answer import Answer
 
 BY_WORD: dict[str, type[HplmClientError]] = {}
 
 
 class HplmClientError(Exception):
-    """The base of all exceptions of this client. `status` is the HTTP status or gRPC code, if there was one."""
+    """The base of all exceptions of this client. `status` is that of HTTP, also over gRPC; None: no server has answered."""
 
     word: str | None = None  # the word in brackets in the server's message
+    http: int | None = None  # the status that goes with the word
 
     def __init_subclass__(cls) -> None:
         if cls.word is not None:
             BY_WORD.setdefault(cls.word, cls)  # not a class that somebody derives from it
 
-    def __init__(self, message: str, status: str | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
 
@@ -36,33 +41,41 @@ class SafeToRetry(HplmClientError):
 class InvalidInput(HplmClientError):
     """The request itself is wrong. The same request will be refused again."""
 
-    word = "invalid_input"
+    word, http = "invalid_input", 400
 
 
 class NoTenant(HplmClientError):
     """There is no such tenant, or the key is wrong. The server does not say which."""
 
-    word = "no_tenant"
+    word, http = "no_tenant", 404
 
 
 class QueueFull(SafeToRetry):
-    word = "queue_full"
+    word, http = "queue_full", 503
 
 
 class QuotaExceeded(SafeToRetry):
-    word = "quota"
+    word, http = "quota", 503
 
 
 class Draining(SafeToRetry):
     """The server is stopping and takes no new requests. Behind a proxy, another replica may."""
 
-    word = "draining"
+    word, http = "draining", 503
 
 
 class DeadlineMissed(HplmClientError):
     """The server refused or dropped the request, because it cannot be answered by its deadline."""
 
-    word = "deadline"
+    word, http = "deadline", 503
+
+
+class LateAnswer(DeadlineMissed):
+    """The answer came after the deadline. Only of a client with `late_is_error`. `answers` has what came, one for each text."""
+
+    def __init__(self, message: str, answers: list[Answer]) -> None:
+        super().__init__(message)
+        self.answers = answers
 
 
 class ServerFault(HplmClientError):
@@ -72,31 +85,31 @@ class ServerFault(HplmClientError):
 class OutOfCapacity(ServerFault):
     """The server has no memory for the request or its answer. Work was done: send fewer texts, or the same later."""
 
-    word = "capacity"
+    word, http = "capacity", 503
 
 
 class Internal(ServerFault):
     """The server itself failed. An operator finds the reason in its log."""
 
-    word = "internal"
+    word, http = "internal", 500
 
 
 class Broken(ServerFault):
     """Stored data of this tenant fail their checks. An operator has to act. Earlier servers sent it for the two above too."""
 
-    word = "broken"
+    word, http = "broken", 500
 
 
 class Crashed(ServerFault):
     """The server's engine ended while it computed the request, which may be the cause. It is not sent again by itself."""
 
-    word = "crashed"
+    word, http = "crashed", 500
 
 
 class Quarantined(ServerFault):
     """The tenant's requests have ended the server's engine. It is refused until an operator releases it, or for an hour."""
 
-    word = "quarantined"
+    word, http = "quarantined", 503
 
 
 class UnexpectedAnswer(ServerFault):
@@ -135,24 +148,25 @@ class ClientTimeout(ConnectionFailed):
     """No answer came in time, not even the server's error about the deadline. The server may still compute the request."""
 
 
-BY_STATUS: dict[str, type[HplmClientError]] = {
-    "400": InvalidInput,
-    "401": Forbidden,
-    "403": Forbidden,
-    "404": NoBackbone,
-    "413": InvalidInput,
-    "429": Unavailable,
-    "502": Unavailable,
-    "503": Unavailable,
-    "504": Unavailable,
-    "StatusCode.INVALID_ARGUMENT": InvalidInput,
-    "StatusCode.UNAUTHENTICATED": Forbidden,
-    "StatusCode.PERMISSION_DENIED": Forbidden,
-    "StatusCode.NOT_FOUND": NoBackbone,
-    "StatusCode.UNAVAILABLE": Unavailable,
-    "StatusCode.CANCELLED": ConnectionLost,
+GONE = 499  # the call was cancelled
+BY_STATUS: dict[int, type[HplmClientError]] = {
+    400: InvalidInput,
+    401: Forbidden,
+    403: Forbidden,
+    404: NoBackbone,
+    413: InvalidInput,
+    429: Unavailable,
+    GONE: ConnectionLost,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
 }
-NOT_SERVED = ("404", "StatusCode.UNIMPLEMENTED")  # the front door's answers to all but inference and health
+OF_GRPC = {  # the HTTP status for each code of gRPC; for all others: 500
+    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404, "ABORTED": 409, "ALREADY_EXISTS": 409, "RESOURCE_EXHAUSTED": 429, "CANCELLED": GONE,
+    "UNIMPLEMENTED": 501, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
+}  # fmt: skip
+NOT_SERVED = (404, 501)  # the front door's answers to all but inference and health
 GRPC_RESTRICTED = "This protocol is restricted"  # Triton sends it with UNAVAILABLE, but 403 over HTTP
 UNKNOWN_MODEL = "Request for unknown model"  # an error within a stream of gRPC has no code
 # gRPC reports its own failures with a code that servers use too. Only the text differs.
@@ -164,20 +178,26 @@ OF_AN_ENCODER = ("expected number of inputs between 1 and 2 ", "send TEXT or TEX
 OF_A_DECODER = ("decoupled transaction policy", "send text_input or messages")
 
 
-def refusal(message: str, status: str | None) -> HplmClientError:
-    """Returns the exception for an error answer: by its word, or without one by its HTTP status or gRPC code."""
+def refusal(message: str, told: str | None) -> HplmClientError:
+    """Returns the exception for an error answer: by its word, or without one by what was told with it.
+
+    `told`: the status of HTTP, or gRPC's code such as StatusCode.NOT_FOUND. Errors within a stream have neither.
+    """
+    code = (told or "").removeprefix("StatusCode.")
+    status = int(code) if code.isdecimal() else OF_GRPC.get(code, 500) if code else None
     for word in re.findall(r"\[(\w+)\]", message):  # Triton puts its own text, which may have brackets, before the model's
         if word in BY_WORD:
-            return BY_WORD[word](message, status)
+            kind = BY_WORD[word]
+            return kind(message, kind.http if status in (None, 400) else status)  # Triton's `generate` has 400 for all
     if message.startswith(GRPC_RESTRICTED):
-        return Forbidden(message, status)
+        return Forbidden(message, 403)
     if status is None and message.startswith(UNKNOWN_MODEL):
-        return NoBackbone(message, status)
-    if status == "StatusCode.UNAVAILABLE" and message.startswith(GRPC_NOT_SENT):
-        return NotConnected(message, status)
-    if status in ("StatusCode.UNAVAILABLE", "StatusCode.UNKNOWN") and any(words in message for words in GRPC_CUT_OFF):
-        return ConnectionLost(message, status)
-    return BY_STATUS.get(status or "", ServerFault)(message, status)
+        return NoBackbone(message, 404)
+    if code == "UNAVAILABLE" and message.startswith(GRPC_NOT_SENT):
+        return NotConnected(message)
+    if code in ("UNAVAILABLE", "UNKNOWN") and any(words in message for words in GRPC_CUT_OFF):
+        return ConnectionLost(message)
+    return BY_STATUS.get(status or 0, ServerFault)(message, status)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Request, Tensors, check_tenant, encoded, parameters_of
+from hplm_client.wire import ALIAS, Request, Tensors, Value, check_id, check_key, check_tenant, encoded, parameters_of
 
 EVENT = b"data: "
+UNIMPLEMENTED = 501
 PROMPT, MESSAGES, OUTPUT, LOGPROBS = "text_input", "messages", "text_output", "logprobs"
 # For each token: {"ID": {"logprob": -0.1, "decoded_token": "a"}, ...}. The token itself comes first, then the likeliest.
 Logprobs = list[dict[str, dict[str, Any]]]
@@ -52,9 +53,15 @@ class Generated:
 class Asked(Protocol):
     """A request to a decoder over gRPC."""
 
+    @property
+    def key(self) -> str | None: ...
+
+    @property
+    def id(self) -> str | None: ...
+
     def inputs(self) -> dict[str, str | bool]: ...
 
-    def parameters(self) -> dict[str, str | int | bool]: ...
+    def parameters(self) -> dict[str, Value]: ...
 
 
 Messages = Sequence[Mapping[str, str]]  # of a chat: each has a role and a content
@@ -73,6 +80,8 @@ class Prompt:
     token_ms: float | None = None
     truncate: bool = False
     priority: int | None = None
+    key: str | None = field(default=None, repr=False)
+    id: str | None = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -80,6 +89,8 @@ class Prompt:
         if not isinstance(self.text, str | None):
             raise InvalidInput(f"the prompt is {type(self.text).__name__}: give str")
         check_tenant(self.tenant)
+        check_key(self.key)
+        check_id(self.id)
         self.parameters()  # checks them
         encoded("the prompt", self.text or "")
         try:
@@ -95,7 +106,7 @@ class Prompt:
     def inputs(self) -> dict[str, str | bool]:
         return inputs_of(self.text, self._messages_json, self.sampling, self.stream)
 
-    def parameters(self) -> dict[str, str | int | bool]:
+    def parameters(self) -> dict[str, Value]:
         times = {"first_token_ms": self.first_token_ms, "token_ms": self.token_ms}  # not every client of Triton sends fractions
         as_texts = {name: None if value is None else str(value) for name, value in times.items()}
         return parameters_of(self.tenant, self.truncate, self.priority, as_texts)
@@ -106,16 +117,13 @@ class Prompt:
 
     def request(self) -> Request:
         """Returns the request for `infer`."""
-        return Request(tensors_of(self.inputs(), [1, 1]), self.parameters())
+        return Request(tensors_of(self.inputs(), [1, 1]), self.parameters(), (), self.id or "", self.key)
 
-    def body(self, timeout_us: int | None, api_key: str | None) -> bytes:
+    def body(self, timeout_us: int | None, bearer: str | None) -> bytes:
         """Returns the body for Triton's `generate`, with the key: it forwards no headers to the model."""
-        asked = {**self.inputs(), **self.parameters()}
-        if timeout_us is not None:
-            asked["timeout"] = timeout_us
-        if api_key is not None:
-            asked["authorization"] = f"Bearer {api_key}"
-        return json.dumps(asked).encode()
+        more = {"timeout": timeout_us, "authorization": bearer, "id": self.id}
+        given = {name: value for name, value in more.items() if value is not None}
+        return json.dumps({**self.inputs(), **self.parameters(), **given}).encode()
 
 
 def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any], stream: bool) -> dict[str, str | bool]:
@@ -168,7 +176,7 @@ def before_the_first_part(prompt: Prompt, backbone: str) -> Iterator[None]:
         yield
     except HplmClientError as error:
         by_door = isinstance(error, InvalidInput) and "is not allowed here" in str(error)
-        if prompt.goes_by_infer(backbone) or (not by_door and error.status != "StatusCode.UNIMPLEMENTED"):
+        if prompt.goes_by_infer(backbone) or (not by_door and error.status != UNIMPLEMENTED):
             raise
         raise Forbidden(
             f"{error}: the front door lets no streams through, and whole answers only from the backbone `{ALIAS}`: name it "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from numbers import Real
 
 from hplm_client.errors import InvalidInput, SafeToRetry
 
@@ -19,8 +20,14 @@ LONGEST_PAUSE_S = 2.0
 LONGEST_WAIT_S = 1_000_000.0  # eleven days; a socket cannot wait for much longer
 
 
+def check_time(name: str, value: object, unit: str, most: float, otherwise: str = "") -> None:
+    """Raises if this is no time above 0."""
+    if not isinstance(value, Real) or not 0 < float(value) <= most:
+        raise InvalidInput(f"{name} is {value!r}: give {unit} above 0, {most:,.0f} at most{otherwise}")
+
+
 class Attempts:
-    """The attempts at one request: as many as `retries` allows, all within one deadline."""
+    """The attempts at the requests of one call: as many for each as `retries` allows, and all within one deadline."""
 
     def __init__(
         self,
@@ -30,18 +37,27 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         die: Callable[[], float] = random.random,
     ) -> None:
-        if deadline_ms is not None and not 0 < deadline_ms <= 1000 * LONGEST_WAIT_S:
-            raise InvalidInput(
-                f"deadline_ms is {deadline_ms}: give milliseconds above 0, {1000 * LONGEST_WAIT_S:,.0f} at most, or None for "
-                "the tenant's own deadline"
-            )
-        self._retries_left = retries
+        if deadline_ms is not None:
+            check_time("deadline_ms", deadline_ms, "milliseconds", 1000 * LONGEST_WAIT_S, ", or None for the tenant's own")
+        self._retries = retries
         self._has_deadline = deadline_ms is not None
+        self._network_timeout = network_timeout
         self._clock = clock
         self._die = die
-        self._pause = FIRST_PAUSE_S
-        self._ends = clock() + (network_timeout if deadline_ms is None else deadline_ms / 1000)
+        self._ends = clock() + (network_timeout if deadline_ms is None else float(deadline_ms) / 1000)
+        self.begin()
         self.part_s = self.network_s  # the longest wait for a later part of a stream, from which attempts take nothing
+
+    def begin(self) -> None:
+        """Begins with another request of the call. Without a deadline it has as much time as the first."""
+        self._retries_left, self._pause = self._retries, FIRST_PAUSE_S
+        if not self._has_deadline:
+            self._ends = self._clock() + self._network_timeout
+
+    @property
+    def late_s(self) -> float:
+        """How long ago the deadline was; not above 0: it is still to come, or there is none."""
+        return -self._remaining() if self._has_deadline else 0.0
 
     @property
     def timeout_us(self) -> int | None:

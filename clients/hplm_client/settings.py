@@ -12,8 +12,9 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from hplm_client.errors import ClientTimeout, InvalidInput
-from hplm_client.retry import LONGEST_WAIT_S, Attempts
+from hplm_client.retry import LONGEST_WAIT_S, Attempts, check_time
 from hplm_client.tls import trusting
+from hplm_client.wire import check_key
 
 Protocol = Literal["http", "grpc"]
 SECURE = "https://"
@@ -30,20 +31,15 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     network_timeout: float = 30.0
     retries: int = 2
-    tls: bool = False
     ca_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in get_args(Protocol):
             raise InvalidInput(f"unknown protocol {self.protocol!r}: choose one of {', '.join(get_args(Protocol))}")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
-            raise InvalidInput("api_key cannot be sent as a header: give printable ASCII characters only")
-        if not 0 < self.network_timeout <= LONGEST_WAIT_S:
-            raise InvalidInput(
-                f"network_timeout is {self.network_timeout}: give seconds above 0, {LONGEST_WAIT_S:,.0f} at most"
-            )
-        if self.retries < 0:
-            raise InvalidInput(f"retries {self.retries} is below 0: give 0 to turn retries off")
+        check_key(self.api_key)
+        check_time("network_timeout", self.network_timeout, "seconds", LONGEST_WAIT_S)
+        if not isinstance(self.retries, int) or self.retries < 0:
+            raise InvalidInput(f"retries is {self.retries!r}: give a whole number, 0 to turn retries off")
         host_and_port(self.address)
         _ = self.context  # reads `ca_file`
 
@@ -56,27 +52,37 @@ class Settings:
     @cached_property
     def context(self) -> ssl.SSLContext | None:
         """The settings of TLS; None for connections in plain text."""
-        is_secure = self.tls or self.ca_file is not None or self.url.startswith(SECURE)
+        is_secure = self.ca_file is not None or self.url.startswith(SECURE)
         return trusting(self.ca_file) if is_secure else None
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers for HTTP and the metadata for gRPC, whose keys must be lower-case."""
-        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+    def bearer(self, key: str | None) -> str | None:
+        """Returns what authorizes a request. `key`: the request's own, instead of the client's."""
+        key = self.api_key if key is None else key
+        return None if key is None else f"Bearer {key}"
 
-    def headers_for(self, parameters: Mapping[str, object]) -> dict[str, str]:
-        """The headers of a request with these parameters.
+    def headers(self, parameters: Mapping[str, object] | None = None, key: str | None = None) -> dict[str, str]:
+        """The headers for HTTP and the metadata for gRPC, whose keys must be lower-case, of a request with these parameters.
 
         Without the tenant's if its name cannot be a header's value: no server has such a tenant.
         """
-        tenant = parameters.get("tenant")
-        if not isinstance(tenant, str) or not PRINTABLE.fullmatch(tenant):
-            return self.headers
-        return self.headers | {TENANT_HEADER: tenant}
+        bearer, tenant = self.bearer(key), (parameters or {}).get("tenant")
+        names_tenant = isinstance(tenant, str) and PRINTABLE.fullmatch(tenant)
+        return {
+            **({} if bearer is None else {"authorization": bearer}),
+            **({TENANT_HEADER: str(tenant)} if names_tenant else {}),
+        }
 
-    def timed_out(self, seconds: float, status: str | None = None) -> ClientTimeout:
+    def timed_out(self, seconds: float) -> ClientTimeout:
         advice = "give more time by `deadline_ms` or `network_timeout`, or see whether the server is well"
-        return ClientTimeout(f"no answer from {self.url} within {seconds:.3g} s: {advice}", status)
+        return ClientTimeout(f"no answer from {self.url} within {seconds:.3g} s: {advice}")
+
+    def of_another_protocol(self) -> InvalidInput:
+        """Returns the error for a port that speaks the other protocol."""
+        other = "grpc" if self.protocol == "http" else "http"
+        return InvalidInput(
+            f"{self.url} does not speak {self.protocol}, but probably {other}: give protocol={other!r} (--protocol {other}), "
+            f"or the port for {self.protocol} (Triton's default: {8000 if self.protocol == 'http' else 8001})"
+        )
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:
         return Attempts(self.retries, deadline_ms, self.network_timeout)

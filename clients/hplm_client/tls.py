@@ -7,8 +7,8 @@ import ssl
 
 from hplm_client.errors import InvalidInput, NotTrusted
 
-NEEDED = ": if the server takes only TLS, as the front door does, give `tls` or `ca_file` (--tls, --ca-file)"
-NOT_SPOKEN = ": if the server takes no TLS there, leave out `tls`, `ca_file` (--tls, --ca-file) and https://"
+NEEDED = ": if the server takes only TLS, as the front door does, give its address with https://"
+NOT_SPOKEN = ": if the server takes no TLS there, leave out https:// and `ca_file` (--ca-file)"
 
 
 def trusting(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:

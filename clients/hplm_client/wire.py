@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,9 @@ OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
 # Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
 PRIORITY = "hplm_priority"
 RUNG = "hplm_rung"
+Value = str | int | float | bool  # of a parameter
+# The most that the server takes in one request: texts, and characters of all texts and pairs.
+MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
 
 
 class Tensors(Protocol):
@@ -31,13 +34,15 @@ class Request:
     """A request for texts, as both protocols send it. Without `outputs`, the server sends all that the model has."""
 
     inputs: Mapping[str, np.ndarray]  # of flags, or of encoded texts
-    parameters: Mapping[str, str | int | bool]
+    parameters: Mapping[str, Value]
     outputs: tuple[str, ...] = ()
+    id: str = ""  # by which Triton and the journal name it
+    key: str | None = field(default=None, repr=False)  # instead of the client's
 
 
 @dataclass(frozen=True)
 class Question:
-    """One request: some texts for one tenant."""
+    """Some texts for one tenant."""
 
     texts: Sequence[str]
     tenant: str
@@ -47,35 +52,86 @@ class Question:
     priority: int | None = None
     logits: bool = False
     confidence: bool = False
-    rung: int | None = None
-    level: bool = False
+    key: str | None = field(default=None, repr=False)
+    id: str | None = None
+    more: Mapping[str, Value] = field(default_factory=dict[str, Value])  # parameters
 
     def __post_init__(self) -> None:
-        if isinstance(self.texts, str) or isinstance(self.pairs, str):
-            raise InvalidInput("texts or pairs is a single str, whose characters would become texts: give a list of str")
-        if self.texts is None or len(self.texts) == 0:  # an array has no truth value
+        if not self.texts:
             raise InvalidInput("the request has no texts: give at least one")
         if self.pairs is not None and len(self.pairs) != len(self.texts):
             raise InvalidInput(f"{len(self.texts)} texts but {len(self.pairs)} pairs: give one pair for each text, or none")
         check_tenant(self.tenant)
-        for name in ("logits", "confidence", "level"):
+        check_key(self.key)
+        check_id(self.id)
+        for name in ("logits", "confidence"):
             check_flag(name, getattr(self, name))
 
-    def parameters(self) -> dict[str, str | int | bool]:
-        return parameters_of(self.tenant, self.truncate, self.priority, {"top_k": self.top_k, RUNG: self.rung})
+    def parts(self) -> list[Question]:
+        """Returns the same texts as questions that a server takes, in order."""
+        sizes = [len(text) for text in self.texts]
+        for number, pair in enumerate(self.pairs or ()):
+            sizes[number] += len(pair)
+        if len(sizes) <= MOST_TEXTS and sum(sizes) <= MOST_CHARACTERS:
+            return [self]
+        starts, characters = [0], 0
+        for number, size in enumerate(sizes):
+            if number - starts[-1] == MOST_TEXTS or (number > starts[-1] and characters + size > MOST_CHARACTERS):
+                starts.append(number)
+                characters = 0
+            characters += size
+        bounds = [slice(*bound) for bound in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+        return [replace(self, texts=self.texts[own], pairs=self.pairs and self.pairs[own]) for own in bounds]
+
+    def parameters(self) -> dict[str, Value]:
+        return parameters_of(self.tenant, self.truncate, self.priority, {"top_k": self.top_k}, self.more)
+
+
+def texts_in(name: str, given: Iterable[str]) -> list[str]:
+    """Returns the texts of any iterable."""
+    if isinstance(given, str | bytes):
+        raise InvalidInput(f"{name} is a single {type(given).__name__}: give a list of str")
+    try:
+        texts = list(given)
+    except TypeError:
+        raise InvalidInput(f"{name} is {type(given).__name__}: give a list of str, or another iterable of them") from None
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidInput(f"{name} {number} is {type(text).__name__}: give str")
+    return texts
 
 
 def parameters_of(
-    tenant: str, truncate: bool, priority: int | None, more: Mapping[str, str | int | None]
-) -> dict[str, str | int | bool]:
-    """Returns the parameters of a request, but those that are not given."""
+    tenant: str,
+    truncate: bool,
+    priority: int | None,
+    named: Mapping[str, str | int | None],
+    more: Mapping[str, Value] | None = None,
+) -> dict[str, Value]:
+    """Returns the parameters of a request, but those that are not given. `more`: those without an argument of their own."""
     check_flag("truncate", truncate)
-    given = {"tenant": tenant, "truncate": True if truncate else None, PRIORITY: priority, **more}
-    given = {name: value for name, value in given.items() if value is not None}
+    own = {"tenant": tenant, "truncate": True if truncate else None, PRIORITY: priority, **named}
+    for name in more or ():
+        if name in own or name in ("outputs", "timeout", "authorization"):
+            raise InvalidInput(f"the parameter {name!r} has an argument of its own: leave it out of `parameters`")
+    given = {name: value for name, value in {**own, **(more or {})}.items() if value is not None}
     for name, value in given.items():  # gRPC sends whole numbers of 64 bits
         if not isinstance(value, str | int | float) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
             raise InvalidInput(f"{name.removeprefix('hplm_')} is {value!r}: give an int from {-(2**63):,} to {2**63 - 1:,}")
     return given
+
+
+def check_key(key: str | None) -> None:
+    """Raises if this key cannot be sent as a header. The message does not tell it."""
+    if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable() and key):
+        raise InvalidInput("api_key cannot be sent as a header: give printable ASCII characters only")
+
+
+def check_id(name: str | None) -> None:
+    """Raises if this cannot be the id of a request."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidInput(f"request_id is {name!r}: give a text, or None")
+    encoded("request_id", name or "")
 
 
 def check_flag(name: str, value: bool) -> None:
@@ -107,10 +163,11 @@ def encode(question: Question) -> Request:
     inputs = {"TEXT": _strings("TEXT", question.texts)}
     if question.pairs is not None:
         inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
-    asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": question.level}
+    asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": RUNG in question.more}
     outputs = (*OUTPUTS, *(name for name, wanted in asked.items() if wanted))
     # Triton tells none of a backbone's models which outputs a request wants, and all of them cost time.
-    return Request(inputs, question.parameters() | {"outputs": ",".join(outputs)}, outputs)
+    parameters = question.parameters() | {"outputs": ",".join(outputs)}
+    return Request(inputs, parameters, outputs, question.id or "", question.key)
 
 
 @expecting("that of a backbone")
@@ -126,7 +183,7 @@ def decode(result: Tensors, question: Question) -> list[Answer]:
         raise UnexpectedAnswer(f"the shapes of the outputs do not fit each other ({shapes}): is this an hPLM backbone?")
     logits = _tensor(result, "LOGITS", 3, batch).tolist() if question.logits else [[]] * batch
     sure = _tensor(result, "CONFIDENCE", 2, batch).tolist() if question.confidence else [[UNKNOWN]] * batch
-    levels = _tensor(result, "LEVEL", 2, batch).tolist() if question.level else [[None]] * batch
+    levels = _tensor(result, "LEVEL", 2, batch).tolist() if RUNG in question.more else [[None]] * batch
     columns = labels.tolist(), scores.tolist(), spans.tolist(), logits
     return [
         Answer(tuple(_rows(*own)), _text(version[0]), confidence[0] if confidence[0] != UNKNOWN else None, level[0])
@@ -175,8 +232,6 @@ def only(names: list[str], kind: str, which: str) -> str:
 def _strings(name: str, texts: Sequence[str]) -> np.ndarray:
     column = np.empty((len(texts), 1), dtype=np.object_)
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InvalidInput(f"{name} {number} is {type(text).__name__}: give str")
         column[number, 0] = encoded(f"{name} {number}", text)
     return column
 

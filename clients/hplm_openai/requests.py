@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hplm_client.generation import inputs_of
+from hplm_client.wire import Value
 from hplm_openai.errors import Refused, wrong
 
 # OpenAI does not have those of the second line, but other servers with its interface do.
@@ -39,10 +40,11 @@ class Asked:
     stream: bool = False
     include_usage: bool = False  # a stream ends with the counts of tokens
     timeout_us: int | None = None
-    more: Mapping[str, str | int | bool] = field(default_factory=dict[str, str | int | bool])  # parameters
+    more: Mapping[str, Value] = field(default_factory=dict[str, Value])  # parameters
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # by setting: of the request, under another name
     usual_tokens: int | None = None  # the gateway's `max_tokens`, for a request without one
     key: str | None = field(default=None, repr=False)
+    id: str | None = None  # by which Triton names it
 
     @property
     def logprobs(self) -> int | None:
@@ -52,10 +54,8 @@ class Asked:
     def inputs(self) -> dict[str, str | bool]:
         return inputs_of(self.text, self.messages, self.sampling, self.stream)
 
-    def parameters(self) -> dict[str, str | int | bool]:
-        """Returns parameters, with the key: all clients share one connection, so it is not a header of it."""
-        tenant = {"tenant": self.tenant} if self.tenant else {}
-        return {**tenant, **self.more, **({} if self.key is None else {"authorization": f"Bearer {self.key}"})}
+    def parameters(self) -> dict[str, Value]:
+        return {**({"tenant": self.tenant} if self.tenant else {}), **self.more}
 
 
 def opened_by(key: str | None) -> Asked:
@@ -134,7 +134,7 @@ def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
         raise wrong('\'stream_options\' may be {"include_usage": true}, with "stream": true', "stream_options")
     times = {name: _number(given, name) for name in TIMES if name in given}
     deadline_ms = times.pop("deadline_ms", None)
-    more: dict[str, str | int | bool] = {name: str(value) for name, value in times.items()}
+    more: dict[str, Value] = {name: str(value) for name, value in times.items()}
     if _flag(given, "truncate"):
         more["truncate"] = True
     if "priority" in given:

@@ -33,7 +33,7 @@ class Tenants(FakeTriton):
     models = frozenset({"chat"})
 
     def decode(self, request: Request) -> Iterator[dict[str, Any]]:
-        tenant, is_keyed = request.parameters.get("tenant"), request.parameters.get("authorization") == "Bearer secret"
+        tenant, is_keyed = request.parameters.get("tenant"), request.headers.get("authorization") == "Bearer secret"
         if "hplm_tenants" in request.parameters:
             yield {"text_output": json.dumps([{"tenant": tenant} for tenant in ("open", *["keyed"] * is_keyed)])}
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import timedelta
 from types import ModuleType
 
 import pytest
@@ -27,11 +28,12 @@ from tests.support.wait import Clock
         )),
         ({"url": "https://"}, "':443'"),
         ({"protocol": "https"}, "'https'"),
-        *(({"api_key": key}, "ASCII") for key in ("two\nlines", "schlüssel", "")),
+        *(({"api_key": key}, "ASCII") for key in ("two\nlines", "schlüssel", "", 7)),
         ({"network_timeout": 0}, "network_timeout is 0"),
-        *(({"network_timeout": seconds}, "1,000,000 at most") for seconds in (float("inf"), float("nan"), 1e12, 1_000_001)),
+        *(({"network_timeout": seconds}, "1,000,000 at most") for seconds in (
+            float("inf"), float("nan"), 1e12, 1_000_001, timedelta(seconds=1), "1", None)),
         ({"backbone": "\ud800"}, "backbone"),
-        ({"retries": -1}, "retries -1"),
+        *(({"retries": number}, f"retries is {number}") for number in (-1, 1.5, None)),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused(kind, settings, named):
@@ -59,38 +61,42 @@ def test_a_star_brings_names_and_no_modules():
 @pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])
 def test_a_name_that_is_no_value_of_a_header_is_not_sent_in_one(tenant):
     key = {"authorization": "Bearer K3Y"}
-    assert Settings("a:1", api_key="K3Y").headers_for({"tenant": tenant} if tenant is not None else {}) == key
+    assert Settings("a:1", api_key="K3Y").headers({"tenant": tenant} if tenant is not None else {}) == key
 
 
 @pytest.mark.parametrize(
-    ("message", "status", "kind"),
+    ("message", "told", "kind", "status"),
     [
-        ("[request id: 7] [no_tenant] words [quota]", None, "NoTenant"),
-        ("input 'TEXT' data-type is 'FP32'", "400", "InvalidInput"),
-        ("too large", "413", "InvalidInput"),
-        ("batch-size must be <= 1024", "StatusCode.INVALID_ARGUMENT", "InvalidInput"),
-        ("Request for unknown model: 'x' is not found", "404", "NoBackbone"),
-        ("Request for unknown model: 'x' is not found", "StatusCode.NOT_FOUND", "NoBackbone"),
-        ("who are you", "401", "Forbidden"),
-        ("no", "StatusCode.PERMISSION_DENIED", "Forbidden"),
-        ("This API is restricted, expecting header 'x'", "403", "Forbidden"),
-        ("This protocol is restricted, expecting header 'x'", "StatusCode.UNAVAILABLE", "Forbidden"),
-        ("Exceeds maximum queue size", "503", "Unavailable"),
-        ("bad gateway", "502", "Unavailable"),
-        ("[another_word] yet unknown", "503", "Unavailable"),
-        ("Server is stopping", "StatusCode.UNAVAILABLE", "Unavailable"),
-        ("Stub process 'x' is not healthy", "500", "ServerFault"),
-        ("Stub process 'x' is not healthy", "StatusCode.INTERNAL", "ServerFault"),
-        ("no status at all", None, "ServerFault"),
-        ("failed to connect to all addresses; last error: ...", "StatusCode.UNAVAILABLE", "NotConnected"),
-        ("errors resolving nosuch.invalid:1: [...]", "StatusCode.UNAVAILABLE", "NotConnected"),
-        ("Stream removed (Socket closed)", "StatusCode.UNAVAILABLE", "ConnectionLost"),
-        ("Stream removed (Data frame with END_STREAM flag received)", "StatusCode.UNKNOWN", "ConnectionLost"),
-        ("Channel closed!", "StatusCode.CANCELLED", "ConnectionLost"),
+        ("[request id: 7] [no_tenant] words [quota]", None, "NoTenant", 404),
+        ("[no_tenant] by Triton's generate", "400", "NoTenant", 404),
+        ("[quota] by the front door", "429", "QuotaExceeded", 429),
+        ("[queue_full]", "StatusCode.UNAVAILABLE", "QueueFull", 503),
+        ("input 'TEXT' data-type is 'FP32'", "400", "InvalidInput", 400),
+        ("too large", "413", "InvalidInput", 413),
+        ("batch-size must be <= 1024", "StatusCode.INVALID_ARGUMENT", "InvalidInput", 400),
+        ("Request for unknown model: 'x' is not found", "404", "NoBackbone", 404),
+        ("Request for unknown model: 'x' is not found", "StatusCode.NOT_FOUND", "NoBackbone", 404),
+        ("Request for unknown model: 'x' is not found", None, "NoBackbone", 404),
+        ("who are you", "401", "Forbidden", 401),
+        ("no", "StatusCode.PERMISSION_DENIED", "Forbidden", 403),
+        ("This API is restricted, expecting header 'x'", "403", "Forbidden", 403),
+        ("This protocol is restricted, expecting header 'x'", "StatusCode.UNAVAILABLE", "Forbidden", 403),
+        ("Exceeds maximum queue size", "503", "Unavailable", 503),
+        ("bad gateway", "502", "Unavailable", 502),
+        ("[another_word] yet unknown", "503", "Unavailable", 503),
+        ("Server is stopping", "StatusCode.UNAVAILABLE", "Unavailable", 503),
+        ("Stub process 'x' is not healthy", "500", "ServerFault", 500),
+        ("Stub process 'x' is not healthy", "StatusCode.INTERNAL", "ServerFault", 500),
+        ("no status at all", None, "ServerFault", None),
+        ("failed to connect to all addresses; last error: ...", "StatusCode.UNAVAILABLE", "NotConnected", None),
+        ("errors resolving nosuch.invalid:1: [...]", "StatusCode.UNAVAILABLE", "NotConnected", None),
+        ("Stream removed (Socket closed)", "StatusCode.UNAVAILABLE", "ConnectionLost", None),
+        ("Stream removed (Data frame with END_STREAM flag received)", "StatusCode.UNKNOWN", "ConnectionLost", None),
+        ("Channel closed!", "StatusCode.CANCELLED", "ConnectionLost", 499),
     ],
 )
-def test_the_word_of_an_error_or_its_status_chooses_the_exception(message, status, kind):
-    error = refusal(message, status)
+def test_the_word_of_an_error_or_its_status_chooses_the_exception(message, told, kind, status):
+    error = refusal(message, told)
     assert type(error) is getattr(hplm_client, kind) and error.status == status and str(error) == message
 
 

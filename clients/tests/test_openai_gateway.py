@@ -39,7 +39,7 @@ def test_a_completion(served):
     assert answer["choices"] == [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "stop"}]
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
     assert served.sampling == {"max_tokens": 3, "temperature": 0.5, "stop": ["x"], "seed": 1}
-    assert "authorization" not in served.asked.parameters
+    assert "authorization" not in served.asked.headers
 
 
 def test_a_completion_in_a_stream(served):
@@ -119,7 +119,7 @@ def test_every_setting_and_our_own_fields_reach_the_decoder(served):
 def test_the_key_goes_to_the_server_and_opens_models(served):
     bearer = {"Authorization": "Bearer secret"}
     assert served.complete(model="keyed", _headers=bearer)[0] == 200
-    assert served.asked.parameters["authorization"] == "Bearer secret"
+    assert served.asked.headers["authorization"] == "Bearer secret"
     assert "secret" not in repr(Asked("a", key="secret")), "a log may show it"
     for headers, ids in ((bearer, ["keyed", "open"]), ({}, ["open"]), ({"Authorization": "Bearer x"}, ["open"])):
         status, _, listed = served.send("GET", "/v1/models", **headers)

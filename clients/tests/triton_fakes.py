@@ -39,6 +39,7 @@ class Request:
     outputs: list[str]
     parameters: dict[str, Any]
     headers: dict[str, str]
+    id: str = ""
     gone: threading.Event = field(default_factory=threading.Event)  # of a stream over gRPC: it has ended
     is_over: bool = False  # all of the stream was said
     has_left: bool = False  # its client has closed a stream that was not over
@@ -169,7 +170,8 @@ class FakeTriton(FakeEndpoints):
             binary = binary[length:]
         headers = {name.lower(): value for name, value in asked.headers.items()}
         outputs = [output["name"] for output in head.get("outputs", [])]
-        request = Request(model, inputs, outputs, head.get("parameters", {}) if way == "infer" else head, headers)
+        parameters = head.get("parameters", {}) if way == "infer" else head
+        request = Request(model, inputs, outputs, parameters, headers, head.get("id", ""))
         try:
             if way == "infer":
                 found = self.take(request)
@@ -211,7 +213,7 @@ def _request_of(request: Any, context: grpc.ServicerContext) -> Request:
         inputs[one.name] = raw == b"\1" if is_flag else [text.decode() for text in deserialize_bytes_tensor(raw)]
     parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
     headers = {name: str(value) for name, value in context.invocation_metadata()}
-    return Request(request.model_name, inputs, [one.name for one in request.outputs], parameters, headers)
+    return Request(request.model_name, inputs, [one.name for one in request.outputs], parameters, headers, request.id)
 
 
 def _response_of(outputs: dict[str, np.ndarray]) -> Any:

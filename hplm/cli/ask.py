@@ -26,11 +26,10 @@ class Connection:
     """The options of commands that send requests to a running server."""
 
     url: str | None = None
-    """HOST:PORT of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001)"""
+    """HOST:PORT of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001), or https://HOST[:PORT] for TLS, which the
+    front door requires"""
     protocol: Literal["grpc", "http"] = "http"
     """how to ask it"""
-    tls: bool = False
-    """connect with TLS, as the front door requires; https:// before the address does the same"""
     ca_file: str | None = None
     """PEM file of the server's certificate, or of the authority that signed it, if the system does not trust it; turns TLS
     on"""
@@ -47,7 +46,7 @@ class Connection:
         try:
             url = self.url or DEFAULT_URLS[self.protocol]
             key = self.key or os.environ.get("HPLM_API_KEY") or None  # an empty variable counts as unset
-            with HplmClient(url, self.protocol, backbone, key, tls=self.tls, ca_file=self.ca_file) as client:
+            with HplmClient(url, self.protocol, backbone, key, ca_file=self.ca_file) as client:
                 yield client
         except HplmClientError as error:
             raise HplmError(str(error)) from error
@@ -72,13 +71,14 @@ def infer(
     :param rung: answer by this rung of the tenant, 1 is the dearest, and say which level has answered (default: by load)
     :param backbone: name of the backbone (default: the only one of the server; the front door does not tell it)
     """
-    asked = {"tenant": tenant, "pair": pair, "deadline_ms": deadline_ms, "top_k": top_k, "truncate": truncate, "rung": rung}
+    asked = {"tenant": tenant, "pair": pair, "deadline_ms": deadline_ms, "top_k": top_k, "truncate": truncate}
     with connection.client(backbone) as client:
-        answer = client.infer(text, **asked, confidence=True, level=rung is not None)
+        answer = client.infer(text, **asked, confidence=True, parameters={} if rung is None else {"hplm_rung": rung})
     print(_table(answer, text if pair is None else None))
     sure = f", confidence {answer.confidence:.4f}" if answer.confidence is not None else ""
     level = f", level {answer.level}" if answer.level is not None else ""
-    print(f"tenant {tenant}, version {answer.version}{level}{sure}")
+    late = ", after the deadline" if answer.late else ""
+    print(f"tenant {tenant}, version {answer.version}{level}{sure}{late}")
     return {
         "tenant": tenant,
         "label": answer.label,
@@ -87,6 +87,7 @@ def infer(
         "version": answer.version,
         "confidence": answer.confidence,
         "level": answer.level,
+        "late": answer.late,
     }
 
 

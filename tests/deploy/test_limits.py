@@ -259,16 +259,16 @@ def lets_in(door, source=HOST):
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "words"),
+    ("more", "words"),
     [
-        ({"compression": grpc.Compression.Gzip}, "INVALID_ARGUMENT", ["compression"]),
-        ({"metadata": [("content-encoding", "gzip")]}, "INVALID_ARGUMENT", ["Content-Encoding"]),
-        ({"metadata": [("authorization", "a" * 10_000)]}, "INVALID_ARGUMENT", ["8"]),
+        ({"compression": grpc.Compression.Gzip}, ["compression"]),
+        ({"metadata": [("content-encoding", "gzip")]}, ["Content-Encoding"]),
+        ({"metadata": [("authorization", "a" * 10_000)]}, ["8"]),
     ],
 )
-def test_requests_of_grpc_are_refused_with_a_status_of_grpc_and_our_word(opened, more, code, words):
+def test_requests_of_grpc_are_refused_with_a_status_of_grpc_and_our_word(opened, more, words):
     error = opened().infer(way="metadata", **more)
-    assert isinstance(error, InvalidInput) and code in str(error.status) and mentions(error, *words), error
+    assert isinstance(error, InvalidInput) and error.status == 400 and mentions(error, *words), error
 
 
 def test_failing_requests_fill_no_log(opened, held):

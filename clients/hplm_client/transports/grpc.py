@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import queue
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from hplm_client import wire
 from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, refusal
-from hplm_client.generation import Asked, Outputs, listed, tensors_of
+from hplm_client.generation import UNIMPLEMENTED, Asked, Outputs, listed, tensors_of
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
 from hplm_client.waiting import within
@@ -33,6 +33,7 @@ CHANNEL = [
 # gRPC reports failures of TLS by text only.
 NOT_TRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
 NO_TLS = ("andshake", "ALPN")
+NO_HTTP_2 = "Expected SETTINGS frame"
 KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 messages: Any = service_pb2  # protobuf makes its classes at run time
@@ -59,15 +60,15 @@ class GrpcCalls:
 
     async def infer(self, backbone: str, request: wire.Request, timeout_us: int | None, seconds: float) -> InferResult:
         message = _message(backbone, request, timeout_us)
-        return InferResult(await self._call("ModelInfer", message, seconds, request.parameters))
+        return InferResult(await self._call("ModelInfer", message, seconds, request))
 
     async def generate(
         self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float, part_s: float | None = None
     ) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
         shape = [1, 1] if backbone == wire.ALIAS else [1]  # the alias takes batches: it refuses streams with advice
-        request = wire.Request(tensors_of(prompt.inputs(), shape), prompt.parameters())
-        call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request.parameters))
+        request = wire.Request(tensors_of(prompt.inputs(), shape), prompt.parameters(), (), prompt.id or "", prompt.key)
+        call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request))
         following = self._next_of(call)
         try:
             while (response := await following(seconds)) is not None:
@@ -95,7 +96,7 @@ class GrpcCalls:
         try:
             return (await self._call("ModelReady", messages.ModelReadyRequest(name=backbone), seconds)).ready
         except HplmClientError as error:
-            if error.status == "StatusCode.UNIMPLEMENTED":  # the front door does not tell the state of models
+            if error.status == UNIMPLEMENTED:  # the front door does not tell the state of models
                 return True
             raise
 
@@ -108,20 +109,21 @@ class GrpcCalls:
         if inspect.isawaitable(closing):
             await closing
 
-    async def _call(self, method: str, message: Any, seconds: float, parameters: Mapping[str, object] | None = None) -> Any:
+    async def _call(self, method: str, message: Any, seconds: float, request: wire.Request | None = None) -> Any:
         try:
-            answer = getattr(self._stub, method)(message, timeout=seconds, metadata=self._metadata(parameters or {}))
+            answer = getattr(self._stub, method)(message, timeout=seconds, metadata=self._metadata(request))
             return await within(answer, None) if inspect.isawaitable(answer) else answer
         except grpc.RpcError as error:
             raise self._failure(error, seconds) from error
 
-    def _metadata(self, parameters: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-        return tuple(self._settings.headers_for(parameters).items())
+    def _metadata(self, request: wire.Request | None) -> tuple[tuple[str, str], ...]:
+        headers = self._settings.headers() if request is None else self._settings.headers(request.parameters, request.key)
+        return tuple(headers.items())
 
     def _failure(self, error: Any, seconds: float) -> HplmClientError:
         """Turns an error of gRPC into one of ours."""
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return self._settings.timed_out(seconds, str(error.code()))
+            return self._settings.timed_out(seconds)
         return refused(error.details() or "", str(error.code()), self._settings)
 
 
@@ -178,7 +180,7 @@ def _channel(settings: Settings, library: Any) -> Any:
 
 
 def _message(backbone: str, request: wire.Request, timeout_us: int | None) -> Any:
-    message = messages.ModelInferRequest(model_name=backbone)
+    message = messages.ModelInferRequest(model_name=backbone, id=request.id)
     for name, values in request.inputs.items():
         message.inputs.add(name=name, datatype=np_to_triton_dtype(values.dtype), shape=values.shape)
         is_text = values.dtype == object
@@ -195,6 +197,8 @@ def refused(details: str, status: str | None, settings: Settings) -> HplmClientE
     """Returns the error for gRPC's words about a failed call."""
     if any(words in details for words in NOT_TRUSTED):
         return not_trusted(settings.url, details.rpartition("OPENSSL_internal:")[2])
+    if details.startswith(GRPC_NOT_SENT) and NO_HTTP_2 in details:
+        return settings.of_another_protocol()
     signs, advice = (GRPC_CUT_OFF, NEEDED) if settings.context is None else (NO_TLS, NOT_SPOKEN)
     is_other = details.startswith(GRPC_NOT_SENT) and any(words in details for words in signs)
     return refusal(f"{details} (gRPC from {settings.url}){advice if is_other else ''}", status)

@@ -15,10 +15,13 @@ import tritonclient.http
 from tritonclient.http import InferenceServerClient, InferResult
 
 from hplm_client import wire
-from hplm_client.errors import ClientTimeout, ConnectionLost, UnexpectedAnswer, refusal
+from hplm_client.errors import ClientTimeout, ConnectionLost, HplmClientError, UnexpectedAnswer, refusal
 from hplm_client.generation import EVENT, Outputs, Prompt, event_in, object_in
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED
+
+# The beginning of HTTP/2's first frame, which a gRPC port sends at once, as it is and as aiohttp writes it.
+OF_HTTP_2 = ("BadStatusLine: \0\0", r"b'\\x00\\x00")
 
 
 @dataclass
@@ -61,9 +64,10 @@ class HttpCalls:
             inputs[-1].set_data_from_numpy(values)
         outputs = [tritonclient.http.InferRequestedOutput(name) for name in request.outputs]
         body, json_bytes = InferenceServerClient.generate_request_body(
-            inputs, outputs, timeout=timeout_us, parameters=request.parameters
+            inputs, outputs, request.id, timeout=timeout_us, parameters=request.parameters
         )
-        headers = self._settings.headers_for(request.parameters) | {"inference-header-content-length": str(json_bytes)}
+        headers = self._settings.headers(request.parameters, request.key)
+        headers["inference-header-content-length"] = str(json_bytes)
         async with self._sent("POST", f"{_model(backbone)}/infer", seconds, body, headers) as reply:
             answer = await reply.read()
         expect_ok(reply.response.status, answer, self._settings.url)
@@ -78,9 +82,10 @@ class HttpCalls:
     ) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
         path = f"{_model(backbone)}/{'generate_stream' if prompt.stream else 'generate'}"
-        headers = self._settings.headers_for(prompt.parameters())
+        headers = self._settings.headers(prompt.parameters(), prompt.key)
+        body = prompt.body(timeout_us, self._settings.bearer(prompt.key))
         try:
-            async with self._sent("POST", path, seconds, prompt.body(timeout_us, self._settings.api_key), headers) as reply:
+            async with self._sent("POST", path, seconds, body, headers) as reply:
                 if reply.response.status == 200 and prompt.stream:
                     while line := await reply.line():
                         if (event := event_in(line, self._settings.url)) is not None:
@@ -115,11 +120,13 @@ class HttpCalls:
         return object_in(answer, self._settings.url)
 
     async def _get(self, path: str, seconds: float) -> tuple[int, bytes]:
-        async with self._sent("GET", path, seconds, b"", self._settings.headers) as reply:
+        async with self._sent("GET", path, seconds, b"", self._settings.headers()) as reply:
             return reply.response.status, await reply.read()
 
-    def _lost(self, error: Exception) -> ConnectionLost:
+    def _lost(self, error: Exception) -> HplmClientError:
         reason = f"{type(error).__name__}: {error}"
+        if any(settings in reason for settings in OF_HTTP_2):
+            return self._settings.of_another_protocol()
         advice = "" if self._answered or self._settings.context else NEEDED
         return ConnectionLost(f"connection to {self._settings.url} lost after sending ({reason}){advice}")
 
