@@ -138,7 +138,7 @@ def multiply(folder: Path, count: int) -> Snapshot:
 
     def tenant(number: int) -> Tenant:
         own = {name: pieces[name][number].view(layout.layers, -1) for name, layout in layouts.items()}
-        packed = records.pack({name: (layout, layout.unpack(own[name])) for name, layout in layouts.items()})
+        packed = records.pack({name: (layout, layout.unpack(own[name])) for name, layout in layouts.items()}, {})
         return replace(first, id=tenant_id(number), uid=number + 1, **records.write(folder / Backbone.RECORDS, packed))
 
     tenants = [tenant(number) for number in tqdm(range(count), "tenants")]

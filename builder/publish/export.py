@@ -24,10 +24,7 @@ from hplm.tenants.filter import FILE as FILTER
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
-ELSEWHERE = (
-    "export into another --repository, so that `hplm begin --from` can still read this one, or replace it by "
-    "`hplm export --replace` after its servers have stopped"
-)
+ELSEWHERE = "export into another --repository, or replace it by `hplm export --replace` after its servers have stopped"
 SCHEME = "hplm"  # the scheme of `export`; other packages export other schemes
 
 

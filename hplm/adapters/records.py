@@ -49,7 +49,7 @@ class Packed:
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """Holds what the file says of itself: `format`, `layouts` and, unless an earlier release made it, `tenant`."""
+        """Holds what the file says of itself: `format`, `layouts` and `tenant`."""
         return header_of(self._header)
 
     @cached_property
@@ -112,12 +112,11 @@ class Records:
         raise Broken(f"record {name} is missing in {' and '.join(map(str, self._folders))}: {WAY_OUT}")
 
 
-def pack(parts: Mapping[str, Part], tenant: Mapping[str, Any] | None = None) -> Packed:
+def pack(parts: Mapping[str, Part], tenant: Mapping[str, Any]) -> Packed:
     """Returns a record file with these parts. `tenant`: what its header says of the tenant."""
     flat = {name: layout.pack(layers) for name, (layout, layers) in parts.items()}
-    header: dict[str, Any] = {"format": FORMAT, "layouts": {name: layout.key for name, (layout, _) in sorted(parts.items())}}
-    if tenant is not None:
-        header["tenant"] = tenant
+    layouts = {name: layout.key for name, (layout, _) in sorted(parts.items())}
+    header = {"format": FORMAT, "layouts": layouts, "tenant": tenant}
     # One field only: the library writes several in any order, but equal versions give equal files.
     return Packed(save(flat, {FIELD: json.dumps(header)}))
 

@@ -13,46 +13,27 @@ from hplm.cli.served import HERE, Served, checked_folder, state_of
 from hplm.errors import HplmError, InvalidInput
 from hplm.options import LEASE_SECONDS
 
-SOURCE = "a live state of the release before, or its backup: serve its tenants with their versions, keys and limits"
 
-
-def begin(
-    *, served: Served = HERE, lease: Positive = LEASE_SECONDS,
-    source: Annotated[Path | None, about(SOURCE, name="--from")] = None, from_repository: Path | None = None,
-    json: Json = False,
-) -> dict:  # fmt: skip
+def begin(*, served: Served = HERE, lease: Positive = LEASE_SECONDS, json: Json = False) -> dict:
     """Make a live state in a folder or a bucket, in which nothing was changed since the export.
 
-    `hplm serve` makes a missing folder by itself. With --from, bring over a state of the release before.
+    `hplm serve` makes a missing folder by itself.
 
     :param lease: seconds for which a server that cannot see this state answers for tenants with keys: a revoked key may open
         them so long
-    :param from_repository: the export that the state of --from was served with
     """
-    from hplm.tenants.import_state import import_state
-    from hplm.tenants.manager import Manager
     from hplm.tenants.registry import registries_of
     from hplm.tenants.state import named_folders
 
     repository, state, backbone = served.repository, state_of(served.state), served.backbone
     if state is None:
         raise InvalidInput("give --state, the folder or bucket that `hplm serve --state` or HPLM_STATE will name")
-    if (source is None) != (from_repository is None):
-        raise InvalidInput("give --from and --from-repository together: a live state, and the export that it was served with")
     named_folders(repository, backbone)  # a wrong one is an error
     registries = registries_of(repository, state, backbone)
-    begun: list[str] = []
-    for name, registry in registries.items():
-        if source is None or from_repository is None:
-            is_new = registry.begin(lease)
-        else:
-            is_new = import_state(Manager.open(repository, state, name), source, from_repository, lease)
-        if is_new:
-            begun.append(name)
+    begun = [name for name, registry in registries.items() if registry.begin(lease)]
     if not begun:
         raise InvalidInput(f"{state} has a live state for {', '.join(registries)} already: nothing was changed")
-    what = "without changes" if source is None else f"with the tenants of {source}"
-    print(f"{state}: a live state {what}, for {', '.join(begun)}")
+    print(f"{state}: a live state without changes, for {', '.join(begun)}")
     return {"begun": begun}
 
 

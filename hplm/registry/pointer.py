@@ -12,7 +12,8 @@ from hplm.errors import Broken, InvalidInput
 from hplm.options import LEASE_SECONDS
 from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Conflict, Store
 
-FORMAT = 2  # 1 was a number
+FORMAT = 2
+WAY_OUT = "restore the state, or begin another one with `hplm begin`"
 KEPT_SNAPSHOTS = 16
 
 
@@ -51,13 +52,9 @@ class Pointer(msgspec.Struct, frozen=True):
         try:
             found = msgspec.json.decode(text, type=Pointer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if text.strip().isdigit():
-                raise InvalidInput(
-                    f"{place} is of an earlier version of hplm: bring it over into a new state with `hplm begin --from`"
-                ) from None
-            raise Broken(f"{place} does not say which generation is the newest ({error}): restore the state") from None
+            raise Broken(f"{place} does not say which generation is the newest ({error}): {WAY_OUT}") from None
         if found.format != FORMAT or found.generation < 0 or (found.generation and found.generation not in found.snapshots):
-            raise Broken(f"{place} has format {found.format}, or no snapshot of its generation: restore the state")
+            raise Broken(f"{place} has format {found.format}, or no snapshot of its generation: {WAY_OUT}")
         return found
 
 

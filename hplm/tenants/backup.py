@@ -91,8 +91,8 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
         raise Broken(f"{source / MANIFEST} does not describe a backup ({error}): use another one") from None
     if manifest.format != FORMAT:
         raise InvalidInput(
-            f"{source} has format {manifest.format!r}, but this version of hplm reads {FORMAT}: "
-            "bring a backup of an earlier version over into a new state with `hplm begin --from`"
+            f"{source} has format {manifest.format!r}, but this version of hplm reads {FORMAT}: restore it with the version "
+            "that wrote it, or begin a state without it by `hplm begin`"
         )
     if manifest.export != registry.exported.export:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def kept(tmp_path):
     """A folder with five records. All have different numbers."""
-    made = [write(tmp_path, pack({"adapter": (LAYOUT, LAYOUT.unpack(_numbers(i)))}))["adapter"] for i in range(5)]
+    made = [write(tmp_path, pack({"adapter": (LAYOUT, LAYOUT.unpack(_numbers(i)))}, {}))["adapter"] for i in range(5)]
     return SimpleNamespace(files=Records(tmp_path), made=made)
 
 
