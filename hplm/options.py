@@ -10,4 +10,3 @@ ENGINE_DTYPES = (*LAYER_DTYPES, "int8")  # precisions of the upper layers; int8:
 LEASE_SECONDS = 300.0  # how long a server that cannot see its registry answers for tenants with keys
 MIN_TOKENS = 50_000  # of a corpus: look-ups would rarely hit the table of a smaller one
 AUTO = "auto"
-CACHES = (AUTO, "slotted", "paged")  # of --cache and earlier exports, without effect; the next release knows none

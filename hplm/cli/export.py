@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hplm.cli.options import Device, Json, StoreFolder, open_store
-from hplm.options import CACHES, ENGINE_DTYPES
+from hplm.options import ENGINE_DTYPES
 
 Engine = Annotated[str, Parameter(choices=("auto", *ENGINE_DTYPES))]
 
@@ -19,9 +19,8 @@ def export(
     dtype: Engine = "auto", device: Device = "auto", deadline_ms: float = 0, admin: bool = False, threads: int = 0,
     slots: int = 256, policy: str = "timely", no_admission: bool = False, packing: str = "packed", batch_tokens: int = 4096,
     replace_: Annotated[bool, Parameter("--replace")] = False,
-    max_sequences: Annotated[int, Parameter(alias="--seats")] = 32, cache_tokens: int = 16_384,
-    cache: Annotated[str | None, Parameter(choices=CACHES, show=False)] = None, queue_texts: int = 8192, hot: int = 0,
-    preload: bool = False, json: Json = False,
+    max_sequences: int = 32, cache_tokens: int = 16_384, queue_texts: int = 8192, hot: int = 0, preload: bool = False,
+    json: Json = False,
 ) -> dict:  # fmt: skip
     """Write a store as Triton model folders.
 
@@ -40,7 +39,6 @@ def export(
     :param batch_tokens: most tokens in a batch
     :param max_sequences: decoders: most sequences that run together
     :param cache_tokens: decoders: tokens whose keys and values have room in memory
-    :param cache: of earlier commands; it changes nothing
     :param queue_texts: most texts that may wait
     :param hot: rows of each table to lock in memory, or to keep on the GPU
     :param preload: read the tables into memory before serving

@@ -48,9 +48,6 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
     (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),
 )  # fmt: skip
-RENAMED = {  # for one release
-    "place renew": "write `hplm place search --current PLACEMENT` with the same options. See `hplm place search --help`",
-}
 BUILDER = "builder"  # not everywhere that hplm is installed
 
 
@@ -120,9 +117,6 @@ def main(argv: list[str] | None = None) -> int:
     name = f"hplm {words[0]}" if words else "hplm"
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "1")  # progress bars that nobody watches write one line a second at most
-    if now := RENAMED.get(" ".join(words[:2])):
-        print(f"hplm {' '.join(words[:2])}: {now}", file=sys.stderr)
-        return 2
     try:
         return _run(words)
     except CycloptsError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hplm.engine.engine import Precision, resolve_device, resolve_precision
-from hplm.engine.packing import PACKED, read_packing
+from hplm.engine.packing import read_packing
 from hplm.engine.stages import Stage, read_stages
 from hplm.errors import InvalidInput
 from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number, yes_or_no
@@ -63,7 +63,7 @@ class Settings:
             threads=whole_number(parameters, "threads", least=0),
             policy=parameters["policy"],
             admission=yes_or_no(parameters, "admission"),
-            packing=parameters.get("packing", PACKED),
+            packing=parameters["packing"],
             batch_tokens=whole_number(parameters, "batch_tokens"),
             queue_texts=whole_number(parameters, "queue_texts"),
             queue_bytes=whole_number(parameters, "queue_mb") * 10**6,

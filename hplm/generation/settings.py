@@ -11,7 +11,6 @@ import torch
 
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.errors import InvalidInput
-from hplm.options import CACHES
 from hplm.parameters import LONGEST_MS, Parameters, asked_timeout_us, milliseconds, whole_number, yes_or_no
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT
@@ -53,11 +52,7 @@ class Settings:
 
 def read_settings(given: Mapping[str, str], device: torch.device | None = None) -> Settings:
     """Reads the parameters of a `config.pbtxt`. `device`: instead of what the parameter of this name means on this machine."""
-    parameters = Parameters({"max_sequences" if name == "seats" else name: value for name, value in given.items()})
-    if (cleaning := given.get("cleaning", "early")) != "early":
-        raise InvalidInput(f"parameter 'cleaning' is {cleaning!r}, which is no longer served: leave it out, or export again")
-    if (cache := given.get("cache", CACHES[0])) not in CACHES:
-        raise InvalidInput(f"parameter 'cache' is {cache!r}, but caches have one kind now: leave it out, or export again")
+    parameters = Parameters(given)
     device, dtype = device or resolve_device(parameters["device"]), parameters["dtype"]
     least, token_ns = _nanoseconds({LEAST: "0", **parameters}, LEAST), _nanoseconds(parameters, "token_ms")
     if 0 < token_ns < least:

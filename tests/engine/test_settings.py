@@ -42,11 +42,6 @@ def test_parameters_that_make_no_sense_are_refused_by_name(changed, named):
         read_all({**PARAMETERS, "backbone": "a", **changed})
 
 
-def test_a_packing_need_not_be_named():
-    without = {name: value for name, value in PARAMETERS.items() if name != "packing"} | {"backbone": "a"}
-    assert read_all(without) == read_all({**without, "packing": "packed"})
-
-
 def test_auto_is_on_a_cpu_what_was_measured_at_the_export():
     assert Settings.read({**PARAMETERS, "dtype": "auto", AUTO_ON_CPU: "int8"}).precision.name == "int8"
     assert Settings.read({**PARAMETERS, "dtype": "fp32", AUTO_ON_CPU: "int8"}).precision.name == "fp32"

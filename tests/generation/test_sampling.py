@@ -226,10 +226,8 @@ def test_settings_are_read_and_refused_by_their_name():
     assert found == (4, 64, 512, 2_000_000, 3)
     assert settings.promise == Promise(1_500_000, 0, 2_000_000)
     assert settings.least_token_ns == 0 and read(least_token_ms="2").least_token_ns == 2_000_000
-    of_older = {"seats" if name == "max_sequences" else name: value for name, value in PARAMETERS.items()}
-    assert read_settings({**of_older, "cleaning": "early", "cache": "slotted"}, torch.device("cpu")) == settings
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7
-    wrong = ["max_sequences 0", "cache_tokens many", "cache dense", "cleaning batch", "admission 1", "token_ms -1"]
+    wrong = ["max_sequences 0", "cache_tokens many", "admission 1", "token_ms -1"]
     for name, value in map(str.split, [*wrong, "least_token_ms 3"]):  # more than the backbone's own
         with pytest.raises(InvalidInput, match=name):
             read(**{name: value})
