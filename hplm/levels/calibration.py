@@ -1,8 +1,8 @@
 """A tenant's calibration turns the evidence for an answer, its logits, into the probability that it is right.
 
-Plain softmax (Tabi, Eq. 2) is mostly too sure. A temperature divides the logits (Eq. 3; Guo et al. 2017). A Dirichlet map is
-linear in the log probabilities (Kull et al. 2019). A number has no probability: its bin knows how many numbers were right. An
-exit's number comes with the logarithm of its mean error, from which follows how likely it is near enough (Laplace).
+Plain softmax (Tabi, Eq. 2) is mostly too sure. A temperature divides the logits (Eq. 3; Guo et al. 2017). A number has no
+probability: its bin knows how many numbers were right. An exit's number comes with the logarithm of its mean error, from which
+follows how likely it is near enough (Laplace).
 No calibration changes an answer's label: its confidence is the calibrated probability of the label that is answered.
 """
 
@@ -12,7 +12,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from hplm.arrays import Array
 
 UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
-KINDS = TEMPERATURE, DIRICHLET, BINS, INTERVAL = "temperature", "dirichlet", "bins", "interval"
+KINDS = TEMPERATURE, BINS, INTERVAL = "temperature", "bins", "interval"
 
 MOST_SPREAD = 700.0  # exp of more is near the largest float
 COLDEST = 1e-100  # temperature: logits divided by less may be infinite, and their confidence no number
@@ -46,8 +45,6 @@ def log_softmax(logits: Array) -> Array:
 class Calibration:
     kind: str = TEMPERATURE
     temperature: float = 1.0
-    weights: tuple[tuple[float, ...], ...] = ()  # Dirichlet: classes x classes
-    bias: tuple[float, ...] = ()
     delta: float = 0.0  # bins and interval: a number is right if its error is at most this
     edges: tuple[float, ...] = ()  # between the bins of answered numbers, ascending
     shares: tuple[float, ...] = ()  # of right numbers, one more than edges
@@ -56,22 +53,19 @@ class Calibration:
     def read(cls, stored: Mapping[str, Any]) -> Calibration:
         """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value."""
         fields = dict(stored)
-        for name in ("bias", "edges", "shares"):
+        for name in ("edges", "shares"):
             fields[name] = tuple(stored[name])
-        fields["weights"] = tuple(tuple(row) for row in stored["weights"])
         calibration = cls(**fields)
         calibration.check()
         return calibration
 
     def check(self) -> None:
         """Raises TypeError if its numbers are not those of its kind."""
-        rows, classes = self.weights, len(self.bias)
-        numbers = [self.temperature, self.delta, *self.bias, *self.edges, *self.shares, *(one for row in rows for one in row)]
+        numbers = [self.temperature, self.delta, *self.edges, *self.shares]
         if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
             raise TypeError("a calibration holds something other than finite numbers")
         fits = {
             TEMPERATURE: self.temperature >= COLDEST,
-            DIRICHLET: classes > 0 and [len(row) for row in rows] == [classes] * classes,
             INTERVAL: self.temperature > 0 and self.delta >= 0,
             BINS: len(self.shares) == len(self.edges) + 1 and list(self.edges) == sorted(self.edges),
         }
@@ -80,7 +74,7 @@ class Calibration:
 
     def suits(self, labels: int) -> bool:
         """Whether it can calibrate a tenant with this number of labels. A number is a single one."""
-        return {TEMPERATURE: True, DIRICHLET: len(self.bias) == labels}.get(self.kind, labels == 1)
+        return self.kind == TEMPERATURE or labels == 1
 
     def confidence(self, evidence: Evidence) -> float:
         if self.kind == INTERVAL:
@@ -93,30 +87,14 @@ class Calibration:
 
     def log_probabilities(self, logits: Array) -> Array:
         """Returns calibrated log probabilities of classes, which are the last axis."""
-        if self.kind == DIRICHLET:
-            weights, bias = self._map
-            return log_softmax(log_softmax(logits) @ weights.T + bias)
         return log_softmax(logits.astype(np.float64) / self.temperature)
-
-    @cached_property
-    def _map(self) -> tuple[Array, Array]:
-        return np.array(self.weights), np.array(self.bias)
 
 
 def confidences(calibrations: Sequence[Calibration | None], logits: Array) -> list[float]:
     """Returns the confidence in the best class of each row: what each `confidence` does, all at once."""
     temperatures = np.array([1.0 if one is None else one.temperature for one in calibrations])
     found = np.exp(log_softmax(logits / temperatures[:, None]).max(axis=1))
-    mapped: dict[int, list[int]] = {}
-    for row, calibration in enumerate(calibrations):
-        if calibration is None:
-            found[row] = UNKNOWN
-        elif calibration.kind == DIRICHLET:
-            mapped.setdefault(id(calibration), []).append(row)
-    for rows in mapped.values():
-        calibration, own = calibrations[rows[0]], logits[rows]
-        assert calibration is not None  # as those without one are not in `mapped`
-        found[rows] = np.exp(calibration.log_probabilities(own)[np.arange(len(rows)), own.argmax(axis=1)])
+    found[[one is None for one in calibrations]] = UNKNOWN
     return found.tolist()
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
-from hplm.levels.calibration import DIRICHLET, Calibration
+from hplm.levels.calibration import BINS, Calibration
 from hplm.registry.folder import LOCK, RESERVE, Folder
 from hplm.registry.pointer import Source
 from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
@@ -40,7 +40,7 @@ def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
     assert live.current().find("tenant-0").keys == (second,)
 
 
-PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))
+OF_NUMBERS = Calibration(BINS, delta=0.5, shares=(0.5,))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))
     [
         ({"task": "span", "labels": ("start",)}, [1, "span", 2]),
         ({"task": "regress"}, [2, "regress", 1]),
-        ({"labels": ("x", "y", "z"), "calibration": PAIR}, [3]),
+        ({"labels": ("x", "y", "z"), "calibration": OF_NUMBERS}, [3]),
         ({"task": "tag", "head": None}, ["tag"]),
         ({"task": "generate", "labels": ()}, ["generate"]),
         ({"task": "generate", "labels": ("a",), "head": None}, ["generate"]),

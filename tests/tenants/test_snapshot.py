@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.calibration import BINS, DIRICHLET, INTERVAL, Calibration
+from hplm.levels.calibration import BINS, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot, checked
@@ -15,11 +15,10 @@ from hplm.tenants.students import First, Team
 from testing.toy import SERVED
 from tests.support.message import refusing
 
-MAP = Calibration(DIRICHLET, weights=((1.0, 0.1, 0.0), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)), bias=(0.0, 0.5, 0.0))
 GIVEN = {
     "keys": (Key("a1", "00" * 32, 0), Key("b2", "11" * 32, 99)),
     **{name: 3 + at for at, name in enumerate(("homes", *LIMITS))},
-    **{"calibration": MAP, "stored": 7},
+    **{"calibration": Calibration(temperature=1.5), "stored": 7},
 }
 
 
@@ -42,13 +41,13 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
     assert again.ledger.next_uid == len(SERVED) + 1
 
 
-PAIR = Calibration(DIRICHLET, weights=((1.0, 0.0), (0.0, 1.0)), bias=(0.0, 0.0))  # for another number of labels
+VALUES = Calibration(BINS, delta=0.5, shares=(0.5,))
 WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
 TEAM = asdict(Team(2, 1.0, first=First(1, 0.5, 0.5, Calibration())))
 FIRST = TEAM["first"]
 WRONG = [
-    *({"calibration": wrong} for wrong in (3, {"kind": "dirichlet"}, {**WARM, "temperature": "hot"}, asdict(PAIR))),
-    *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, shares=(0.5,))))),
+    *({"calibration": wrong} for wrong in (3, {**WARM, "temperature": "hot"}, asdict(VALUES))),
+    *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, edges=(1.0,), shares=(0.5,))))),
     *({"stored": "1"}, {"homes": 0}, {"uid": None}, {"head": 3}),
     *({"exits": {"plans": wrong}} for wrong in ([], [{**PLAN, "exit": 2}], [{**PLAN, "threshold": 3}], [{**PLAN, "cost": 0}])),
     *({"exits": {"calibrations": wrong}} for wrong in ([], [asdict(Calibration(INTERVAL))] * 2)),
@@ -58,8 +57,8 @@ WRONG = [
         {"students": {"teams": [{**TEAM, "first": {**FIRST, **wrong}}]}}
         for wrong in ({"members": 2}, {"members": 0}, {"leaves": 2})
     ),
-    *({"students": {"teams": [{**TEAM, "first": {**FIRST, "calibration": wrong}}]}} for wrong in (None, asdict(PAIR))),
-    *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": asdict(PAIR)}]})),
+    *({"students": {"teams": [{**TEAM, "first": {**FIRST, "calibration": wrong}}]}} for wrong in (None, asdict(VALUES))),
+    *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": asdict(VALUES)}]})),
 ]
 
 
