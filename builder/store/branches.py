@@ -51,11 +51,11 @@ class Branches:
         return self.folder / "counts" / domain / str(version)
 
     def corpus(self, domain: str, version: int) -> list[Path]:
-        """Returns the files whose n-grams a branch has, but for those that earlier releases have counted."""
+        """Returns the files whose n-grams a branch has."""
         return [Path(name) for name in self._origin(domain, version).get("files", ())]
 
     def plan(self, domain: str, version: int) -> dict[str, Any] | None:
-        """Returns the plan by which a branch was built; None if another machine or an earlier release has built it."""
+        """Returns the plan by which a branch was built; None if another machine has built it."""
         return self._origin(domain, version).get("plan")
 
     def save_origin(self, domain: str, version: int, files: Sequence[Path], plan: dict[str, Any]) -> None:

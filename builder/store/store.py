@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import groupby
@@ -38,7 +38,6 @@ from hplm.tenants.snapshot import NAME
 
 FORMAT = 3
 SHOWN = 10  # names of tenants in an error
-READABLE = (2, FORMAT)  # with 2, versions of tenants were several files
 R = TypeVar("R")
 
 
@@ -87,9 +86,8 @@ class Store(Branches):
             check_root(folder)
             raise InvalidInput(f"{folder} is not a store: make one with `hplm build root --store {folder} ...`")
         stored = read_json(path)
-        self.format = stored.get("format")
-        if self.format not in READABLE:
-            raise InvalidInput(f"{path} has format {self.format!r}, this version of hplm reads {FORMAT}: {_renewed(stored)}")
+        if (own := stored.get("format")) != FORMAT:
+            raise InvalidInput(f"{path} has format {own!r}, this version of hplm reads {FORMAT}: {_renewed(stored)}")
         if "model" not in stored:
             raise Broken(f"{path} does not name the model that the store was made from: copy it again")
         self.model: str = stored["model"]  # the original, by name or folder
@@ -236,7 +234,7 @@ class Store(Branches):
 
     def knowledge(self, tenant: TenantFile) -> Knowledge:
         """Returns all that is published of a version."""
-        return read_version(self.tenant_folder(tenant.id, tenant.version), self.config)
+        return read_version(self.tenant_folder(tenant.id, tenant.version))
 
     def tenant_weights(self, tenant: TenantFile) -> Weights:
         """Returns the adapter by layer, None if the tenant has none, and the head, empty if it has none."""
@@ -260,10 +258,6 @@ class Store(Branches):
     def save_version(
         self, tenant: TenantFile, found: Knowledge, report: dict, draw: Callable[[Path], object] | None = None
     ) -> None:
-        if self.format != FORMAT:  # releases that read no records must not overlook this one
-            with suppress(FileNotFoundError):  # another process has just written the same
-                write_json(self.folder / "store.json", {"format": FORMAT, "model": self.model})
-            self.format = FORMAT
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             packed = found.packed()
             (folder / packed.name).write_bytes(packed.content)

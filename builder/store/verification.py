@@ -33,7 +33,7 @@ def _check_tenant(store: Store, stands: bool, folder: Path, progress: Progress) 
     """Checks a version's record and, with `stands`, whether its table exists."""
     try:
         tenant = described(folder)
-        read_version(folder, store.config)
+        read_version(folder)
     except (HplmError, OSError) as error:
         yield f"tenant {folder.parent.name}: {error}"
         return

@@ -15,7 +15,6 @@ from hplm.model.windows import TRIGRAMS, Window
 LAYER_NORM, RMS = "layer", "rms"  # kinds of norms
 UNUSED = -1  # in place of the id of a token that decoders do not have
 FORMAT = 3
-READABLE = (2, FORMAT)  # 2 describes encoders only
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ class BackboneConfig:
             raise InvalidInput(f"{path.parent} contains no backbone: {path.name} is missing") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"{path} is no JSON object ({error}): export the repository again with --replace") from None
-        if stored.get("format") not in READABLE:
+        if stored.get("format") != FORMAT:
             raise InvalidInput(
-                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {READABLE[0]} and {FORMAT}: "
+                f"{path} has format {stored.get('format')!r}, but this version of hplm reads {FORMAT}: "
                 "export the repository again with this version and --replace, or install the version that wrote it"
             )
         try:
-            return msgspec.convert({**stored, "format": FORMAT}, cls)
+            return msgspec.convert(stored, cls)
         except (msgspec.ValidationError, InvalidInput) as error:  # InvalidInput: of a window
             raise InvalidInput(
                 f"{path} does not describe a backbone ({error}): export the repository again with --replace"

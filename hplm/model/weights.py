@@ -29,7 +29,7 @@ def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def load_weights(path: Path, way_out: str = BUILD_AGAIN) -> dict[str, Tensor]:
-    """Loads weights and compares them with their checksum. Older files have none."""
+    """Loads weights and compares them with their checksum."""
     try:
         file: Any = safe_open(path, "pt")  # the library has no types
         with file as stored:
@@ -39,7 +39,7 @@ def load_weights(path: Path, way_out: str = BUILD_AGAIN) -> dict[str, Tensor]:
         raise Broken(f"{path} is missing: {way_out}") from None
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise Broken(f"cannot read {path} ({error}): {way_out}") from None
-    if metadata.get(CHECKSUM) not in (None, checksum_of(tensors)):
+    if metadata.get(CHECKSUM) != checksum_of(tensors):
         raise Broken(f"{path} does not match its checksum: {way_out}")
     return tensors
 

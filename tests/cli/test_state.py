@@ -249,7 +249,7 @@ def test_all_damaged_files_of_a_store_are_named(grown, capsys):
 
 
 def test_weights_with_nan_are_named(grown, capsys):
-    """Their checksum fits: an earlier release has split a model with them."""
+    """Their checksum fits: the model that was split had them."""
     path = grown.folder / "upper.safetensors"
     weights = load_weights(path)
     name, tensor = next(iter(weights.items()))

@@ -244,17 +244,14 @@ class Reader:
     by_users: bool = False  # wrote the files
 
 
-TENANT = "tenants/acme/1/tenant.json"
-OTHER = b', "domain": "root", "domain_version": 1, "task": "tag", "labels": [], "rank": 0}'
 READERS = {
     "model folder": Reader(model_folder, 25, (("backbone.json", b"null"), ("backbone.json", b'{"format": 2}'),
         ("tokenizer.json", b"null"), ("tokenizer.json", b"\x9f"), ("plot/bio/1/meta.json", b"null"),
         ("plot/bio/1/meta.json", b'{"format": 2, "index": {}}')), r"[^/]+|plot/bio/.*|records/.*"),
     "state": Reader(state, 20, (("CURRENT", b"null"), ("CURRENT", b'{"format": 3}')), "CURRENT|snapshots/2-.*"),
     "backup": Reader(backup, 50, (("backup.json", b"null"), ("backup.json", b'{"format": 1}')), "backup.json"),
-    "store": Reader(store, 6, (*(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')), (TENANT, b""),
-        (TENANT, b'{"id": "acme"}'), *((TENANT, b'{"id": "acme", "version": ' + data + OTHER) for data in (b"null", b"[]",
-        b'1, "function": []'))), r".*\.(json|safetensors)"),
+    "store": Reader(store, 6, tuple(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')),
+        r".*\.(json|safetensors)"),
     "placement": Reader(placement, 60, by_users=True),
     "import": Reader(imported, 25, (("adapters-lora-tag/adapter.safetensors", b""),
         ("adapters-double/pytorch_adapter.bin", b".")), by_users=True),
