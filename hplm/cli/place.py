@@ -112,7 +112,7 @@ def profile(
     measured.write(to)
     report = _told(measured)
     print(
-        f"next: write cluster.json (docs/placement.md), then: hplm place search --cluster cluster.json "
+        f"next: write machines.json (docs/placement.md), then: hplm place search --cluster machines.json "
         f"--profiles {shlex.quote(str(to))} --trace trace.jsonl --to placement.json"
     )
     return report

@@ -83,6 +83,6 @@ def begin(store: Store, lease_s: float = LEASE_SECONDS) -> bool:
         return False
     except OSError as error:
         raise InvalidInput(
-            f"cannot begin a live state in {store} ({error.strerror}): run `hplm begin` where it can be written"
+            f"cannot begin a registry in {store} ({error.strerror}): run `hplm begin` where it can be written"
         ) from error
     return True

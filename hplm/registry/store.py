@@ -143,6 +143,6 @@ def local(place: Place) -> Path:
 
 def not_begun(place: object) -> InvalidInput:
     return InvalidInput(
-        f"{place} contains no live state ({CURRENT} is missing): name the right --state, mount it, or restore its backup; "
+        f"{place} contains no registry ({CURRENT} is missing): name the right --state, mount it, or restore its backup; "
         "`hplm begin` makes a new one, in which nothing was changed since the export"
     )

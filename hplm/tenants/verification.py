@@ -62,7 +62,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     if state is not None and not any(live.current_file.exists() for live in states.values()):
         places = ", ".join(str(live.folder) for live in states.values())
         raise InvalidInput(
-            f"{state} contains no live state: CURRENT is in none of {places}. Name the folder of "
+            f"{state} contains no registry: CURRENT is in none of {places}. Name the folder of "
             "`hplm serve --state`, or leave --state out if nothing was changed yet"
         )
     for folder in folders:
