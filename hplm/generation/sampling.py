@@ -67,28 +67,14 @@ SETTINGS: dict[str, Any] = get_type_hints(Sampling, include_extras=True)
 SETTINGS["stop"] |= Stop  # clients may send one alone
 
 
-def read_sampling(given: str | Mapping[str, Any] | None) -> Sampling:
-    """Reads the settings of a request: JSON, or what JSON has become."""
-    if given is None or given == "":
-        return Sampling()
-    read: Any = given
-    if isinstance(given, str):
-        try:
-            read = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"the sampling parameters are not JSON: {error}") from None
-    if not isinstance(read, Mapping):
-        raise InvalidInput('the sampling parameters are no JSON object: send one such as {"temperature": 0.7}')
-    values: dict[str, Any] = {}
-    for name, value in cast("Mapping[str, Any]", read).items():
-        if name not in SETTINGS:
-            raise InvalidInput(f"unknown sampling parameter {name!r}: choose of {', '.join(SETTINGS)}")
-        try:
-            if value is not None:  # as in OpenAI's interface, null is the default
-                own = msgspec.convert(value, SETTINGS[name], str_keys=True)
-                values[name] = (own,) if name == "stop" and isinstance(own, str) else own
-        except (msgspec.ValidationError, UnicodeError) as error:
-            raise InvalidInput(f"{name!r} is {repr(value)[:MOST_SHOWN]}: {error}") from None
+def sampling_of(parameters: Mapping[str, Any], given: str | None) -> Sampling:
+    """Returns how tokens are chosen, as JSON and parameters with the names of the settings say. Both may say the same."""
+    values = _values(_object(given)) if given else dict[str, Any]()
+    for name, value in _values({name: value for name, value in parameters.items() if name in SETTINGS}).items():
+        if values.setdefault(name, value) != value:
+            raise InvalidInput(
+                f"parameter {name!r} is {parameters[name]!r}, but 'sampling_parameters' has {values[name]!r}: send one of them"
+            )
     sampling = Sampling(**values)
     sampling = replace(sampling, top_k=max(0, sampling.top_k))  # vLLM's clients send -1 for all tokens
     if sampling.min_tokens > sampling.max_tokens:
@@ -99,14 +85,29 @@ def read_sampling(given: str | Mapping[str, Any] | None) -> Sampling:
     return sampling
 
 
-def sampling_of(parameters: Mapping[str, Any], json: str | None) -> Sampling:
-    """Returns how tokens are chosen: as the JSON text says or, without one, parameters with the names of the settings."""
-    named = {name: value for name, value in parameters.items() if name in SETTINGS}
-    if json is None:
-        return read_sampling(named)
-    if named:
-        raise InvalidInput(f"parameter {next(iter(named))!r} stands beside 'sampling_parameters': put it in there")
-    return read_sampling(json)
+def _object(given: str) -> Mapping[str, Any]:
+    try:
+        read: Any = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the sampling parameters are not JSON: {error}") from None
+    if not isinstance(read, Mapping):
+        raise InvalidInput('the sampling parameters are no JSON object: send one such as {"temperature": 0.7}')
+    return cast("Mapping[str, Any]", read)
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are not null. Text may be a number or a truth value: some clients send all of them so."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in SETTINGS:
+            raise InvalidInput(f"unknown sampling parameter {name!r}: choose of {', '.join(SETTINGS)}")
+        try:
+            if value is not None:  # as in OpenAI's interface, null is the default
+                own = msgspec.convert(value, SETTINGS[name], str_keys=True, strict=not isinstance(value, str))
+                values[name] = (own,) if name == "stop" and isinstance(own, str) else own
+        except (msgspec.ValidationError, UnicodeError) as error:
+            raise InvalidInput(f"{name!r} is {repr(value)[:MOST_SHOWN]}: {error}") from None
+    return values
 
 
 def mixed(numbers: Array) -> Array:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
 from hplm.generation.choosing import CANDIDATES, choose
-from hplm.generation.sampling import GREEDY, SETTINGS, Sampling, read_sampling, sampling_of, seed_of, uniform
+from hplm.generation.sampling import GREEDY, SETTINGS, Sampling, sampling_of, seed_of, uniform
 from hplm.generation.settings import NO_PROMISE, Promise, promise_of, read_settings
 from tests.generation.world import growing
 from tests.support.message import mentioning
@@ -140,7 +140,7 @@ EXTREMES = {
 def test_no_number_that_is_read_makes_logits_overflow(name):
     logits = torch.tensor([[-1e6, -30.0, 0.0, 30.0, 1e6]])
     for value in EXTREMES[name]:
-        assert chosen(logits, growing(read_sampling({name: value}), 0, 2, [0, 1, 3, 4]))[0] >= 0
+        assert chosen(logits, growing(sampling_of({name: value}, None), 0, 2, [0, 1, 3, 4]))[0] >= 0
 
 
 FOUR = [Sampling(), Sampling(temperature=0), Sampling(top_k=3), Sampling(temperature=1.5, top_p=0.5)]
@@ -184,17 +184,26 @@ def read(device="cpu", **changed):
 
 def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
     assert GIVEN.keys() == SETTINGS.keys()
-    assert read_sampling(json.dumps(GIVEN)) == Sampling(
+    assert sampling_of({}, json.dumps(GIVEN)) == Sampling(
         0.7, 40, 0.9, 0.05, -1, 2, 1.1, {12: -100, 7: 3.5}, -5, ("\n", "END"), (3, 4), True, 100, 2, 3, 5, True
     )
-    for nothing in (None, "", "{}", {}, '{"temperature": null, "stop": null}'):
-        assert read_sampling(nothing) == Sampling()
+    for nothing in (None, "", "{}", '{"temperature": null, "stop": null}'):
+        assert sampling_of({}, nothing) == Sampling()
     assert sampling_of({"tenant": "a"}, '{"stop": "END", "top_k": -1}') == Sampling(stop=("END",), top_k=0), (
         "as vLLM sends them"
     )
     assert sampling_of({"tenant": "a", "top_k": 3}, None) == Sampling(top_k=3)
-    with pytest.raises(InvalidInput, match=mentioning("'top_k'", "'sampling_parameters'")):
-        sampling_of({"top_k": 3}, '{"top_p": 0.5}')
+
+
+def test_settings_may_stand_in_json_and_beside_it_and_numbers_may_be_text():
+    """As vLLM's sample client and genai-perf send them."""
+    beside = {"max_tokens": "8", "temperature": 0.5, "ignore_eos": "true"}
+    given = '{"temperature": "0.50", "max_tokens": 8, "n": "2", "stop": "7"}'
+    expected = Sampling(temperature=0.5, max_tokens=8, n=2, stop=("7",), ignore_eos=True)
+    assert sampling_of(beside, given) == expected == sampling_of({**beside, "n": "2", "stop": "7"}, None)
+    assert sampling_of(beside, "") == sampling_of(beside, '{"max_tokens": null}') == replace(expected, n=1, stop=())
+    with pytest.raises(InvalidInput, match=mentioning("'max_tokens'", 9, 8, "'sampling_parameters'")):
+        sampling_of({"max_tokens": "9"}, '{"max_tokens": 8}')
 
 
 @pytest.mark.parametrize(
@@ -203,12 +212,13 @@ def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
         ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
         ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
         ('{"stop": 5}', ["stop", 5, "str", "array"]),
+        *[(json.dumps({"max_tokens": value}), ["max_tokens", value]) for value in ("many", "1.5", "nan", "0", True)],
         *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
     ],
 )
 def test_what_cannot_be_read_as_sampling_is_refused(given, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
-        read_sampling(given)
+        sampling_of({}, given)
 
 
 def test_promises_come_from_the_request():
