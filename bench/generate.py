@@ -255,7 +255,7 @@ class Bench:
         self.weights = sum(weight.numel() for weight in upper.parameters())
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
-        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running, False)
+        self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running)
         stager = Stager(backbone, cache, seats)
         self.decoder = TimedDecoder(upper, CPU, torch.float32)
         self.loop = Loop(self.queue, stager, self.decoder, ())

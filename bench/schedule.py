@@ -1,18 +1,13 @@
-"""`hplm bench schedule`: every policy on the same simulated requests, on a virtual clock; encoders, decoders, or a trace."""
+"""`hplm bench schedule`: every policy on the same simulated requests, on a virtual clock, or on a trace."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from bench.rows import NotNegative, Positive, Range, Row, Rows, Whole, benchmark, rows_of
-from hplm.errors import DeadlineMissed, QueueFull
-from hplm.generation.settings import NO_PROMISE, Promise, Settings
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
@@ -21,9 +16,8 @@ from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Selection
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.decoders import Answer, Simulation, StepCost
 from hplm.simulate.encoders import REFUSED, Machine, Outcome, one_stage, simulate_one
-from loadtest.traffic import answer_lengths, read_recorded
+from loadtest.traffic import read_recorded
 
 POLICIES = {
     "default": DEFAULT,
@@ -35,8 +29,6 @@ POLICIES = {
     "edf": "edf",
     "length_aware": "length_aware",
 }
-OF_DECODERS = {name: POLICIES[name] for name in ("default", "fcfs", "sjf", "edf", "das")}
-TARGETS = {"decoders/2.0/default/on_time_of_admitted": (">=", 0.9)}
 RATES = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)  # multiples of the capacity
 TOKENS, MEAN = 1280, 20
 CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
@@ -46,20 +38,13 @@ VARIANCES = {"rates_var20": 20, "rates": 100}
 WAITING = 10_000
 UNBOUNDED = Limits(10**7, 10**12)
 SEED = 1
-PROMPTS, GAPS = 1, 2  # seeds beside that of decoders' answers, so that neither goes with their lengths
-SHARE = 0.7  # part of `max_tokens` that decoders' answers have
-SEQUENCES, CACHE_TOKENS, TENANTS = 16, 4096, 16  # of a decoder
-PROMISE = Promise(whole_ns=8 * 10**9, first_token_ns=10**9)
-LEARNING = 5  # one part in so many of the decoders' requests comes first and is not counted: the forecasts learn from it
 
 
-@benchmark(seconds=0.05, requests=20)
+@benchmark(seconds=0.05)
 def schedule(
     *,
-    of: tuple[Literal["encoders", "decoders"], ...] = ("encoders", "decoders"),
     seconds: Positive = 3.0,
     deadlines_ms: Range = (50.0, 300.0),
-    requests: Whole = 600,
     trace: Path | None = None,
     cost: tuple[NotNegative, NotNegative, NotNegative] = (3e6, 21e3, 0.0),
     policy: str = DEFAULT,
@@ -69,14 +54,11 @@ def schedule(
 ) -> Rows:
     """Simulates the server's own scheduler for every policy and rate, in multiples of the capacity.
 
-    Encoders: the utility (as in TCB: 1 / length of each text that starts in time) and the share of texts answered in time.
-    Decoders: the share of requests that are refused, and the share of the others whose first token and whole answer come within
-    the promised times. With --trace, arrivals that were recorded from a server are replayed instead.
+    Prints the utility (as in TCB: 1 / length of each text that starts in time) and the share of texts answered in time. With
+    --trace, arrivals that were recorded from a server are replayed instead.
 
-    :param of: what to simulate
-    :param seconds: of encoders' arrivals, for each rate and policy
+    :param seconds: of arrivals, for each rate and policy
     :param deadlines_ms: least and most, from which the deadline of each text is drawn
-    :param requests: to decoders, for each rate and policy
     :param trace: JSONL of arrival (s), tokens, deadline_ms, tenant
     :param cost: with --trace: nanoseconds of a batch, a token and a text, as learned by the server
     :param policy: with --trace: of scheduling
@@ -97,10 +79,7 @@ def schedule(
         yield Row("p99_ms", outcome.p99_ms(), "ms")
         yield Row("refused", float((outcome.fate == REFUSED).mean()))
         return
-    if "encoders" in of:
-        yield from _encoders(seconds, deadlines_ms)
-    if "decoders" in of:
-        yield from _decoders(requests)
+    yield from _encoders(seconds, deadlines_ms)
 
 
 def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
@@ -139,44 +118,3 @@ def _overhead(given: str) -> float:
         columns.remove(Selection.of(chooses.select(columns, 10**9, CAPACITY, cost)).indexes)
         least = min(least, time.perf_counter() - start)
     return least / (BATCH_NS / 1e9)
-
-
-def _decoders(requests: int) -> Rows:
-    """Random requests to a decoder. A step computes nothing and takes as long as `StepCost` says."""
-    chance, answers = np.random.default_rng([SEED, PROMPTS]), answer_lengths(requests, SEED)
-    prompts, tenants = chance.integers(10, 61, requests).tolist(), chance.integers(TENANTS, size=requests).tolist()
-    gaps = np.random.default_rng([SEED, GAPS]).exponential(1e9, requests)  # for one request a second
-
-    def taken(
-        given: str, rate: float, admission: bool, promise: Promise, tenants: Sequence[int | None]
-    ) -> tuple[Simulation, list[Answer | None]]:
-        """Returns the answers with a policy and so many requests a second; None: refused."""
-        settings = Settings(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, policy=given, admission=admission)
-        simulation, found = Simulation(settings, StepCost()), list[Answer | None]()
-        due = np.cumsum(gaps / rate).astype(np.int64).tolist()
-        for when, prompt, wanted, tenant in zip(due, prompts, answers, tenants, strict=True):
-            simulation.until(when)
-            try:
-                found.append(simulation.ask(prompt, wanted, round(wanted / SHARE), promise, tenant))
-            except (DeadlineMissed, QueueFull):
-                found.append(None)
-        simulation.finish()
-        return simulation, found
-
-    def figures(given: str, rate: float, admission: bool = True) -> dict[str, float]:
-        counted = taken(given, rate, admission, PROMISE, tenants)[1][requests // LEARNING :]
-        admitted = [answer for answer in counted if answer is not None]
-        on_time = sum(answer.on_time for answer in admitted)
-        return {
-            "refused": 1 - len(admitted) / len(counted),
-            "on_time_of_admitted": on_time / max(1, len(admitted)),
-            "on_time": on_time / len(counted),
-        }
-
-    # All are there from the start, each of a tenant of its own.
-    capacity = requests * 1e9 / taken("fcfs", math.inf, False, NO_PROMISE, [None] * requests)[0].now_ns
-    yield Row("decoders/capacity_per_s", capacity, "/s")
-    for rate in RATES:
-        for name, given in OF_DECODERS.items():
-            yield from rows_of(figures(given, rate * capacity), TARGETS, f"decoders/{rate}/{name}/")
-        yield from rows_of(figures(DEFAULT, rate * capacity, admission=False), at=f"decoders/{rate}/not_admitting/")

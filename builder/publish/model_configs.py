@@ -72,8 +72,7 @@ def check_options(config: BackboneConfig, options: ServingOptions) -> None:
 def _check_generation(config: BackboneConfig, options: ServingOptions) -> None:
     if options.dtype not in ("auto", *LAYER_DTYPES):
         raise InvalidInput(f"dtype {options.dtype!r} is not for decoders: choose auto, {' or '.join(LAYER_DTYPES)}")
-    parameters = {**_parameters(options), "first_token_ms": "0", "token_ms": "0"}
-    settings = read_settings(parameters, torch.device("cpu"))  # only the server knows its devices
+    settings = read_settings(_parameters(options), torch.device("cpu"))  # only the server knows its devices
     least = least_tokens(config.positions)
     if settings.cache_tokens < least:
         raise InvalidInput(f"cache_tokens {settings.cache_tokens}: give {least} or more, for the longest text")

@@ -138,9 +138,9 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: Served = HERE
 def limit(
     id: Id, /, *, rate: float | None = None, burst: float | None = None, texts_rate: float | None = None,
     tokens_rate: float | None = None, in_flight: int | None = None, homes: int | None = None, deadline_ms: float | None = None,
-    first_token_ms: float | None = None, token_ms: float | None = None, served: Served = HERE, json: Json = False,
+    served: Served = HERE, json: Json = False,
 ) -> dict:  # fmt: skip
-    """Set a tenant's quotas and the times that its answers may take.
+    """Set a tenant's quotas and the time that its answers may take.
 
     Limits that are not given stay as they are; 0 means no limit. Tokens are counted as the model reads them: after
     truncation, with special tokens. A request that takes more texts or tokens than are left is answered, and later requests
@@ -152,18 +152,15 @@ def limit(
     :param tokens_rate: most tokens a second, in all texts
     :param in_flight: most requests in flight at a time
     :param homes: replicas behind `hplm route` that share these quotas, each an equal part (default: 1)
-    :param deadline_ms: deadline of requests that name none; 0: the backbone's default, as for the other times
-    :param first_token_ms: generated text: time until the first token, for requests that name none
-    :param token_ms: generated text: time between two tokens, for requests that name none
+    :param deadline_ms: deadline of requests that name none; 0: the backbone's default
     """
     counts = {"rate": rate, "burst": burst, "texts_rate": texts_rate, "tokens_rate": tokens_rate, "in_flight": in_flight}
-    times = {"deadline_us": deadline_ms, "first_token_us": first_token_ms, "token_us": token_ms}
-    wanted = {**counts, "homes": homes, **{name: _microseconds(value) for name, value in times.items()}}
+    wanted = {**counts, "homes": homes, "deadline_us": _microseconds(deadline_ms)}
     limits = {name: value for name, value in wanted.items() if value is not None}
     if not limits:
         raise InvalidInput(
-            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --homes, --deadline-ms, "
-            "--first-token-ms or --token-ms; 0 removes a limit"
+            "no limit is given: give --rate, --burst, --texts-rate, --tokens-rate, --in-flight, --homes or "
+            "--deadline-ms; 0 removes a limit"
         )
     manager = served.manager()
     manager.limit(id, **limits)

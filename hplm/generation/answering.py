@@ -14,7 +14,7 @@ from hplm.generation.request import DEADLINE, Piece, Request, Sequence, Token
 from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
-from hplm.metrics.names import FIRST_TOKEN_SECONDS, LATE_TOKENS, TOKEN_SECONDS
+from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
 from hplm.model import faults
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ class Answers:
     _lock: threading.RLock
     _first_tokens: list[float] = field(default_factory=list[float])  # of this step: the seconds since their requests arrived
     _next_tokens: list[float] = field(default_factory=list[float])  # of this step: the seconds since the tokens before them
-    _late_tokens: int = 0  # of them, those that came later than promised
 
     def broken(self, sequence: Sequence, error: HplmError) -> None:
         failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
@@ -53,21 +52,18 @@ class Answers:
             self.fail(request, Broken(f"tenant {request.source.tenant!r}: its logits are not numbers: train it again"))
             return
         if sequence.token_ns:
-            took = now - sequence.token_ns
-            self._next_tokens.append(took / 1e9)
-            self._late_tokens += 0 < request.promise.token_ns < took
+            self._next_tokens.append((now - sequence.token_ns) / 1e9)
         sequence.token_ns = now
         if not request.first_token_ns:
             request.first_token_ns = now
             self._first_tokens.append((now - request.arrival_ns) / 1e9)
-            self._running.learned.first_token(sequence.predicted_ns, now - sequence.checked_ns)
             for choice in range(1, request.sampling.n):
                 self._running.further.append(Sequence(request, choice))
         text = sequence.take(token, self._end_ids)
         request.generated += 1
         sequence.unsaid.append(token)
         if sequence.finish is not None:
-            self._running.learned.ended(sequence.generated, request.sampling.max_tokens)
+            self._running.learn(sequence.generated, request.sampling.max_tokens)
             self._leave(sequence)
             self._end(sequence, text)
         elif text or request.sampling.logprobs is not None:
@@ -123,8 +119,7 @@ class Answers:
         """Counts the times of this step's tokens."""
         self._meter.observe(FIRST_TOKEN_SECONDS, self._first_tokens)
         self._meter.observe(TOKEN_SECONDS, self._next_tokens)
-        self._meter.add(LATE_TOKENS, self._late_tokens)
-        self._first_tokens, self._next_tokens, self._late_tokens = [], [], 0
+        self._first_tokens, self._next_tokens = [], []
 
 
 def say(request: Request, piece: Piece | HplmError) -> None:

@@ -21,14 +21,12 @@ from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, failure, say
 from hplm.generation.choosing import choose
-from hplm.generation.forecast import most_tokens
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
 from hplm.generation.running import Planned, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.model import faults
-from hplm.scheduling.cost import FIRST
 
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
@@ -131,11 +129,10 @@ class Loop:
         with self._lock:
             if self._computing or self._abandoned:
                 return None
-            self.queue.load = None
             try:
                 self._drop(now)
                 self._start(now)
-                planned, back = self.running.plan(most_tokens(self.running, self._cost), self.alone)
+                planned, back = self.running.plan(self.running.most_tokens(self._cost), self.alone)
                 for sequence in back:
                     self._stager.release(sequence)
             except Exception:
@@ -151,15 +148,14 @@ class Loop:
             tokens = self._computed(planned)
             now = self._now_ns()
             with self._together, self._lock:
-                if computed := [one for one in planned if one.sequence.blocks is not None]:
-                    self._count(computed, now - self._began_ns)
+                if computed := [one.count for one in planned if one.sequence.blocks is not None]:
+                    self._cost.observe(sum(computed), len(computed), 0, max(now - self._began_ns, 1))
                 for sequence, token in tokens:
                     try:
                         self._answers.took(sequence, token, now)
                     except Exception as error:
                         self._answers.fail(sequence.request, failure("the answer", error))
                 self._answers.observe()
-                self.queue.load = None
             self._failures = 0
         except Exception:
             self._failed()
@@ -213,7 +209,9 @@ class Loop:
     def _drop(self, now: int) -> None:
         """Ends running requests that were cancelled, or are too late."""
         ending = [
-            request for sequence in self.running.all if (request := sequence.request).cancelled or 0 < request.end_by_ns <= now
+            request
+            for sequence in self.running.all
+            if (request := sequence.request).cancelled or 0 < request.deadline_ns <= now
         ]
         for request in dict.fromkeys(ending):
             if request.cancelled:
@@ -221,7 +219,7 @@ class Loop:
             elif request.generated:
                 self._answers.finish(request, DEADLINE)
             else:
-                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.end_by_ns))
+                self._answers.fail(request, DeadlineMissed.after(request.arrival_ns, request.deadline_ns))
 
     def _start(self, now: int) -> None:
         running = self.running
@@ -279,10 +277,3 @@ class Loop:
         for one in step.planned:
             one.sequence.computed += one.count
         return list(zip(complete, tokens, strict=True))
-
-    def _count(self, planned: list[Planned], took_ns: int) -> None:
-        tokens = sum(one.count for one in planned)
-        decoding = sum(one.count == 1 for one in planned)
-        if decoding and self._cost.observed >= FIRST:
-            self.running.learned.step(self._cost.predict(decoding, decoding), took_ns)
-        self._cost.observe(tokens, len(planned), 0, max(took_ns, 1))

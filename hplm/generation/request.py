@@ -17,7 +17,6 @@ from hplm.errors import HplmError
 from hplm.generation.cache import Blocks
 from hplm.generation.sampling import Sampling, seed_of
 from hplm.generation.saying import Decode, Saying
-from hplm.generation.settings import NO_PROMISE, Promise
 from hplm.plot.forest import Chain
 
 STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
@@ -90,7 +89,7 @@ class Request:
     arrival_ns: int
     seed: int  # that of `sampling`, if it has one
     echo: str = ""  # said before the answer
-    promise: Promise = NO_PROMISE
+    allowed_ns: int = 0  # from its arrival; then it ends as it is
     priority: int = 0
     mark: bytes = b""  # what is known of it if the engine ends (`hplm.engine.in_flight`)
     read: Callable[[Request], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
@@ -104,10 +103,7 @@ class Request:
         self.number = next(_NUMBERS)
         if self.sampling.seed is not None:
             self.seed = self.sampling.seed
-        whole_ns, first_ns = self.promise.whole_ns, self.promise.first_token_ns
-        self.end_by_ns = self.arrival_ns + whole_ns if whole_ns else 0
-        self.first_token_by_ns = self.arrival_ns + first_ns if first_ns else 0
-        self.deadline_ns = min((by for by in (self.end_by_ns, self.first_token_by_ns) if by), default=0)  # of its first token
+        self.deadline_ns = self.arrival_ns + self.allowed_ns if self.allowed_ns else 0
         self.owner = self.source.uid  # whose turn it takes
         self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
 
@@ -143,12 +139,10 @@ class Sequence:
         self.adapter: tuple[Slots, int] | None = None  # its slot, among those of its layout
         self.unsaid: list[Token] = []  # tokens that no piece has told yet
         # As the line sees it:
-        self.checked_ns = 0  # when its first token was forecast
-        self.predicted_ns = 0.0  # from then to its first token, by forecast; 0: there was none
         self.tokens = 0  # its weight: of the prompt and the expected answer, for each choice
         self.bytes = request.bytes
         self.arrival_ns = request.arrival_ns
-        self.deadline_ns = request.deadline_ns
+        self.deadline_ns = request.deadline_ns  # by then it must have started
         self.priority = request.priority
         self.slot_key: Hashable = request.source.adapter
         self.tenant = request.owner

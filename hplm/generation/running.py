@@ -14,34 +14,14 @@ import numpy as np
 from hplm.errors import InvalidInput
 from hplm.generation.cache import Blocks, Cache
 from hplm.generation.request import Sequence
+from hplm.scheduling.cost import FIRST, CostModel
 from hplm.scheduling.filling import fair_share
 from hplm.scheduling.selection import Capacity
 
 FINISHED = 16  # sequences that are remembered
-LEARNING = 0.1  # rate of the running means
-LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
-
-
-class Learned:
-    """Learns from ended answers how much of `max_tokens` they have, and how wrong the forecasts were."""
-
-    def __init__(self) -> None:
-        self.share = 1.0
-        self.factor = 1.0
-        self.slower = 1.0  # a step of sequences that decode, because it also has prompts of others
-
-    def step(self, decoding_ns: float, took_ns: float) -> None:
-        """Takes how long a step would have taken without prompts, and how long it took."""
-        self.slower += LEARNING * (min(MOST_FACTOR, took_ns / decoding_ns) - self.slower)
-
-    def ended(self, generated: int, most: int) -> None:
-        self.share += LEARNING * (generated / most - self.share)
-
-    def first_token(self, predicted_ns: float, took_ns: float) -> None:
-        """Takes the forecast without its factor."""
-        if predicted_ns > 0:
-            wrong = min(MOST_FACTOR, max(LEAST_FACTOR, took_ns / predicted_ns))
-            self.factor += LEARNING * (wrong - self.factor)
+LEARNING = 0.1  # rate of the running mean of `share`
+SLOWER = 3  # so many times as long may a step take because of prompts, if sequences grow beside them
+LEAST_CHUNK = 16  # tokens of prompts in such a step, in any case: prompts must get on
 
 
 @dataclass(frozen=True)
@@ -95,7 +75,7 @@ class Running:
         self.cache = cache
         self.seats = seats
         self.step_tokens = step_tokens
-        self.learned = Learned()
+        self.share = 1.0  # of `max_tokens` that answers have, a running mean
         self.sequences: list[Sequence] = []  # the oldest first
         self.returning: list[Sequence] = []  # that were put back, and start before any other
         self.further: list[Sequence] = []  # further answers to requests, which wait as others of their tenants do
@@ -175,7 +155,7 @@ class Running:
 
     def places(self, sequence: Sequence) -> int:
         """Returns the places that a sequence is expected to need in the end."""
-        return self.cache.size_for(sequence.in_the_end(self.learned.share))
+        return self.cache.size_for(sequence.in_the_end(self.share))
 
     @property
     def spare(self) -> int:
@@ -190,6 +170,18 @@ class Running:
             return True
         insort(waiting, sequence, key=age)
         return False
+
+    def learn(self, generated: int, most: int) -> None:
+        """Learns from an answer that has ended how many of its `max_tokens` it has."""
+        self.share += LEARNING * (generated / most - self.share)
+
+    def most_tokens(self, cost: CostModel) -> int:
+        """Returns how many tokens a step may have, so that pieces of prompts do not hold up sequences that grow."""
+        growing = sum(one.uncomputed == 1 for one in self.sequences)
+        if not 0 < growing < len(self.sequences) or cost.observed < FIRST:
+            return self.step_tokens
+        more = (SLOWER - 1) * cost.predict(growing, growing) / max(float(cost.terms[1]), 1e-9)
+        return int(min(self.step_tokens, growing + max(more, LEAST_CHUNK)))
 
     def plan(self, most: int, alone: Set[int] = frozenset()) -> tuple[list[Planned], list[Sequence]]:
         """Returns the next step, of `most` tokens, and the sequences that were put back for it.

@@ -35,13 +35,13 @@ from hplm.generation.reader import Reader
 from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
-from hplm.generation.settings import NO_PROMISE, Promise, Settings, promise_of, read_settings
+from hplm.generation.settings import Settings, read_settings
 from hplm.generation.staging import Decoder, Stager
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
 from hplm.model.cpu import apart, compute_with
 from hplm.model.prompts import Prompts
-from hplm.parameters import asked_flag, asked_number, yes_or_no
+from hplm.parameters import asked_flag, asked_number, asked_timeout_us, yes_or_no
 from hplm.plot.table import Table
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
@@ -75,15 +75,13 @@ class Service:
         self._quarantined: frozenset[str] = frozenset()  # ids of tenants
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
-        self._adapters: tuple[str, str] | None = None  # loaded and awaited, as published last,
-        self._adapters_since = 0.0  # and since when, in Unix seconds
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
         # Each running sequence holds one slot of a layout at most.
         self._stager = Stager(backbone, cache, settings.max_sequences, settings.resident_rows)
         running = Running(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
-            SequenceQueue(policy(settings.policy), settings.limits, running, settings.admission),
+            SequenceQueue(policy(settings.policy), settings.limits, running),
             self._stager,
             Decoder(backbone.upper(), settings.device, settings.dtype),
             config.end_ids,
@@ -141,15 +139,10 @@ class Service:
 
         `number`: the request's, in the model process.
         """
-        promise = promise_of(asked.parameters, asked.timeout_us)
+        timeout_us = asked_timeout_us(asked.parameters, asked.timeout_us)
         truncate = asked_flag(asked.parameters, "truncate")
         priority = asked_number(asked.parameters, "hplm_priority", -(2**31), 2**31 - 1)
         check_backbone(tenant.task, self._backbone.config)
-        if 0 < promise.token_ns < self._settings.least_token_ns:
-            raise InvalidInput(
-                f"parameter 'token_ms' is {promise.token_ns / 1e6:g}: allow {self._settings.least_token_ns / 1e6:g} or more, "
-                "or send none"
-            )
         sampling.check_ids(self._backbone.config.vocabulary, self._backbone.config.end_ids)
         text, most_characters = asked.text or "", self._prompts.most_characters
         if len(text) > most_characters and not truncate:
@@ -173,7 +166,6 @@ class Service:
             addresses = request.source.chain.lookup(tokens, np.array([len(tokens)])).addresses
             request.prompt, request.addresses, request.echo = tokens.tolist(), addresses, echo if sampling.echo else ""
 
-        own = Promise(1000 * tenant.deadline_us, 1000 * tenant.first_token_us, 1000 * tenant.token_us)
         try:
             chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             request = Request(
@@ -185,7 +177,7 @@ class Service:
                 self._prompts.decode,
                 arrival_ns=asked.arrival_ns or time.monotonic_ns(),
                 seed=secrets.randbits(63),
-                promise=promise.or_else(own).or_else(self._settings.promise),
+                allowed_ns=1000 * (timeout_us or tenant.deadline_us or self._settings.deadline_us),
                 priority=priority,
                 mark=Mark(number, number_of(0, tenant.uid), tenant.id).packed(),
                 read=read,
@@ -193,7 +185,7 @@ class Service:
             )
             self._requests[number] = request
             self.reader.submit(request, at_once=asked.messages is None)  # a template may take long
-            self.meter.add(names.PROMISED, request.promise != NO_PROMISE)
+            self.meter.add(names.PROMISED, request.allowed_ns > 0)
         except BaseException:
             self._requests.pop(number, None)
             self._quotas.give_back(tenant)  # nobody will say its end
@@ -223,16 +215,12 @@ class Service:
         running, queue = self.loop.running, self.loop.queue
         room = running.cache.tokens
         cached = room - running.free
-        adapters = ",".join(sorted(self._stager.tenants)), ",".join(sorted(queue.tenants))
-        if adapters != self._adapters:
-            self._adapters, self._adapters_since = adapters, time.time()
         levels: dict[Series, float] = {
             (names.RUNNING_SEQUENCES, ()): len(running),
             (names.WAITING_SEQUENCES, ()): len(self.reader) + len(queue),
             (names.CACHE_TOKENS, ()): cached,
             (names.CACHE_ROOM, ()): room,
             (names.CACHE_SHARE, ()): cached / room,
-            (names.ADAPTERS_INFO, (str(running.seats), *adapters)): self._adapters_since,
         }
         if self._backbone.state is not None:
             levels[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Part, adapted, adapted_last, parts_of
-from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, ranges, together
 from hplm.engine.backbone import Backbone
@@ -57,16 +56,10 @@ class Stager:
         self._device, self._dtype = cache.device, cache.dtype
         self._gatherer = Gatherer(cache.device, cache.dtype, resident_rows)
         self._slots: dict[Layout, Slots] = {}
-        self._tenants: dict[Record, str] = {}  # whose records are in slots
 
     def slots(self) -> dict[Layout, Slots]:
         """Returns the slots by layout. Other threads may only read them."""
         return dict(self._slots)
-
-    @property
-    def tenants(self) -> set[str]:
-        """The tenants whose adapters have slots. Any thread may ask."""
-        return set(self._tenants.copy().values())
 
     def hold(self, sequence: Sequence) -> None:
         """Gives the sequence's adapter a slot until `release`. Raises if its record is broken."""
@@ -78,12 +71,7 @@ class Stager:
         if slots is None:
             self._give_room_back()
             slots = self._slots[layout] = Slots(layout, self._count, self._device, layout.computed_in(self._dtype))
-        misses = slots.misses
         sequence.adapter = slots, slots.hold(record, self._backbone.records)
-        if slots.misses > misses:
-            held = {record for slots in self._slots.values() for record in slots.records}
-            self._tenants = {record: tenant for record, tenant in self._tenants.items() if record in held}
-        self._tenants[record] = sequence.request.source.tenant
 
     def _give_room_back(self) -> None:
         """Frees the slots of layouts that no tenant has any more, before another layout takes memory."""

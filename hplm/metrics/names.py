@@ -172,11 +172,7 @@ GENERATIONS = Metric(
     "Requests for generated text, by outcome: why the answer ended, or the reason of the refusal",
     ("outcome",),
 )
-PROMISED = Metric(
-    "hplm_promised_generations_total",
-    COUNTER,
-    "Requests for generated text with a time limit of any kind: `timeout`, `first_token_ms` or `token_ms`",
-)
+PROMISED = Metric("hplm_promised_generations_total", COUNTER, "Requests for generated text with a deadline")
 PROMPT_TOKENS = Metric("hplm_prompt_tokens_total", COUNTER, "Tokens of the prompts of ended answers")
 GENERATED_TOKENS = Metric("hplm_generated_tokens_total", COUNTER, "Tokens of ended answers")
 RUNNING_SEQUENCES = Metric("hplm_running_sequences", GAUGE, "Answers that grow")
@@ -184,13 +180,6 @@ WAITING_SEQUENCES = Metric("hplm_waiting_sequences", GAUGE, "Answers that have n
 CACHE_TOKENS = Metric("hplm_cache_tokens", GAUGE, "Tokens whose room in the cache of keys and values is taken")
 CACHE_ROOM = Metric("hplm_cache_room_tokens", GAUGE, "Tokens for which the cache of keys and values has room, taken or free")
 CACHE_SHARE = Metric("hplm_cache_share", GAUGE, "Part of the cache of keys and values that is taken, from 0 to 1")
-ADAPTERS_INFO = Metric(
-    "hplm_adapters_info",
-    GAUGE,
-    "For routers: the tenants whose adapters are on the device, and those of answers that have not started, as lists with "
-    "commas; the value is the time of the last change, in Unix seconds",
-    ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-)
 PUT_BACK = Metric("hplm_put_back_total", COUNTER, "Answers that had to wait again because the cache was full")
 FIRST_TOKEN_SECONDS = Histogram(
     "hplm_first_token_seconds",
@@ -199,6 +188,3 @@ FIRST_TOKEN_SECONDS = Histogram(
     of="requests",
 )
 TOKEN_SECONDS = Histogram("hplm_token_seconds", "Time between two tokens of an answer", of="tokens")
-LATE_TOKENS = Metric(
-    "hplm_late_tokens_total", COUNTER, "Tokens that came later after the one before than their request's `token_ms` allowed"
-)

@@ -1,1 +1,1 @@
-"""Simulators: the encoder and the decoder that serve, on a virtual clock, with arrivals and costs in place of computing."""
+"""A simulator: the scheduler that serves, on a virtual clock, with arrivals and costs in place of computing."""

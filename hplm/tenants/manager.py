@@ -18,7 +18,7 @@ from hplm.tenants.change import Change, Kept
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry import Registry
-from hplm.tenants.snapshot import PROMISES, Snapshot, Tenant
+from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
@@ -156,17 +156,11 @@ class Manager:
         return time.time() + lease_s
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
-        """Sets a tenant's quotas, homes and default deadline and, if it generates text, the times that its tokens may take."""
+        """Sets a tenant's quotas, homes and default deadline."""
         check_limits(limits)
 
         def edit(change: Change) -> Tenant:
             tenant = _known(change, tenant_id)
-            promises = [name for name in PROMISES if name in limits]
-            if promises and not tenant.task_object.generates:
-                raise InvalidInput(
-                    f"tenant {tenant_id!r} has the task {tenant.task}, and its answers have no tokens: {promises[0]!r} is only "
-                    "for tenants that generate text; give 'deadline_us' for whole answers"
-                )
             change.tenants[tenant_id] = replace(tenant, **limits)
             change.details = {"tenant": tenant_id, **limits}
             return change.tenants[tenant_id]

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hplm.errors import InvalidInput, Quota
-from hplm.tenants.snapshot import LIMITS, PROMISES, Tenant
+from hplm.tenants.snapshot import LIMITS, Tenant
 
 LARGEST_LIMIT = 10**12  # requests, texts, tokens, or microseconds
-WHOLE = ("in_flight", "homes", "deadline_us", *PROMISES)  # limits that are whole numbers
+WHOLE = ("in_flight", "homes", "deadline_us")  # limits that are whole numbers
 RETRY_IN_FLIGHT_S = 0.1
 _CHECKED = 2  # accounts that each request checks for removal: more than the one that it may add, so that no unused one stays
 

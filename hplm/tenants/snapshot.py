@@ -32,9 +32,8 @@ FORMAT = 10
 EXPORT_AGAIN = "export the repository again with `hplm export` and --replace"
 RESTORE = "restore the state, or use one version of hplm"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
-PROMISES = ("first_token_us", "token_us")  # limits that only a tenant that generates text may have
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
-LIMITS = (*QUOTAS, "deadline_us", *PROMISES)  # of a tenant; each 0: none
+LIMITS = (*QUOTAS, "deadline_us")  # of a tenant; each 0: none
 SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versions
 
 
@@ -61,8 +60,6 @@ class Tenant:
     head: Record | None
     adapter: Record | None
     deadline_us: int = 0  # of requests that name none; 0: the backbone's default
-    first_token_us: int = 0  # until the first token; 0: the backbone's default
-    token_us: int = 0  # between two tokens; 0: the backbone's default
     keys: tuple[Key, ...] = ()  # empty: open to everybody
     rate: float = 0.0  # requests a second; 0: no limit
     burst: float = 0.0  # requests at once; 0: as many as in a second, at least one

@@ -50,7 +50,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 2000": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
-    "bench schedule": "rates/3.0; overhead_share; decoders/capacity_per_s",
+    "bench schedule": "rates/3.0; overhead_share",
     "bench serve --tenants 2": "added_over_noop_ms; share_of_bound",
     "bench sizing": "toy-16/req_per_s; toy-16/private_mb; toy-16/per_core/p99_200_ms; toy-16/cores_for_500/p99_200_ms",
     "bench students": (

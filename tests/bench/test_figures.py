@@ -89,7 +89,7 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
 
 def test_where_no_text_is_in_time_there_is_no_share_of_the_best(monkeypatch) -> None:
     monkeypatch.setattr(schedule, "WAITING", 10)
-    found = {row.name: row.value for row in schedule.schedule(of=("encoders",), seconds=0.05, deadlines_ms=(0.1, 0.2))}
+    found = {row.name: row.value for row in schedule.schedule(seconds=0.05, deadlines_ms=(0.1, 0.2))}
     assert found["default_on_time_over_best"] is None and found["rates/3.0/default/on_time"] == 0
 
 

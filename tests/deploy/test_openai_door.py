@@ -7,7 +7,7 @@ from functools import partial
 import openai
 import pytest
 
-from hplm_client import ConnectionLost, Forbidden, HplmClient, InvalidInput, NoTenant
+from hplm_client import ConnectionLost, Forbidden, HplmClient, NoTenant
 from tests.deploy.door import haproxy, require_haproxy
 from tests.support.message import mentions
 from tests.support.metrics import cancelled
@@ -111,8 +111,6 @@ def test_hplm_client_gets_whole_answers_of_the_model_hplm(door, server, way):
         assert call(whole, backbone="hplm") == whole(direct)
     with pytest.raises(NoTenant):
         call(partial(generate, tenant="nobody"), backbone="hplm")
-    with pytest.raises(InvalidInput, match="first_token_ms"):
-        call(partial(whole, first_token_ms=100), backbone="hplm")
 
     def is_refused(backbone, use, named):
         """Whether a client was told what to do. An answer of gRPC may be lost, since HAProxy resets what is still open."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
 from hplm.generation.sampling import Sampling
-from hplm.generation.settings import NO_PROMISE, Promise
 from tests.generation.fake import Fake
 from tests.generation.world import MS, World, decode
 
@@ -43,7 +42,6 @@ class Decoders:
             "seats": chance.choice([1, 3, 6, 8]),
             "step_tokens": chance.choice([8, 32, 200]),
             "order": chance.choice(["fcfs", "timely", "sjf", "das", Wrong(chance)]),
-            "admission": chance.random() < 0.3,
             "limit": chance.choice([4, 1000]),
             "block": chance.choice([1, 4, 16]),
             "share": chance.choice([0.01, 0.01, 0.3, 1.0]),
@@ -64,16 +62,16 @@ class Decoders:
 
     def offer(self):
         chance, world = self.chance, self.world
-        world.running.learned.share = self.settings["share"]  # what was learned of other answers makes put-backs rare
+        world.running.share = self.settings["share"]  # what was learned of other answers makes put-backs rare
         for _ in range(chance.randrange(1, 6)):
-            sampling, promise, before = self.sampling(), self.promise(), len(world.queue)
+            sampling, allowed_ns, before = self.sampling(), self.allowed_ns(), len(world.queue)
             prompt = [3 + i % 4 for i in range(chance.choice([0, 3, 12, 20, 40]))]
             prompt += chance.choices(range(3, 6), k=chance.randrange(4))
             self.full |= before >= world.limit
             more = {"seed": chance.randrange(4), "echo": chance.choice(["", "echo"]), "priority": chance.randrange(2)}
-            claimed = chance.choice([0, 79_000 * MS]) if promise == NO_PROMISE else 0
+            more |= {"allowed_ns": allowed_ns, "waited_ns": 0 if allowed_ns else chance.choice([0, 79_000 * MS])}
             try:
-                world.ask(prompt, sampling, chance.randrange(len(self.model.sources)), promise, claimed, **more)
+                world.ask(prompt, sampling, chance.randrange(len(self.model.sources)), **more)
                 continue
             except InvalidInput:
                 assert 1 + len(prompt) + sampling.max_tokens > world.cache.largest
@@ -81,8 +79,6 @@ class Decoders:
                 assert self.closed
             except QueueFull:
                 assert before >= world.limit
-            except DeadlineMissed:
-                assert self.settings["admission"] and promise != NO_PROMISE
             assert len(world.queue) == before
 
     def sampling(self):
@@ -98,11 +94,8 @@ class Decoders:
         temperature, most = chance.choice([0.0, 0.7, 1.0]), chance.choice([4, 12, 40, 70])
         return Sampling(temperature, max_tokens=most, min_tokens=chance.choice([0, 0, 3]), **more)
 
-    def promise(self):
-        if not self.hurried or self.chance.random() < 0.5:
-            return NO_PROMISE
-        whole, first, token = (self.chance.choice(bounds) for bounds in ([0, 20, 60], [0, 20, 60], [0, 1, 5]))
-        return Promise(whole * MS, first * MS, token * MS)
+    def allowed_ns(self):
+        return self.chance.choice([20, 60]) * MS if self.hurried and self.chance.random() < 0.5 else 0
 
     def step(self):
         self.world.step(self.chance.randrange(1, 10))
@@ -146,17 +139,17 @@ class Decoders:
 
     def explained(self, said):
         """Whether the end that a request was told has a reason. A failed copy does not say which request it hit."""
-        request, promise = said.request, said.request.promise
+        request = said.request
         match said.error:
             case None:
                 ends = {said.finish(choice) for choice in range(request.sampling.n)}
                 assert "cancelled" not in ends or request.cancelled
-                assert "deadline" not in ends or 0 < request.end_by_ns <= self.world.now
+                assert "deadline" not in ends or 0 < request.deadline_ns <= self.world.now
                 return True
             case QueueFull():
                 return self.full
             case DeadlineMissed():  # what there is of an answer is never lost
-                return bool(promise.whole_ns or promise.first_token_ns) and not said.request.generated
+                return 0 < request.deadline_ns <= self.world.now and not said.request.generated
             case Draining():
                 return self.abandoned
             case Internal() if not self.world.hit[request]:

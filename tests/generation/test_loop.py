@@ -15,7 +15,6 @@ from hplm.generation import staging
 from hplm.generation.loop import MOST_FAILURES
 from hplm.generation.request import CANCELLED, Request
 from hplm.generation.running import FINISHED
-from hplm.generation.settings import Promise
 from hplm.plot.forest import Forest
 from tests.generation.fake import Fake
 from tests.generation.small import Small
@@ -204,7 +203,7 @@ def test_the_engine_ends_if_many_steps_in_a_row_fail(what):
     owner = world.running if what == "plan" else world.queue
     world.ask([3], greedy(9))
     for fails, ends in ((MOST_FAILURES - 1, 0), (MOST_FAILURES - 1, 0), (MOST_FAILURES, 1)):
-        late = world.ask([3], greedy(1), promise=Promise(first_token_ns=1))
+        late = world.ask([3], greedy(1), allowed_ns=1)
         with patch.object(owner, what, side_effect=HplmError("a bug")):
             for _ in range(fails):
                 with pytest.raises(HplmError, match="a bug"):

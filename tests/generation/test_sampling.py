@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hplm.errors import InvalidInput
 from hplm.generation.choosing import CANDIDATES, choose
 from hplm.generation.sampling import GREEDY, SETTINGS, Sampling, sampling_of, seed_of, uniform
-from hplm.generation.settings import NO_PROMISE, Promise, promise_of, read_settings
+from hplm.generation.settings import read_settings
 from tests.generation.world import growing
 from tests.support.message import mentioning
 
@@ -173,8 +173,7 @@ GIVEN = {
 }  # fmt: skip
 PARAMETERS = {
     "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "policy": "timely",
-    "admission": "true", "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "first_token_ms": "0", "token_ms": "2",
-    "plot_hot": "7", "threads": "3", "dtype": "fp32",
+    "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "plot_hot": "7", "threads": "3", "dtype": "fp32",
 }  # fmt: skip
 
 
@@ -221,24 +220,13 @@ def test_what_cannot_be_read_as_sampling_is_refused(given, named):
         sampling_of({}, given)
 
 
-def test_promises_come_from_the_request():
-    assert promise_of({}, 0) == NO_PROMISE
-    assert promise_of({"timeout": 7}, 0) == promise_of({"timeout": 9}, 7) == Promise(whole_ns=7000)
-    assert promise_of({"first_token_ms": 2.5, "token_ms": "0.5"}, 0) == Promise(0, 2_500_000, 500_000)
-    assert promise_of({}, 2**63 - 1).whole_ns < 2**63
-    with pytest.raises(InvalidInput, match="'timeout'"):
-        promise_of({}, 2**63)
-
-
 def test_settings_are_read_and_refused_by_their_name():
     settings = read()
     found = settings.max_sequences, settings.step_tokens, settings.cache_tokens, settings.limits.work, settings.threads
     assert found == (4, 64, 512, 2_000_000, 3)
-    assert settings.promise == Promise(1_500_000, 0, 2_000_000)
-    assert settings.least_token_ns == 0 and read(least_token_ms="2").least_token_ns == 2_000_000
+    assert settings.deadline_us == 1500
     assert settings.resident_rows == 0 and read("cuda").resident_rows == 7
-    wrong = ["max_sequences 0", "cache_tokens many", "admission 1", "token_ms -1"]
-    for name, value in map(str.split, [*wrong, "least_token_ms 3"]):  # more than the backbone's own
+    for name, value in map(str.split, ["max_sequences 0", "cache_tokens many", "deadline_ms -1"]):
         with pytest.raises(InvalidInput, match=name):
             read(**{name: value})
     with pytest.raises(InvalidInput, match="'max_sequences'"):

@@ -1,4 +1,4 @@
-"""A served decoder: bad input is refused, limits and promises are kept. `tests/server/test_generation.py` has its answers."""
+"""A served decoder: bad input is refused, limits and deadlines are kept. `tests/server/test_generation.py` has its answers."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,12 +8,13 @@ import pytest
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.engine.driver import Driver
-from hplm.errors import Draining, InvalidInput, Quota
+from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
+from hplm.generation.request import DEADLINE
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
-from hplm.generation.settings import Promise, Settings
-from hplm.metrics.names import ADAPTERS_INFO, PROMISED
+from hplm.generation.settings import Settings
+from hplm.metrics.names import PROMISED
 from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.tenants.manager import Manager
 from testing.toy import CHAT
@@ -21,9 +22,9 @@ from tests.generation.small import written
 from tests.generation.world import Said
 from tests.support.generative import GenerativeReference
 from tests.support.message import mentioning
-from tests.support.wait import Hold, eventually
+from tests.support.wait import Hold
 
-HOUR = 3600 * 10**9  # nanoseconds
+HOUR_US = 3600 * 10**6
 PLAIN = TenantFile("plain", 1, "root", 1, "generate", [], 0)
 LORA = TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_in", "ffn_out", "ffn_gate"))
 WIDE = TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out"))
@@ -31,7 +32,6 @@ GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 ONCE = replace(GREEDY, max_tokens=1)
 ALL_BUT_END = tuple({*range(CHAT.vocabulary)} - {*CHAT.end_ids})
 READ = READ_CHARACTERS * CHAT.positions
-LEAST_NS = 2_000_000  # between two tokens
 
 
 class Reading(Prompts):
@@ -44,7 +44,7 @@ class Reading(Prompts):
 
 class Place:
     def __init__(self, folder, **settings):
-        tenants = [PLAIN, LORA, WIDE, replace(LORA, id="alike")]
+        tenants = [PLAIN, LORA, WIDE]
         version, state = written(folder, tenants), folder / "state"
         self.manager = Manager(version, state)
         self.manager.registry.begin()
@@ -95,7 +95,7 @@ def end(service):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    place = Place(tmp_path_factory.mktemp("service"), least_token_ns=LEAST_NS)
+    place = Place(tmp_path_factory.mktemp("service"))
     yield place
     end(place.service)
 
@@ -105,10 +105,9 @@ def place(tmp_path_factory):
     [
         ("a" * CHAT.positions, {}, ["max_tokens", CHAT.positions]),
         ("a" * (READ + 1), {}, ["truncate", f"{READ:,}"]),
-        ("a", {"token_ms": LEAST_NS / 1e6 - 0.001}, ["token_ms", 2]),
         ("a", {"sampling": replace(GREEDY, min_tokens=1, stop_token_ids=ALL_BUT_END)}, ["min_tokens", "stop_token_ids"]),
     ],
-    ids=["long", "too long to be read", "less than the operator allows", "no token is left"],
+    ids=["long", "too long to be read", "no token is left"],
 )
 def test_bad_input_is_refused(place, prompt, given, named):
     """Which values are refused by themselves: `tests/refusals/test_contract.py`."""
@@ -148,50 +147,29 @@ def test_requests_and_generated_tokens_count_for_the_quotas(place):
         assert place.ask("a", "lora").wait().error is None
 
 
-def adapters(service):
-    """Returns the tenants whose adapters are loaded, and awaited."""
-    service.look()
-    ((labels, _),) = [(labels, level) for (metric, labels), level in service.meter.take()[1].items() if metric is ADAPTERS_INFO]
-    return labels[1:]
-
-
-def test_levels_name_the_tenants_whose_adapters_are_loaded_and_awaited(place):
-    service, asked = place.made(max_sequences=1), []
-
-    def ask(*tenants):
-        asked.extend(place.ask("a", tenant, service=service) for tenant in tenants)
-        eventually(lambda: len(service.loop.queue) == len(tenants))
-        service.loop.step()
-
-    assert adapters(service) == ("", "")
-    ask("lora")
-    ask("wide", "plain", "plain")
-    assert adapters(service) == ("lora", "plain,wide")
-    while service.loop.step():
-        pass
-    assert adapters(service) == ("lora,wide", ""), "adapters of other layouts keep their slots"
-    ask("alike")
-    assert adapters(service) == ("alike,wide", "")
-    service.loop.abandon()
-    assert [said.error for said in asked[:-1]] == [None] * 4
-    service.reader.close()
-    service.reader.join()
-
-
-def test_a_promise_is_the_requests_own_or_its_tenants_or_the_backbones(place):
-    """Each of the three times for itself."""
-    service = place.started(admission=False, promise=Promise(7 * HOUR, 8 * HOUR, 9 * HOUR), least_token_ns=3 * HOUR)
-    own_times = {"deadline_us": 4 * HOUR // 1000, "first_token_us": 5 * HOUR // 1000, "token_us": 6 * HOUR // 1000}
-    with place.limits("plain", **own_times), place.limits("wide", token_us=6 * HOUR // 1000):
-        for tenant, own, expected in (
-            ("lora", {}, (7, 8, 9)),
-            ("wide", {}, (7, 8, 6)),
-            ("plain", {}, (4, 5, 6)),
-            ("plain", {"first_token_ms": 2 * HOUR / 1e6}, (4, 2, 6)),
-            ("plain", {"timeout": HOUR // 1000, "first_token_ms": 2 * HOUR / 1e6, "token_ms": 3 * HOUR / 1e6}, (1, 2, 3)),
-        ):
+def test_a_deadline_is_the_requests_own_or_its_tenants_or_the_backbones(place):
+    service = place.started(deadline_us=3 * HOUR_US)
+    with place.limits("plain", deadline_us=2 * HOUR_US):
+        for tenant, own, hours in (
+            ("lora", {}, 3), ("plain", {}, 2), ("plain", {"timeout": HOUR_US}, 1),
+            ("plain", {"timeout": 2**63 - 1}, 10**9 / 3.6e6),
+        ):  # fmt: skip
             said = place.ask("a", tenant, ONCE, service=service, **own).wait()
-            assert said.request.promise == Promise(*(hours * HOUR for hours in expected))
+            assert said.request.allowed_ns == pytest.approx(1000 * hours * HOUR_US)
+    with pytest.raises(InvalidInput, match="'timeout'"):
+        place.ask("a", timeout=2**63)
     end(service)
     counts = [one.meter.take()[0].get((PROMISED, ()), 0) for one in (service, place.service)]
-    assert counts == [5, 0], "of requests with a promise, and of those without any"
+    assert counts == [4, 0], "of requests with a deadline, and of those without"
+
+
+def test_an_answer_with_a_deadline_has_what_was_generated_by_then(place):
+    """However long it would take: what cannot be whole is not refused."""
+    with Hold() as hold:
+        said = place.ask("a", sampling=replace(GREEDY, max_tokens=200), before=hold.pass_through, timeout=HOUR_US)
+        hold.until_reached()
+        said.request.deadline_ns = 1  # as if the time had passed
+    said.wait()
+    assert said.error is None and said.finish() == DEADLINE and 0 < len(said.ids()) < 200
+    late = place.ask("a", timeout=1).wait()
+    assert isinstance(late.error, DeadlineMissed), "without a token there is no answer"

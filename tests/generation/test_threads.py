@@ -11,7 +11,6 @@ from hplm.engine.driver import Driver
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
 from hplm.generation.reader import Reader
 from hplm.generation.sampling import Sampling
-from hplm.generation.settings import Promise
 from hplm.scheduling.limits import Limits
 from tests.generation.fake import START, Fake
 from tests.generation.world import Said, World, greedy
@@ -164,7 +163,7 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(served, way):
     with Hold() as hold:
         read = [served.ask([3], greedy(3), reading=hold.pass_through)]
         hold.until_reached()
-        waits = served.ask([3], greedy(3, n=2), 1, size=3000, promise=Promise(1 if way == "late" else 0))
+        waits = served.ask([3], greedy(3, n=2), 1, size=3000, allowed_ns=int(way == "late"))
         if way == "cancelled":
             served.cancel(waits)
         elif way == "displaced":

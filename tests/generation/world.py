@@ -18,7 +18,6 @@ from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import LENGTH, STOP, Piece, Request
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, seed_of
-from hplm.generation.settings import NO_PROMISE
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
@@ -127,7 +126,7 @@ class World:
     """A loop whose steps take a millisecond each, and all requests that it took."""
 
     def __init__(
-        self, model, tokens=1024, seats=8, step_tokens=64, order="fcfs", admission=False, limit=1000,
+        self, model, tokens=1024, seats=8, step_tokens=64, order="fcfs", limit=1000,
         block=16, share=1.0, clock=None,
     ) -> None:  # fmt: skip
         """`share`: the part of `max_tokens` that answers are expected to have. With little, many start and are put back."""
@@ -140,8 +139,8 @@ class World:
         self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
         choice = policy(order) if isinstance(order, str) else order
         self.running = Running(self.cache, seats, step_tokens)
-        self.running.learned.share = share
-        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.running, admission)
+        self.running.share = share
+        self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.running)
         self.stager, self.decoder = model.machine(self, self.cache, seats)
         self.meter = Meter()
         self.ended = 0  # how often the process would have ended
@@ -161,11 +160,11 @@ class World:
         addresses = self.model.addresses(source, prompt)
         return Request(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
 
-    def ask(self, prompt, sampling, tenant=0, promise=NO_PROMISE, waited_ns=0, **more) -> Said:
+    def ask(self, prompt, sampling, tenant=0, waited_ns=0, **more) -> Said:
         """Offers a request, or raises. `waited_ns`: at the front door."""
         said = Said()
         arrival = self.now - waited_ns
-        said.request = self.request(prompt, sampling, said, tenant, arrival, promise=promise, **more)
+        said.request = self.request(prompt, sampling, said, tenant, arrival, **more)
         self.loop.offer(said.request)
         self.said.append(said)
         return said
@@ -208,8 +207,7 @@ class World:
         return any(slots.pinned for slots in self.stager.slots().values())
 
     def _must_end(self, request) -> bool:
-        by = [request.end_by_ns, 0 if request.generated or request.first_token_ns else request.first_token_by_ns]
-        return request.cancelled or bool(by[0] and by[0] <= self.now)
+        return request.cancelled or 0 < request.deadline_ns <= self.now
 
     def assert_right(self, said) -> int:
         """Checks an answer's tokens, text and ends. Returns how many tokens were compared."""

@@ -22,7 +22,7 @@ from tests.tasks import make_tasks
 
 SECRET, KEY = new_key()  # of the decoder's tenant `keyed`
 ENCODER = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
-DECODER = ServingOptions(dtype="fp32", max_sequences=8, cache_tokens=32_768, admission=False, admin=True)
+DECODER = ServingOptions(dtype="fp32", max_sequences=8, cache_tokens=32_768, admin=True)
 PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
 WRITERS = [
     TenantFile("plain", 1, "root", 1, "generate", [], 0),

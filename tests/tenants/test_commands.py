@@ -63,7 +63,6 @@ LACKING = sent({name: tensor for name, tensor in TENSORS.items() if name != "exi
         ({"command": "tenant.key.add", "id": "zero", "day": 30}, ["tenant.key.add", "'day'"]),
         ({"command": "tenant.limit", "id": "zero", "rates": 5}, ["'rates'"]),
         ({"command": "tenant.list", "id": "zero"}, ["'id'"]),
-        ({"command": "tenant.limit", "id": "zero", "token_us": 5000}, ["'zero'", "classify", "'token_us'"]),
         ({"command": "domain.add", "name": "../../etc", "version": 1}, ["../../etc/1"]),
         ({"command": "domain.delete", "name": "root"}, ["root"]),
         ({"command": "domain.add", "name": "bio", "version": 1.0}, ["'version'"]),
