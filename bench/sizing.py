@@ -28,6 +28,7 @@ ASKED = 500  # requests a second, for which the cores are counted
 TENANTS = 16  # requests go to them in turn
 CONNECTIONS = 64  # of the closed loop
 MOST_CONNECTIONS = 512
+PATIENCE_S = 120.0  # of a client: on a busy machine, a request may wait for long
 TEXTS = 1024  # different ones, sent in turn
 SEED = 0  # of arrivals
 MB = 1e6
@@ -63,7 +64,7 @@ def _sized(size: Size, tokens: int, loads: Sequence[float], seconds: float, dtyp
     with random_export(SIZES[size], TENANTS, options) as folder, TritonServer(folder.parent) as server:
         requests = requests_of(folder.name, texts_of(SIZES[size], [tokens] * TEXTS), TENANTS)
         say(f"{model}: the capacity")
-        closed = Load(server.http_url, requests, seconds=seconds / 2, connections=CONNECTIONS)
+        closed = Load(server.http_url, requests, seconds=seconds / 2, connections=CONNECTIONS, patience=PATIENCE_S)
         capacity = measured(closed, "the capacity", seconds / 4).req_per_s
         yield Row(f"{model}/req_per_s", capacity, "/s")
         points: list[tuple[float, float]] = []
@@ -72,7 +73,7 @@ def _sized(size: Size, tokens: int, loads: Sequence[float], seconds: float, dtyp
             rate = share * capacity
             arrivals = np.random.default_rng(SEED).exponential(1 / rate, max(2, round(rate * seconds))).cumsum()
             load = {"seconds": arrivals[-1] + 1.0, "connections": MOST_CONNECTIONS, "arrivals": arrivals}
-            (report,) = send(Load(server.http_url, requests, **load))
+            (report,) = send(Load(server.http_url, requests, patience=PATIENCE_S, **load))
             report.expect_success(model, "give --seconds more, or --loads less")
             points.append((rate / cores, report.percentile_ms(99)))
             yield Row(f"{model}/p50_ms/{points[-1][0]:.4f}", report.percentile_ms(50), "")
