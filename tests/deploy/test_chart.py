@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from hplm.cli.main import parsed
+from loadtest.proxy import make_certificate
 from tests.deploy.image import DEPLOY, PAGES, ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,
@@ -31,6 +33,7 @@ from tests.deploy.manifests import (  # fmt: skip
     workloads,
 )
 from tests.deploy.programs import helm, run
+from tests.support.needed import debian_program
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
 TEMPLATES = "".join(path.read_text("utf-8") for path in (CHART / "templates").iterdir())
@@ -199,6 +202,26 @@ def test_the_door_has_its_files_and_reaches_router_and_gateway():
         assert ports[service] == int(port)
     url = next(word for word in words(container(objects, "blue-gateway", "gateway")) if word.startswith("--url="))
     assert url == f"--url={given['HPLM_GRPC']}"
+
+
+def test_haproxy_takes_what_the_door_mounts(tmp_path):
+    """Of a Secret of the type tls: the certificate in one file, and its key in another beside it."""
+    objects = rendered(BUCKET, *KINDS["whole"])
+    door, given = workload(objects, "hplm-door"), container(objects, "hplm-door", "haproxy")
+    folders = {one["name"]: one["mountPath"] for one in given["volumeMounts"]}
+    certificate, pair = (path.read_text("utf-8") for path in make_certificate(tmp_path))
+    secret = {"tls.crt": certificate, "tls.key": pair.removeprefix(certificate)}
+    for volume in door.pod["volumes"]:
+        folder = tmp_path / folders[volume["name"]].lstrip("/")
+        folder.mkdir(parents=True)
+        items = volume.get("secret", {}).get("items", [])
+        texts = {one["path"]: secret[one["key"]] for one in items} or find(objects, "ConfigMap", "hplm-door")["data"]
+        for name, text in texts.items():
+            (folder / name).write_text(text, "utf-8")
+    here = {one["name"]: one["value"].replace("/etc/", f"{tmp_path}/etc/") for one in given["env"]}
+    here = {name: re.sub(r"^hplm-\w+:", "127.0.0.1:", value) for name, value in here.items()}
+    config = given["command"][-1].replace("/etc/", f"{tmp_path}/etc/")
+    run(debian_program("haproxy"), "-c", "-f", config, env={**os.environ, **here})
 
 
 def test_a_lasting_mirror_has_a_claim_for_each_replica():
