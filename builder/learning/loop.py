@@ -19,6 +19,7 @@ from builder.store.resumable import Savepoint
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import HplmError
 from hplm.model.attention import avoid_plans
+from hplm.model.fastest import TRAINING
 
 GRADIENT_NORM = 1.0
 POINTS = 100  # of a learning curve
@@ -116,13 +117,18 @@ class Progress:
         return f"step {self.steps}, loss {self.losses[-1]:.3f}" + (f", dev {self.exams[-1]['score']:.3f}" if self.exams else "")
 
 
+def products_dtype(device: torch.device) -> torch.dtype:
+    """Returns the format in which a training's products are computed: the faster one of this machine."""
+    return resolve_dtype("auto", device, TRAINING)
+
+
 def half_precision(device: torch.device) -> torch.autocast:
-    """Autocast to 16-bit products where the device multiplies them faster, as in serving. Weights and sums stay in 32 bits.
+    """Autocast to 16-bit products where the device computes faster with them. Weights and sums stay in 32 bits.
 
     From now on the process makes no plans for attention on CUDA.
     """
     avoid_plans(device)
-    return torch.autocast(device.type, torch.bfloat16, resolve_dtype("auto", device) == torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16, products_dtype(device) is torch.bfloat16)
 
 
 def train(training: Training[B], limits: Limits, file: Path | None = None, spent: float = 0.0) -> Progress:

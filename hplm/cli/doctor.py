@@ -43,6 +43,7 @@ def doctor(
         checks.command_lines(Path("/proc")),
         checks.secret_files(secrets),
         checks.admin_keys(os.environ, secrets),
+        checks.number_format(),
     ]
     if server:
         findings.append(checks.restricted(server))

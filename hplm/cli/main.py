@@ -48,6 +48,8 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
     (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),
 )  # fmt: skip
+# A thread that waits sleeps at once, for the sake of other programs. A server's do not: its products are short.
+COMPUTING = {"build", "calibrate", "domain", "evaluate", "export", "import", "tenant"}
 BUILDER = "builder"  # not everywhere that hplm is installed
 
 
@@ -117,6 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     name = f"hplm {words[0]}" if words else "hplm"
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "1")  # progress bars that nobody watches write one line a second at most
+    if {*words[:1]} & COMPUTING:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is imported
     try:
         return _run(words)
     except CycloptsError as error:

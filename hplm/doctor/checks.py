@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import MISFITS, HplmError, some
+from hplm.model.fastest import FILE, fastest
 from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.registry.store import Place, local
@@ -171,6 +172,13 @@ def command_lines(processes: Path) -> Finding:
             "start the server with `hplm serve`, which overwrites it, or mount /proc with hidepid=2",
         )
     return Finding("command lines", OK, "no secret of a server is on a command line")
+
+
+def number_format() -> Finding:
+    found, way_out = fastest(), ""
+    if not found.kept:
+        way_out = f"let the server's user write {FILE}, or name `hplm export --dtype`: each start measures again"
+    return Finding("number format", OK if found.kept else WARNING, f"by `--dtype auto`, {found}", way_out)
 
 
 def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:

@@ -21,6 +21,7 @@ from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.cpu import SideBySide, keep_freed_memory
+from hplm.model.fastest import SERVING, fastest
 from hplm.model.layer import Adapt, Attend, plain
 from hplm.model.products import EightBit, Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack, through
@@ -54,17 +55,15 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Returns the torch dtype. `auto` is bf16 if the hardware multiplies it, else fp32."""
+def resolve_dtype(name: str, device: torch.device, work: str = SERVING) -> torch.dtype:
+    """Returns the torch dtype. `auto` is the faster one on a CPU, which is measured; on a GPU bf16 if it multiplies that."""
     if name != "auto":
         if name not in TORCH_DTYPES:
             raise InvalidInput(f"unknown dtype {name!r}: choose auto, {' or '.join(TORCH_DTYPES)}")
         return TORCH_DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    # A private name, because torch 2.10 may not have the public get_capabilities() yet.
-    has_bf16 = torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
-    return torch.bfloat16 if has_bf16 else torch.float32
+    return fastest(work).dtype
 
 
 def resolve_precision(name: str, device: torch.device, auto_on_cpu: str = "auto") -> Precision:

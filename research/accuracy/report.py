@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from bench.turns import threads
 from builder.learning.bodies import PlotBody, WholeBody
+from builder.learning.loop import products_dtype
 from builder.said import no_progress_bars
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
@@ -26,7 +27,6 @@ from builder.training.finetuning import TrainingOptions, evaluate, finetune
 from builder.training.teachers import Teacher
 from builder.worker_processes import processes_that_fit
 from demo.data import DemoData, DemoTenant
-from hplm.engine.engine import resolve_dtype
 from hplm.plot.table import FORMAT as TABLE_FORMAT
 from research.accuracy.recipes import Recipe, build_store, pretrained_body
 from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
@@ -193,7 +193,7 @@ class Report:
         scores, _ = evaluate(trained.body, trained.model, data, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}
         told |= {name: trained.report[name] for name in ("epochs_run", "best_epoch", "kept_epoch", "seconds")}
-        told |= {"products": str(resolve_dtype("auto", self.device)).removeprefix("torch."), "device": self.device.type}
+        told |= {"products": str(products_dtype(self.device)).removeprefix("torch."), "device": self.device.type}
         if case.teacher:
             told |= {"teacher": trained.report["teacher"]}
         if isinstance(trained.body, PlotBody):

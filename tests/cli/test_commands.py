@@ -161,6 +161,19 @@ def test_columns_of_scores_are_apart():
     assert head.split() == [*scores.values] and row.split() == ["hplm", "0.5000", "0.2500"] and len(head) == len(row)
 
 
+@pytest.mark.parametrize(
+    ("words", "given", "policy"),
+    [("build root", None, "PASSIVE"), ("import", None, "PASSIVE"), ("export", "ACTIVE", "ACTIVE"), ("serve", None, None)],
+)
+def test_threads_of_commands_that_compute_sleep_when_they_wait(words, given, policy, monkeypatch, capsys):
+    """An engine's do not, and a user's choice counts."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main([*words.split(), "--help"]) == 0
+    assert os.environ.get("OMP_WAIT_POLICY") == policy
+
+
 def test_help_needs_no_heavy_import():
     """`hplm --help` answers at once, because commands import heavy packages only when they run."""
     code = """import sys; from hplm.cli.main import main; main(["--help"]), main(["build", "tenant", "--help"])
