@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
+from typing import ParamSpec, TypeVar
 
 from hplm.errors import HplmError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 BYTES_EACH = 2 << 30  # the most memory that one training takes
 
 
@@ -37,22 +42,56 @@ def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
     return available if limit == "max" else min(available, int(limit) - int(used) + int(pages["inactive_file"]))
 
 
+class Killed(HplmError):
+    """The process of a job ended before the job did. Others go on."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a training process was killed, perhaps because memory ran out. Give it more memory and run the same command: "
+            "it continues from what is done"
+        )
+
+
+class Workers(Executor):
+    """Does so many jobs at a time, each in a process. One whose process is killed raises Killed, and another process starts."""
+
+    def __init__(self, count: int, start: Callable[[], Executor]) -> None:
+        """`start` returns what does one job at a time in a process."""
+        self._start, self._free = start, SimpleQueue[Executor]()
+        for _ in range(count):
+            self._free.put(start())
+        self._waiting = ThreadPoolExecutor(count, "worker")
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._waiting.submit(self._do, partial(fn, *args, **kwargs))
+
+    def _do(self, job: Callable[[], T]) -> T:
+        process = self._free.get()
+        try:
+            return process.submit(job).result()
+        except BrokenProcessPool:
+            process = self._start()
+            raise Killed from None
+        finally:
+            self._free.put(process)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._waiting.shutdown(wait, cancel_futures=cancel_futures)
+        while not self._free.empty():
+            self._free.get().shutdown(wait)
+
+
 @contextmanager
-def worker_processes(count: int) -> Generator[ProcessPoolExecutor, None, None]:
+def worker_processes(count: int) -> Generator[Workers, None, None]:
     """A pool of processes. An error or Ctrl-C ends all of them at once, since their work continues from savepoints."""
     context = get_context("spawn")
     told, line = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(count, context, initializer=_end_with_owner, initargs=(told,))
+    pool = Workers(count, lambda: ProcessPoolExecutor(1, context, initializer=_end_with_owner, initargs=(told,)))
     try:
         yield pool
-    except BaseException as error:
+    except BaseException:
         line.close()
         pool.shutdown(cancel_futures=True)
-        if isinstance(error, BrokenProcessPool):
-            raise HplmError(
-                "a training process was killed, perhaps because memory ran out. Give it more memory and run the same command: "
-                "it continues from what is done"
-            ) from error
         raise
     else:
         pool.shutdown()  # once all tasks are done

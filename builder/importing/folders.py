@@ -24,7 +24,7 @@ from builder.pictures import draw_agreement
 from builder.said import no_progress_bars
 from builder.store.branches import Branches
 from builder.store.store import Store, TenantFile, check_name
-from builder.worker_processes import worker_processes
+from builder.worker_processes import Killed, worker_processes
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.tenants.snapshot import NAME
@@ -32,6 +32,10 @@ from hplm.tenants.snapshot import NAME
 PAGE, PICTURE = "imports.html", "imports.png"
 OWN_TEXTS = "texts.jsonl"  # in a checkpoint's folder
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
+KILLED = (
+    "its process was killed twice, the second time when no other one ran, perhaps because memory ran out: import it alone with "
+    "more memory, or leave it out; the others need no second import"
+)
 Folders = Sequence[tuple[str, Path]]  # with the names of their tenants
 
 
@@ -138,14 +142,26 @@ class Importer:
         return texts
 
     def all(self, folders: Folders, at_once: int = 1) -> Iterator[Imported]:
-        """Imports folders, so many at once, each in a process with one thread; yields what became of each."""
+        """Imports folders, so many at once, each in a process with one thread; yields what became of each.
+
+        One whose process is killed is tried again alone at the end, when no other one takes memory.
+        """
         self._check_shared(folders)
         if at_once == 1:
             yield from (self.tried(*one) for one in folders)
             return
         with worker_processes(at_once) as pool:
-            running = [pool.submit(self.tried, *one) for one in folders]
-            yield from (done.result() for done in as_completed(running))
+            running, killed = {pool.submit(self.tried, *one): one for one in folders}, list[tuple[str, Path]]()
+            for done in as_completed(running):
+                try:
+                    yield done.result()
+                except Killed:
+                    killed.append(running[done])
+            for one in killed:
+                try:
+                    yield pool.submit(self.tried, *one).result()
+                except Killed:
+                    yield Imported(*one, refused=KILLED)
 
     def plan(self, folders: Folders, is_named: bool = False) -> Iterator[Imported]:
         """Reads and checks each folder, and yields what would become of it."""

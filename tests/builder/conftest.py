@@ -41,8 +41,22 @@ def no_pictures(monkeypatch):
         monkeypatch.setattr(f"builder.{drawing}", lambda *given: given[-1].write_bytes(b"a picture"))
 
 
+class Here(Executor):
+    """Stands for a pool of threads. It does each job when it is submitted."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def submit(self, job: Callable[..., Any], *given: object) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(job(*given))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 class CopiedWork(Executor):
-    """Stands for a pool of processes. It does each job here, from a copy as a process gets it."""
+    """Stands for a process. It does each job here, from a copy as a process gets it."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -55,6 +69,7 @@ class CopiedWork(Executor):
 @pytest.fixture
 def in_this_process(monkeypatch):
     monkeypatch.setattr("builder.worker_processes.ProcessPoolExecutor", CopiedWork)
+    monkeypatch.setattr("builder.worker_processes.ThreadPoolExecutor", Here)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from builder.worker_processes import _available, worker_processes
+from builder.worker_processes import Killed, _available, worker_processes
 from hplm.errors import HplmError
 from hplm.server.process_group import lives
 from tests.support.wait import eventually
@@ -51,7 +51,16 @@ def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
 
 def test_a_killed_training_is_reported_as_killed():
     with pytest.raises(HplmError, match="memory"), worker_processes(1) as pool:
-        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
+        pool.submit(signal.raise_signal, signal.SIGKILL).result()
+
+
+def test_the_others_go_on_beside_a_killed_one():
+    """Its place is taken by another process."""
+    with worker_processes(2) as pool:
+        killed = [pool.submit(signal.raise_signal, signal.SIGKILL) for _ in range(2)]
+        others = [pool.submit(math.sqrt, number * number) for number in range(4)]
+        assert [one.result() for one in others] == [0, 1, 2, 3]
+        assert all(isinstance(one.exception(), Killed) for one in killed)
 
 
 def test_a_containers_memory_limit_counts(tmp_path):

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,7 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.tenant import build_tenant, delete_tenant
+from builder.worker_processes import Killed
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
@@ -332,6 +335,30 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     for name in ("empty", ".git", "日本", "Twin", "twin", "0-locked"):
         (folder / name).mkdir()
     (folder / "dangling").symlink_to(folder / "nowhere")
+
+
+def test_a_folder_whose_process_is_killed_is_tried_again_last_and_named(store, tmp_path, monkeypatch):
+    """One that is killed beside others may have memory enough when it is alone."""
+    order, deaths = [], {"greedy": 1, "fatal": 9}
+
+    class Pool:
+        def submit(self, call, tenant_id, folder):
+            order.append(tenant_id)
+            done = Future()
+            deaths[tenant_id] = deaths.get(tenant_id, 0) - 1
+            if deaths[tenant_id] >= 0:
+                done.set_exception(Killed())
+            else:
+                done.set_result(Imported(tenant_id, folder, SimpleNamespace(id=tenant_id)))
+            return done
+
+    monkeypatch.setattr("builder.importing.folders.worker_processes", lambda count: nullcontext(Pool()))
+    names = ["fatal", "greedy", "modest"]
+    importer = Importer(store, ImportOptions(), MatchingOptions(), None, DEVICE)
+    found = {one.id: one for one in importer.all([(name, tmp_path / name) for name in names], at_once=2)}
+    assert order[:3] == names and sorted(order[3:]) == ["fatal", "greedy"]
+    assert {name for name, one in found.items() if one.tenant} == {"greedy", "modest"}
+    assert "killed" in found["fatal"].refused and found["fatal"].folder == tmp_path / "fatal"
 
 
 @pytest.mark.usefixtures("one_step")
