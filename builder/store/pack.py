@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from builder.store.branches import CORPUS
-from builder.store.resumable import replaced, whole_digest_of, write_json
+from builder.store.resumable import WRITING, replaced, whole_digest_of, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store, absolute_model, check_name, written_folder
 from hplm.errors import Broken, InvalidInput
@@ -53,6 +53,7 @@ def pack_root(store: Store, file: Path) -> Manifest:
     paths += [path for path in store.lower_files("root", version) if path.exists()]
     for folder in (store.counts_folder("root", version), store.table_folder("root", version)):  # a decoder may lack counts
         paths += sorted(path for path in folder.glob("*") if path.name != CORPUS)  # which names files of this machine
+    file.with_name(file.name + WRITING).unlink(missing_ok=True)  # what a killed command has left may fill the disk
     needed = sum(path.stat().st_size for path in paths)
     check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
     files = {path.relative_to(store.folder).as_posix(): Packed(path.stat().st_size, whole_digest_of(path)) for path in paths}
@@ -72,10 +73,11 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
     if unpacked.is_dir():  # a command was killed while it moved files that it had checked
         return _moved_out(unpacked, folder)
     existed = folder.exists()
-    if existed and any(path.name != f"{UNPACKED}.writing" for path in folder.iterdir()):
+    if existed and any(path.name != UNPACKED + WRITING for path in folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty: name a new --store")
     if name is not None:
         check_name("backbone", name)
+    shutil.rmtree(folder / (UNPACKED + WRITING), ignore_errors=True)  # a killed command has left it
     check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
     try:
         with tarfile.open(file, "r:") as archive, written_folder(unpacked) as writing:

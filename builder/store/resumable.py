@@ -19,17 +19,22 @@ from builder.said import say
 from hplm.errors import Broken, HplmError
 
 META = "meta.json"
+WRITING = ".writing"  # ends the name of what is not complete
 PLAN = "plan.json"  # of an unfinished build, in its folder
 SECONDS_BETWEEN = 30.0  # two savepoints
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Writes a file under a temporary name; it gets its own name once it is complete and synced."""
-    temporary = path.with_name(path.name + ".writing")
-    yield temporary
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
+    """Writes a file under a temporary name; it gets its own name once it is complete and synced. An error removes it."""
+    temporary = path.with_name(path.name + WRITING)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
 
 

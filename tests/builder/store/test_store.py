@@ -1,12 +1,16 @@
 """Files of a store are complete under their final names, and damaged ones are refused; a packed root is the same elsewhere."""
 
+import errno
 import io
 import json
 import os
+import shutil
 import tarfile
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -200,6 +204,22 @@ def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, 
     with full_disk(), pytest.raises(NoSpace, match=mentioning("1,000 bytes", tmp_path, "--store")):
         unpack_root(file, tmp_path / "there")
     assert content(tmp_path) == before and not (tmp_path / "there").exists()
+
+
+def test_what_a_failed_or_killed_command_left_takes_no_room_from_the_next_one(origin, file, tmp_path, monkeypatch):
+    left = tmp_path / "again.tar.writing", tmp_path / "there" / "unpacked.writing" / "upper.safetensors"
+    with monkeypatch.context() as patch:  # the disk fills up meanwhile
+        patch.setattr(tarfile.TarFile, "addfile", fails := Mock(side_effect=OSError(errno.ENOSPC, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            pack_root(origin, tmp_path / "again.tar")
+    assert fails.called and not left[0].exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0 if any(one.exists() for one in left) else 10**9))
+    left[1].parent.mkdir(parents=True)
+    acts = partial(pack_root, origin, tmp_path / "again.tar"), partial(unpack_root, file, tmp_path / "there")
+    for leave, act in zip(left, acts, strict=True):
+        leave.write_bytes(b"left")
+        act()
+    assert (tmp_path / "again.tar").read_bytes() == file.read_bytes() and Store(tmp_path / "there").domains()
 
 
 def test_a_damaged_file_is_named_and_leaves_nothing_behind(origin, file, tmp_path):
