@@ -52,7 +52,7 @@ def restore(
 ) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 
-    A lost state is made anew, and servers with a copy of a lost bucket must be started without it.
+    A lost state is made anew, and its servers go on with it.
 
     :param accept_old_keys: restore also if tenants with keys become open to everybody, or if revoked keys work again
     """

@@ -128,7 +128,8 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     for name in objects_of(kept.store, needed):
         registry.store.put(name, source / name)
     done: dict[str, Any] = {}
-    if is_lost and registry.begin_with("restore", lambda own: done.update(edit(own)), pointer.lease_s, registry.newest_left()):
+    lost = registry.newest_left() if is_lost else None
+    if is_lost and registry.begin_with("restore", lambda own: done.update(edit(own)), pointer.lease_s, lost, pointer.lineage):
         return done
     return registry.change("restore", edit)
 

@@ -74,10 +74,13 @@ class Registry:
             log.warning("%s has no reserve for removals on a full disk: %s", self.store, error)
         return True
 
-    def begin_with(self, action: str, edit: Callable[[Change], object], lease_s: float, lost: Snapshot | None = None) -> bool:
+    def begin_with(
+        self, action: str, edit: Callable[[Change], object], lease_s: float, lost: Snapshot | None = None, lineage: str = ""
+    ) -> bool:
         """Makes a registry whose first generation has this change, unless there is one. Without all of it there is none.
 
-        `lost`: the newest generation of one without CURRENT. Its servers go on, so no number of it is used again.
+        `lost`: the newest generation of one without CURRENT. Its servers go on, so no number of it is used again. `lineage`: of
+        that one, by which copies know it.
         """
         if is_begun(self.store, anew=lost is not None):
             return False
@@ -86,7 +89,7 @@ class Registry:
         edit(change)
         change.kept.write()
         after = self._after(before, action, change, self._time.time())
-        return self._publish(Pointer(0, secrets.token_hex(8), lease_s=lease_s), None, after)
+        return self._publish(Pointer(0, lineage or secrets.token_hex(8), lease_s=lease_s), None, after)
 
     def newest_left(self) -> Snapshot:
         """Returns the newest whole snapshot of a registry without CURRENT: the exported one if none is left."""

@@ -303,6 +303,25 @@ def test_another_registry_is_refused_and_the_copy_stays(far, tmp_path, other):
         assert seen(far.backbone())[0]["two"].keys
 
 
+def test_a_lost_registry_that_is_restored_is_copied_on(far):
+    """Servers go on with their copies meanwhile, and none has to be stopped."""
+    far.manager.add("two", far.export.knowledge[0])
+    back_up(far.manager, far.folder / "backup")
+    far.manager.add("three", far.export.knowledge[1])
+    far.mirror.begin()
+    reader = far.backbone()
+    shutil.rmtree(far.place / "toy")
+    with pytest.raises(HplmError):
+        far.mirror.look()
+    restore(far.folder / "backup", far.manager.registry)
+    far.catch_up()
+    far.assert_same()
+    reader.refresh()
+    assert reader.view.snapshot.find("two")
+    with pytest.raises(NoTenant):
+        reader.view.snapshot.find("three")
+
+
 def asked(backbone, tenant, secret=""):
     """Returns the tenant, if the lookup of this backbone admits it."""
     parameters = {"tenant": tenant, "authorization": f"Bearer {secret}"}
