@@ -95,6 +95,7 @@ class TritonPythonModel(replies.Model):
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
         self._directory = Directory(self._repository, self._state, copied=True)
+        self._directory.follow()
         self._mark = Mark(os.getppid())
         self._arrivals = Arrivals(self._mark)
         self._meter = Meter()
@@ -205,6 +206,7 @@ class TritonPythonModel(replies.Model):
         for thread in self._looking:
             thread.join()
         super().finalize()
+        self._directory.close()
 
 
 def _check(request: pb_utils.InferenceRequest, kind: Kind, tenant: str, backbone: str) -> None:

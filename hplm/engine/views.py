@@ -7,7 +7,6 @@ A request ends on the view that it started on.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,10 @@ from hplm.model.tokenizer import Tokenizer
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.registry import lease
-from hplm.registry.store import Place, Remote, local, not_begun, opened
+from hplm.registry.folder import Folder
+from hplm.registry.follower import Follower, Looking
+from hplm.registry.pointer import Pointer
+from hplm.registry.store import Place, Remote, local, opened
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import SECONDS_BETWEEN_LOOKS as SECONDS_BETWEEN_COPIES
 from hplm.tenants.mirror import Mirror
@@ -35,12 +37,11 @@ from hplm.tenants.state import (
     SECONDS_BETWEEN_LOOKS,
     Reader,
     State,
-    may_not_write,
 )
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # the most generations that tickets between the two models may name
-LONGEST_PAUSE = 10.0  # seconds between two tries to open what could not be opened
+OPENING_SECONDS = 5.0  # for which requests wait until a generation is open
 KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are valid
 
 
@@ -74,7 +75,7 @@ class Views:
         if isinstance(state, Remote) and self.state is not None:
             self.mirror = Mirror(folder, opened(state / self.config.name), self.state, clock)
             self.mirror.begin()
-        self._seen_at, self._lease_s = 0.0, math.inf
+        self._seen_at = 0.0
         self._prepare = prepare
         self._lock = threading.Lock()
         self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
@@ -82,33 +83,30 @@ class Views:
         self._used: WeakKeyDictionary[View, float] = WeakKeyDictionary()
         self._remembered: dict[int, View] = {}  # by generation, in their order; it is replaced, never changed
         self.view: View  # the newest one that was opened
-        self._read = self._current()  # the generation that CURRENT named last
-        self.is_behind = False  # whether that one is newer than the view, and could not be opened
-        self._pause, self._again = SECONDS_BETWEEN_LOOKS, self._time.monotonic()  # before the next try, and when that is
-        self._take(self._snapshot(self._read))
+        self.soon: Callable[[], None] | None = None  # lets the thread that refreshes do so at once; None: there is none
+        self._asked: dict[int, float] = {}  # generations that requests wait for, and since when
+        self._opened = threading.Condition()
+        self._follower: Follower | None = None
+        if self.state is None:
+            self._take(self._exported)
+        else:
+            self._seen = self.state.seen
+            self._follower = Follower(Folder(self.state.folder), self._follow, clock)
+            self._look(self._follower)
 
-    def refresh(self) -> None:
-        """Opens the newest generation if it is new, and forgets views that no ticket can name any more.
+    def refresh(self) -> bool:
+        """Opens the newest generation if it is new, and forgets views that no ticket can name any more. One thread does so.
 
         What could not be opened is tried again after pauses that grow, because its files may have been put right. Nothing else
-        is read twice: at thousands of tenants a snapshot takes a third of a second.
+        is read twice: at thousands of tenants a snapshot takes a third of a second. Returns False before such a try.
         """
         with self._lock:
-            now = self._used[self.view] = self._time.monotonic()
-            if (generation := self._current()) != self._read:
-                served = self.view.snapshot.generation
-                self._read, self.is_behind = generation, generation > served
-                self._pause, self._again = SECONDS_BETWEEN_LOOKS, now
-                if generation < served:
-                    log.warning(
-                        "the state of %s is back at generation %d, but %d is still served: restore it, or restart to go back",
-                        self.config.name, generation, served,
-                    )  # fmt: skip
-            if now >= self._again and (self.is_behind or self.view.forest.failures()):
-                self._again, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
-                self._take(self._snapshot(self._read) if self.is_behind else self.view.snapshot)
-                self.is_behind = False
-            self._forget()
+            self._used[self.view] = self._time.monotonic()
+            try:
+                return self._follower is None or self._look(self._follower)
+            finally:
+                self._open_asked()
+                self._forget()
 
     def catch_up(self) -> None:
         """Takes what has changed since it was made: an engine may have taken long to open."""
@@ -124,42 +122,69 @@ class Views:
         return generation in self._remembered
 
     def at(self, generation: int) -> View:
-        """Returns the view that a ticket names. Opens it if lookup has seen a generation that this process has not."""
-        if (found := self._remembered.get(generation)) is not None:
-            return found
-        with self._lock:
-            if generation not in self._remembered and self.state is not None and self.state.has(generation):
-                newest = self.view.snapshot
-                self._take(self._snapshot(generation))
-                if generation < newest.generation:
-                    self._take(newest)  # batches are gathered from its forest, which now has the tables of both
-        if (found := self._remembered.get(generation)) is not None:
-            return found
-        raise Draining("the served tenants or tables changed while the request was on its way: send it again")
+        """Returns the view that a ticket names. If only lookup has seen the generation, waits for the thread that opens it.
+
+        It reads no files: a folder that hangs keeps that thread, and all who wait for the generation are refused together.
+        """
+        if (found := self._remembered.get(generation)) is None and self.soon is not None:
+            with self._opened:
+                ends = self._asked.setdefault(generation, time.monotonic()) + OPENING_SECONDS
+                self.soon()
+                self._opened.wait_for(lambda: generation in self._remembered, max(0.0, ends - time.monotonic()))
+            found = self._remembered.get(generation)
+        if found is None:
+            raise Draining("the served tenants or tables changed while the request was on its way: send it again")
+        return found
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder / self.TOKENIZER, self.config.positions)
 
     @property
     def age(self) -> float:
-        """The seconds since the registry was seen. Without one: 0."""
-        return lease.boot_time(self._time) - self._seen_at if self.state is not None else 0.0
+        """The seconds since the registry was seen whose newest tenants are served. Without one: 0."""
+        return lease.boot_time(self._time) - self._seen_at if self._follower is not None else 0.0
 
     @property
     def is_stale(self) -> bool:
         """Whether a key may be valid here that was revoked long ago."""
-        return self.state is not None and self.age > self._lease_s
+        return self._follower is not None and self.age > self._follower.pointer.lease_s
 
-    def _current(self) -> int:
-        if self.state is None:
-            return 0
-        asked, pointer = lease.boot_time(self._time), self.state.pointer()
-        if pointer is None:
-            raise not_begun(self.state.folder)
-        self._lease_s = pointer.lease_s
-        if not self._remembered or pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
-            self._seen_at = asked if self.mirror is None else lease.load(self.state.seen)
-        return pointer.generation
+    @property
+    def is_behind(self) -> bool:
+        """Whether the newest generation could not be opened."""
+        return self._follower is not None and self._follower.is_behind
+
+    def _look(self, follower: Follower) -> bool:
+        is_whole = follower.look()
+        if follower.pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
+            self._seen_at = follower.seen_at if self.mirror is None else lease.load(self._seen)
+        return is_whole
+
+    def _follow(self, pointer: Pointer) -> bool:
+        """Opens a generation. Returns whether all of its tables are open."""
+        if not self._remembered or pointer.generation > self.view.snapshot.generation:
+            self._take(self._snapshot(pointer.generation))
+        elif pointer.generation < self.view.snapshot.generation:
+            log.warning(
+                "the state of %s is back at generation %d, but %d is still served: restore it, or restart to go back",
+                self.config.name, pointer.generation, self.view.snapshot.generation,
+            )  # fmt: skip
+        elif self.view.forest.failures():
+            self._take(self.view.snapshot)
+        return not self.view.forest.failures()
+
+    def _open_asked(self) -> None:
+        """Opens the generations that requests wait for."""
+        for generation in [*self._asked]:
+            if generation not in self._remembered and self.state is not None and self.state.has(generation):
+                newest = self.view.snapshot
+                self._take(self._snapshot(generation))
+                if generation < newest.generation:
+                    self._take(newest)  # batches are gathered from its forest, which now has the tables of both
+        since = time.monotonic() - KEPT_SECONDS
+        with self._opened:
+            self._asked = {generation: asked for generation, asked in self._asked.items() if asked > since}
+            self._opened.notify_all()
 
     def _snapshot(self, generation: int) -> Snapshot:
         if self.state is None or not generation:
@@ -210,63 +235,23 @@ class Watch:
     """
 
     def __init__(self, views: Views) -> None:
-        self._views = views
-        self._stop = threading.Event()
+        self._mirror = views.mirror
         self._reader = Reader(views.state) if views.state is not None else None
-        self._threads = [threading.Thread(target=self._take, name="watch", daemon=True)]
-        if views.mirror is not None:
-            self._threads.append(threading.Thread(target=self._copy, args=(views.mirror,), name="mirror", daemon=True))
-        if self._reader is not None:
-            self._threads.append(threading.Thread(target=self._tell, args=(self._reader,), name="heartbeat", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        opening = Looking(views.refresh, "cannot open the newest generation").start(SECONDS_BETWEEN_LOOKS, "watch")
+        self._looking, views.soon = [opening], opening.soon
+        if self._mirror is not None:
+            copying = Looking(self._mirror.look, "cannot copy the newest generation")
+            self._looking.append(copying.start(SECONDS_BETWEEN_COPIES, "mirror"))
+        if (reader := self._reader) is not None:
+            telling = Looking(
+                lambda: reader.report(views.view.snapshot.generation), "cannot report this server's generation to managers"
+            )
+            self._looking.append(telling.start(SECONDS_BETWEEN_LOOKS, "heartbeat"))
 
     def close(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        for looking in self._looking:
+            looking.close()
         if self._reader is not None:
             self._reader.close()
-        if self._views.mirror is not None:
-            self._views.mirror.close()
-
-    def _copy(self, mirror: Mirror) -> None:
-        """Looks at the bucket, after a failure sooner. What is not here yet is served as it was, as long as the lease says."""
-        said = ""
-        while not self._stop.wait(SECONDS_BETWEEN_COPIES / (2 if said else 1)):
-            try:
-                mirror.look()
-                if said:
-                    log.info("the registry is seen again")
-                said = ""
-            except Exception as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.error("cannot copy the newest generation: %s", error)
-
-    def _take(self) -> None:
-        said = ""
-        while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
-            try:
-                self._views.refresh()
-                said = said if self._views.is_behind else ""
-            except Exception as error:  # the old generation is still served, and managers must still see that
-                if str(error) != said:
-                    said = str(error)
-                    log.error("cannot open the newest generation: %s", error)
-
-    def _tell(self, reader: Reader) -> None:
-        said = ""
-        while True:
-            try:
-                reader.say(self._views.view.snapshot.generation)
-                said = ""
-            except OSError as error:
-                if may_not_write(error):
-                    log.info("this server does not report its generation to managers: %s", error)
-                    return
-                if str(error) != said:  # it may pass, as a full disk does
-                    said = str(error)
-                    log.warning("cannot report this server's generation to managers: %s", error)
-            if self._stop.wait(SECONDS_BETWEEN_LOOKS):
-                return
+        if self._mirror is not None:
+            self._mirror.close()

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from hplm.errors import Broken, HplmError, InvalidInput, NoTenant
+from hplm.clock import Clock
+from hplm.errors import InvalidInput, NoTenant
 from hplm.registry.folder import Folder
-from hplm.registry.pointer import read_current
-from hplm.registry.store import Absent, Place, Remote, Store, local, not_begun, opened
+from hplm.registry.follower import Follower, Looking
+from hplm.registry.pointer import Pointer
+from hplm.registry.store import Away, Denied, Place, Store, local, opened
 from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, State, exported_folders
+from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, Reader, State, exported_folders
 
 log = logging.getLogger(__name__)
-PAUSE = 10.0  # seconds until a snapshot that could not be read is tried again: it may be large, and requests wait
 
 
 class Directory:
-    def __init__(
-        self,
-        repository: Path,
-        state: Place | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        copied: bool = False,
-    ) -> None:
-        """The exports are read once, here as in the backbones. `state` is read again for new generations.
+    def __init__(self, repository: Path, state: Place | None = None, clock: Clock = time, copied: bool = False) -> None:
+        """The exports are read once, here as in the backbones. `look` reads what is new in `state`.
 
         `copied`: of a bucket, whether to read the copy that the models of this server keep.
         """
-        self._clock = clock
-        self._backbones = {
-            folder.parent.name: _Newest(folder, _store(folder, state, copied), clock) for folder in exported_folders(repository)
-        }
-        self._looking = threading.Lock()
-        self._looked_at = clock()
-        self._logged: dict[str, str] = {}  # the last failure of each backbone, so that each failure is logged once
+        self._backbones = {folder.parent.name: _Newest(folder, state, clock, copied) for folder in exported_folders(repository)}
+        self._looking = [
+            Looking(backbone.look, f"cannot read the newest tenants of backbone {name}")
+            for name, backbone in self._backbones.items()
+        ]
 
     def snapshots(self) -> list[Snapshot]:
         return [backbone.snapshot for backbone in self._backbones.values()]
@@ -50,20 +42,10 @@ class Directory:
         return {name: backbone.snapshot.generation for name, backbone in self._backbones.items()}
 
     def find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
-        """Returns the tenant that a request names, and its backbone. Raises NoTenant if the request may not use it."""
-        if self._clock() - self._looked_at >= SECONDS_BETWEEN_LOOKS and self._looking.acquire(blocking=False):
-            try:
-                self.look()
-            finally:
-                self._looking.release()
-        try:
-            return self._find(parameters, now)
-        except NoTenant:  # its backbone may already serve a newer snapshot
-            with self._looking:
-                self.look()
-            return self._find(parameters, now)
+        """Returns the tenant that a request names, and its backbone, from what is known. It reads no files.
 
-    def _find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
+        Raises NoTenant if the request may not use it.
+        """
         found: list[tuple[str, Tenant]] = []
         for name, backbone in self._backbones.items():
             try:
@@ -80,59 +62,69 @@ class Directory:
         return found[0]
 
     def look(self) -> None:
-        """Reads the newest snapshots. Not while another thread does."""
-        self._looked_at = self._clock()
-        for name, backbone in self._backbones.items():
-            try:
-                backbone.refresh()
-                self._logged.pop(name, None)
-            except (HplmError, OSError) as error:  # the last snapshot that was read stays in use
-                if self._logged.get(name) != str(error):
-                    self._logged[name] = str(error)
-                    log.error("cannot read the newest tenants of backbone %s: %s", name, error)
+        """Reads the newest snapshots. What cannot be read is logged, and stays as it was. Not while it follows."""
+        for looking in self._looking:
+            looking.look()
+
+    def follow(self) -> None:
+        """Looks from now on, in a thread for each backbone: a folder that hangs holds up nobody else. Managers wait for it."""
+        for looking, (name, backbone) in zip(self._looking, self._backbones.items(), strict=True):
+            backbone.reports = True
+            looking.start(SECONDS_BETWEEN_LOOKS, f"tenants of {name}")
+
+    def close(self) -> None:
+        for looking in self._looking:
+            looking.close()
+        for backbone in self._backbones.values():
+            backbone.close()
 
 
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, folder: Path, store: Store | None, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, state: Place | None, clock: Clock, copied: bool) -> None:
         self._exported, self._folder = Snapshot.load(folder / EXPORTED_TENANTS), folder
         self.snapshot = filtered(self._exported, folder)
-        self._store = store
-        self._clock = clock
-        self._tag: object = None  # of the CURRENT that was read last
-        self._failed: tuple[object, float, HplmError] | None = None  # the tag of one that was not, when, and why
-        self.refresh()
-
-    def refresh(self) -> None:
-        if self._store is None:
+        self._name: str | None = ""  # of the snapshot in the registry; "": the exported one
+        self._follower: Follower | None = None
+        self._reader: Reader | None = None
+        self.reports = False  # whether managers wait for it
+        if state is None:
             return
+        store, copy = opened(state / folder.parent.name, clock), State(local(state) / folder.parent.name)
+        if isinstance(state, Path):
+            self._reader = Reader(copy)
+        elif copied:
+            mirror = Mirror(folder, store, copy)
+            mirror.begin()
+            mirror.close()  # the backbone's models go on with it
+            store = Folder(copy.folder)
+        self._follower = Follower(store, self._take, clock)
         try:
-            found = read_current(self._store, self._tag)
-        except Absent:
-            raise not_begun(self._store) from None
-        if found is None:
-            return
-        pointer, tag = found
-        if pointer.generation != self.snapshot.generation:
-            if self._failed is not None and self._failed[0] == tag and self._clock() < self._failed[1] + PAUSE:
-                raise self._failed[2].with_traceback(None)
-            try:
-                self.snapshot = filtered(newest_of(self._store, pointer, self._exported), self._folder)
-            except (Broken, InvalidInput) as error:  # it stays so; a store that is away does not
-                self._failed = tag, self._clock(), error
+            self._follower.look()
+        except (Away, Denied) as error:
+            if isinstance(state, Path) or (pointer := copy.pointer()) is None:
                 raise
-        self._tag = tag
+            log.warning("%s. Tenants are read from the copy in %s", error, copy.folder)
+            self.snapshot, self._name = self._read(Folder(copy.folder), pointer), None
 
+    def look(self) -> bool:
+        if self._follower is None:
+            return True
+        is_whole = self._follower.look()
+        if self._reader is not None and self.reports:
+            self._reader.report(self.snapshot.generation)
+        return is_whole
 
-def _store(folder: Path, state: Place | None, copied: bool) -> Store | None:
-    if state is None:
-        return None
-    store = opened(state / folder.parent.name)
-    if not copied or not isinstance(state, Remote):
-        return store
-    copy = local(state) / folder.parent.name
-    mirror = Mirror(folder, store, State(copy))
-    mirror.begin()
-    mirror.close()  # the backbone's models go on with it
-    return Folder(copy)
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def _take(self, pointer: Pointer) -> bool:
+        if pointer.snapshot != self._name:
+            assert self._follower is not None
+            self.snapshot, self._name = self._read(self._follower.store, pointer), pointer.snapshot
+        return True
+
+    def _read(self, store: Store, pointer: Pointer) -> Snapshot:
+        return filtered(newest_of(store, pointer, self._exported), self._folder)

@@ -88,10 +88,10 @@ class Mirror:
                 self.raise_failure()
             self._time.sleep(FIRST_SECONDS)
 
-    def look(self) -> None:
-        """Takes over what is new. Does nothing where another process of this machine does it."""
+    def look(self) -> bool:
+        """Takes over what is new. Does nothing where another process of this machine does it. Returns True, or raises."""
         if not self._is_mine():
-            return
+            return True
         asked = lease.boot_time(self._time)
         found = read_current(self._store, self._tag)
         if found is not None:
@@ -109,6 +109,7 @@ class Mirror:
             self._bring(*self._wanted)
         elif found is not None:
             self._tables.want(())  # one that was on its way is deleted
+        return True
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""

@@ -12,6 +12,7 @@ SEEN                       only in a copy: when the registry was seen
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import socket
@@ -25,6 +26,8 @@ from hplm.errors import Broken, InvalidInput
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES
 from hplm.tenants.snapshot import RESTORE, Snapshot
+
+log = logging.getLogger(__name__)
 
 # The names in an exported model folder.
 EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER = "backbone.json", "tokenizer.json", "upper.safetensors"
@@ -59,6 +62,7 @@ class Reader:
         self._file = state.readers / f"{os.environ.get(READER) or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._said = -1
         self._at = 0.0
+        self._may_write = True
 
     def say(self, generation: int) -> None:
         if generation == self._said and time.monotonic() - self._at < 1.0:
@@ -68,6 +72,18 @@ class Reader:
         fresh.write_text(f"{generation}\n", "utf-8")
         fresh.replace(self._file)
         self._said, self._at = generation, time.monotonic()
+
+    def report(self, generation: int) -> bool:
+        """Says it, but where this server may not write, which is logged once."""
+        if self._may_write:
+            try:
+                self.say(generation)
+            except OSError as error:
+                if not may_not_write(error):
+                    raise
+                self._may_write = False
+                log.info("this server does not report its generation to managers: %s", error)
+        return True
 
     def close(self) -> None:
         """Nobody waits for it any more, until it says something again."""

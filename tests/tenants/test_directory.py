@@ -1,20 +1,23 @@
 """The directory finds a tenant's backbone while tenants are added, moved and deleted."""
 
 import shutil
+import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from hplm.errors import InvalidInput, NoTenant
+from hplm.registry import follower
 from hplm.registry.folder import Folder
+from hplm.registry.follower import LONGEST_PAUSE
 from hplm.registry.pointer import begin
-from hplm.tenants.directory import PAUSE, Directory
+from hplm.tenants.directory import Directory
 from hplm.tenants.keys import new_key
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 from tests.support.message import mentions, refusing
-from tests.support.wait import Clock
+from tests.support.wait import Clock, Hold, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +39,7 @@ class Served:
         (self.repository / "one-lookup/1").mkdir(parents=True)
 
     def directory(self):
-        return Directory(self.repository, self.state, self.clock.monotonic)
+        return Directory(self.repository, self.state, self.clock)
 
     def registry(self, name):
         return Manager(self.repository / name / "1", self.state).registry
@@ -67,17 +70,58 @@ def test_exported_tenants_are_found_in_their_backbone(served):
                 _place(directory, stranger)
 
 
-def test_an_added_tenant_is_found_at_once_and_a_moved_one_soon(served):
+def test_added_and_moved_tenants_are_found_when_it_has_looked(served):
     directory = served.directory()
     served.publish("two", replace(served.acme, id="newcomer"))
-    assert _place(directory, "newcomer") == "two"  # no time has passed
+    with pytest.raises(NoTenant):
+        _place(directory, "newcomer")
+    directory.look()
+    assert _place(directory, "newcomer") == "two"
     served.publish("one")
     served.publish("two", served.acme)
     assert _place(directory, "acme") == "one"  # that backbone will answer 404
-    served.clock.seconds += SECONDS_BETWEEN_LOOKS
+    directory.look()
     assert _place(directory, "acme") == "two"
     with pytest.raises(NoTenant):
         _place(directory, "city")
+
+
+def test_requests_read_no_files_and_a_state_that_hangs_holds_up_nobody(served, monkeypatch):
+    """Names that nobody knows cost nothing, and changes of other backbones are seen."""
+    hold, asked, get = Hold(), [], Folder.get
+
+    def hangs(folder, name):
+        asked.append(threading.get_ident())
+        if folder.path.name == "one":
+            hold.pass_through()
+        return get(folder, name)
+
+    monkeypatch.setattr(follower, "ENDING_SECONDS", 0.1)
+    directory = served.directory()
+    monkeypatch.setattr(Folder, "get", hangs)
+    with closing(directory), hold:
+        directory.follow()
+        hold.until_reached()
+        served.publish("two", replace(served.acme, id="newcomer"))
+        eventually(lambda: "newcomer" in {tenant.id for tenant in directory.snapshots()[1].tenants})
+        asked.clear()
+        for _ in range(100):
+            with pytest.raises(NoTenant):
+                _place(directory, "nobody")
+            assert (_place(directory, "acme"), _place(directory, "newcomer")) == ("one", "two")
+        assert threading.get_ident() not in asked
+
+
+def test_changes_wait_until_it_has_taken_them(served):
+    """So a new tenant is found as soon as the command that adds it has ended."""
+    with closing(served.directory()) as directory:
+        directory.follow()
+        manager = Manager(served.repository / "one/1", served.state)
+        eventually(lambda: manager.state.taken(manager.state.clock()))
+        manager.delete("beta")
+        assert manager.settle() == []
+        with pytest.raises(NoTenant):
+            _place(directory, "beta")
 
 
 def test_of_two_tenants_with_one_name_the_key_decides(served):
@@ -90,7 +134,7 @@ def test_of_two_tenants_with_one_name_the_key_decides(served):
     with pytest.raises(NoTenant):
         _place(directory, "acme")
     served.publish("two", replace(served.acme, keys=(my_key, their_key)))
-    served.clock.seconds += 1
+    directory.look()
     with refusing(InvalidInput, "'acme'", "'one'", "'two'"):
         _place(directory, "acme", authorization=f"Bearer {mine}")
     with pytest.raises(NoTenant):
@@ -103,14 +147,16 @@ def test_if_a_snapshot_cannot_be_read_or_is_of_another_export_the_last_one_stays
     (snapshot,) = (served.state / "two/snapshots").iterdir()
     snapshot.write_text("{")
     for _ in range(3):
-        served.clock.seconds += 1
+        served.clock.seconds += LONGEST_PAUSE
+        directory.look()
         assert _place(directory, "city") == "two"
     assert len([record for record in caplog.records if mentions(record.message, snapshot)]) == 1
     registry = served.registry("one")
     registry.exported = Snapshot(0, registry.exported.branches, [served.acme], "older")
     registry.change("a test", lambda change: None)
     for _ in range(2):
-        served.clock.seconds += 1
+        served.clock.seconds += LONGEST_PAUSE
+        directory.look()
         assert _place(directory, "beta") == "one", "a state of another export is served"
     assert len([record for record in caplog.records if mentions(record.message, served.state / "one")]) == 1
     with refusing(InvalidInput, served.state / "one"):
@@ -121,7 +167,7 @@ def test_if_a_snapshot_cannot_be_read_or_is_of_another_export_the_last_one_stays
     for _ in range(2):
         served.publish("two", served.acme)
     served.publish("one")
-    served.clock.seconds += 1
+    directory.look()
     assert _place(directory, "acme") == "two"
 
 
@@ -134,9 +180,8 @@ def test_a_snapshot_that_cannot_be_read_is_not_read_at_each_look(served):
     snapshot.write_text("{")
     directory.look()
     snapshot.write_bytes(content)
-    with pytest.raises(NoTenant):  # each unknown tenant is looked for
-        _place(directory, "nobody")
+    directory.look()
     assert directory.generations() == {"one": 0, "two": 0}
-    served.clock.seconds += PAUSE
+    served.clock.seconds += LONGEST_PAUSE
     directory.look()
     assert directory.generations() == {"one": 0, "two": 1}

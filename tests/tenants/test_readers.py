@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from builder.store.store import TenantFile
+from hplm.engine import views
 from hplm.engine.backbone import Backbone
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.engine.views import KEPT_SECONDS, LONGEST_PAUSE, Watch
+from hplm.engine.views import KEPT_SECONDS, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.options import LEASE_SECONDS
 from hplm.plot.rows import StoredRows
+from hplm.registry import follower
+from hplm.registry.folder import Folder
+from hplm.registry.follower import LONGEST_PAUSE
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_table, random_tenant
@@ -98,20 +102,40 @@ def test_a_reader_continues_to_write_after_the_disk_was_full(place, live, caplog
     assert not readers_of(live) and second.calls and caplog.text.count("No space left") == 1
 
 
-def test_a_ticket_of_a_skipped_generation_is_valid(place, live):
+def test_a_ticket_of_a_skipped_generation_is_valid(place, live, monkeypatch):
     """Two changes come between two looks of the upper half. Lookup has seen the first one, the upper half has not."""
     backbone = served(place)
     generations = [live.add(name, knowledge(place[0], name)).generation for name in ("new-a", "new-b", "new-c")]
     pointer = live.registry.pointer()
     publish(live, pointer, generations[2])  # whose snapshot is missing
-    between = backbone.at(generations[1])
-    assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
-    with pytest.raises(NoTenant):
-        between.snapshot.find("new-c")
-    live.state.current_file.write_bytes(pointer.written())
-    assert backbone.at(generations[2]) is backbone.view and backbone.at(generations[1]) is between
-    with pytest.raises(Draining):
-        backbone.at(generations[2] + 1)
+    with closing(Watch(backbone)):
+        between = backbone.at(generations[1])
+        assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
+        with pytest.raises(NoTenant):
+            between.snapshot.find("new-c")
+        live.state.current_file.write_bytes(pointer.written())
+        assert backbone.at(generations[2]) is backbone.view and backbone.at(generations[1]) is between
+        monkeypatch.setattr(views, "OPENING_SECONDS", 0.1)
+        with pytest.raises(Draining):
+            backbone.at(generations[2] + 1)
+
+
+def test_requests_do_not_wait_for_a_state_that_hangs(place, live, monkeypatch):
+    """The thread that follows it does, and those who name a generation that it cannot open are refused, all together."""
+    backbone, hold = served(place), Hold()
+    generation = live.add("new-a", knowledge(place[0], "new-a")).generation
+    monkeypatch.setattr(State, "pointer", lambda *_: hold.pass_through())
+    monkeypatch.setattr(Folder, "get", lambda *_: hold.pass_through())
+    monkeypatch.setattr(views, "OPENING_SECONDS", 0.1)
+    monkeypatch.setattr(follower, "ENDING_SECONDS", 0.1)
+    with hold, closing(Watch(backbone)):
+        hold.until_reached()
+        assert backbone.view.snapshot.find("tenant-0")
+        with pytest.raises(Draining):
+            backbone.at(generation)
+        monkeypatch.setattr(views, "OPENING_SECONDS", 0.0)
+        with pytest.raises(Draining):
+            backbone.at(generation)
 
 
 class Noted(State):
