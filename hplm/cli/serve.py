@@ -110,11 +110,20 @@ def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
     """Begins the registries that are missing in a folder, or raises if they must exist."""
     if state is None:
         return
+    from hplm.registry.store import Away, Denied, local
+    from hplm.tenants.mirror import starts_from
     from hplm.tenants.registry import registries_of
+    from hplm.tenants.state import State
 
-    for registry in registries_of(repository, state).values():
+    for name, registry in registries_of(repository, state).items():
         if must_exist or not isinstance(state, Path):
-            registry.pointer()
+            try:
+                registry.pointer()
+            except (Away, Denied) as error:
+                copy = State(local(state) / name)
+                if isinstance(state, Path) or copy.pointer() is None:
+                    raise
+                say(f"state         {error}. {starts_from(copy)}")
         elif registry.begin():
             say(f"state         {registry.store} is new: nothing was changed since the export")
 

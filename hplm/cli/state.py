@@ -14,13 +14,13 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.options import LEASE_SECONDS
 
 
-def begin(*, served: Served = HERE, lease: Positive = LEASE_SECONDS, json: Json = False) -> dict:
-    """Make a live state in a folder or a bucket, in which nothing was changed since the export.
+def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = False) -> dict:
+    """Make a live state in a folder or a bucket, in which nothing was changed since the export; or change the lease of one.
 
     `hplm serve` makes a missing folder by itself.
 
     :param lease: seconds for which a server that cannot see this state answers for tenants with keys: a revoked key may open
-        them so long
+        them so long (default: 300)
     """
     from hplm.tenants.registry import registries_of
     from hplm.tenants.state import named_folders
@@ -30,11 +30,19 @@ def begin(*, served: Served = HERE, lease: Positive = LEASE_SECONDS, json: Json 
         raise InvalidInput("give --state, the folder or bucket that `hplm serve --state` or HPLM_STATE will name")
     named_folders(repository, backbone)  # a wrong one is an error
     registries = registries_of(repository, state, backbone)
-    begun = [name for name, registry in registries.items() if registry.begin(lease)]
-    if not begun:
+    begun, leased = list[str](), list[str]()
+    for name, registry in registries.items():
+        if registry.begin(lease or LEASE_SECONDS):
+            begun.append(name)
+        elif lease is not None and registry.pointer().lease_s != lease:
+            registry.set_lease(lease)
+            leased.append(name)
+            print(f"{state}: the lease is {lease:g} s now, for {name}")
+    if not begun and not leased:
         raise InvalidInput(f"{state} has a live state for {', '.join(registries)} already: nothing was changed")
-    print(f"{state}: a live state without changes, for {', '.join(begun)}")
-    return {"begun": begun}
+    if begun:
+        print(f"{state}: a live state without changes, for {', '.join(begun)}")
+    return {"begun": begun, "leased": leased}
 
 
 def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE, json: Json = False) -> dict:

@@ -65,7 +65,7 @@ class Follower:
 class Looking:
     """Looks, and logs a failure once. Once it is started, a thread of its own does so again and again."""
 
-    def __init__(self, look: Callable[[], bool], failed: str) -> None:
+    def __init__(self, look: Callable[[], bool | None], failed: str) -> None:
         """`look` returns False while it waits to try again what has failed. `failed`: for the log."""
         self._look, self._failed = look, failed
         self._said = ""
@@ -74,7 +74,7 @@ class Looking:
 
     def look(self) -> None:
         try:
-            if self._look() and self._said:
+            if self._look() is not False and self._said:
                 self._said = ""
                 log.info("%s: that has passed", self._failed)
         except Exception as error:  # what was taken last stays in use

@@ -30,6 +30,7 @@ class Pointer(msgspec.Struct, frozen=True):
     lineage: str  # of a registry and its copies: another one's generations have nothing to do with these
     snapshots: dict[int, str] = {}  # names of the last ones by generation; 0 is the export itself
     lease_s: float = LEASE_SECONDS  # how long a server answers for tenants with keys without having seen the registry
+    lease_until: float = 0.0  # until when a server that is cut off may go by a longer lease from before (Unix time)
     copied: Source | None = None
     format: int = FORMAT
 
@@ -38,6 +39,11 @@ class Pointer(msgspec.Struct, frozen=True):
         kept = {**self.snapshots, generation: name}
         last = sorted(kept)[-KEPT_SNAPSHOTS:]
         return msgspec.structs.replace(self, generation=generation, snapshots={number: kept[number] for number in last})
+
+    def leased(self, lease_s: float, now: float) -> Pointer:
+        """Returns the same with another lease. `now`: Unix time."""
+        longer = now + self.lease_s if lease_s < self.lease_s else 0.0
+        return msgspec.structs.replace(self, lease_s=lease_s, lease_until=max(self.lease_until, longer))
 
     @property
     def snapshot(self) -> str:

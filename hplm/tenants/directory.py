@@ -15,7 +15,7 @@ from hplm.registry.pointer import Pointer
 from hplm.registry.store import Away, Denied, Place, Store, local, opened
 from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
-from hplm.tenants.mirror import Mirror
+from hplm.tenants.mirror import Mirror, starts_from
 from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
 from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, Reader, State, exported_folders
 
@@ -105,7 +105,7 @@ class _Newest:
         except (Away, Denied) as error:
             if isinstance(state, Path) or (pointer := copy.pointer()) is None:
                 raise
-            log.warning("%s. Tenants are read from the copy in %s", error, copy.folder)
+            log.warning("%s. %s", error, starts_from(copy))
             self.snapshot, self._name = self._read(Folder(copy.folder), pointer), None
 
     def look(self) -> bool:

@@ -147,13 +147,13 @@ class Manager:
             change.details = {"tenant": tenant_id, "key": key_id}
 
         try:
-            lease_s = self.registry.pointer().lease_s  # before: what fails after the change would hide that it is made
+            pointer = self.registry.pointer()  # before: what fails after the change would hide that it is made
             self.registry.change("tenant key revoke", edit)
         except (Away, Busy, Denied, OutOfCapacity, OSError) as error:
             kind = type(error) if isinstance(error, HplmError) else HplmError
             opens = "may still open" if isinstance(error, Away | OSError) else "still opens"
             raise kind(f"{error}. The key {key_id!r} {opens} tenant {tenant_id!r}: revoke it again") from error
-        return time.time() + lease_s
+        return max(time.time() + pointer.lease_s, pointer.lease_until)
 
     def limit(self, tenant_id: str, **limits: float) -> Tenant:
         """Sets a tenant's quotas, homes and default deadline."""

@@ -27,7 +27,7 @@ from hplm.plot.table import Branch, TableMeta
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.pointer import Pointer, Source, read_current
-from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Store
+from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, Store
 from hplm.tenants.assembly import Place, assemble
 from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
@@ -79,19 +79,20 @@ class Mirror:
                 try:
                     self.look()
                 except HplmError as error:
-                    if isinstance(error, InvalidInput) or self._state.pointer() is None:
+                    is_refused = isinstance(error, InvalidInput) and not isinstance(error, Denied)
+                    if is_refused or self._state.pointer() is None:
                         raise
-                    log.warning("the copy of %s may be old: %s", self._store, error)
+                    log.warning("%s. %s", error, starts_from(self._state))
                     return
                 if self._state.pointer() is not None:
                     return
                 self.raise_failure()
             self._time.sleep(FIRST_SECONDS)
 
-    def look(self) -> bool:
-        """Takes over what is new. Does nothing where another process of this machine does it. Returns True, or raises."""
+    def look(self) -> None:
+        """Takes over what is new. Does nothing where another process of this machine does it."""
         if not self._is_mine():
-            return True
+            return
         asked = lease.boot_time(self._time)
         found = read_current(self._store, self._tag)
         if found is not None:
@@ -109,7 +110,6 @@ class Mirror:
             self._bring(*self._wanted)
         elif found is not None:
             self._tables.want(())  # one that was on its way is deleted
-        return True
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""
@@ -197,7 +197,7 @@ class Mirror:
         is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
         copied = Source(str(self._store), pointer.generation, pointer.snapshot)
         base = local or Pointer(0, pointer.lineage)
-        after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied)
+        after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied=copied)
         if (branches, tenants) != (newest.branches, newest.tenants):
             snapshot = Snapshot(base.generation + 1, branches, tenants, self._exported.export, wanted.ledger)
             content = snapshot.written()
@@ -246,6 +246,13 @@ class Mirror:
                 del self._until[name]
                 with suppress(FileNotFoundError):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def starts_from(copy: State) -> str:
+    """Says that a server starts without its registry, for the log."""
+    age = lease.boot_time() - lease.load(copy.seen)
+    seen = f"{age:,.0f} s ago" if age < float("inf") else "before the machine was started"
+    return f"This starts from the copy in {copy.folder}, which saw the registry {seen}"
 
 
 class _Tables:

@@ -139,7 +139,7 @@ class Registry:
             kept.write()
             now = self._time.time()
             after = self._after(before, action, change, now)
-            if self._publish(pointer, tag, after):
+            if self._publish(pointer if change.lease_s is None else pointer.leased(change.lease_s, now), tag, after):
                 break
             if self._time.monotonic() > until:
                 raise Busy(f"other managers have been changing {self.store} for {PATIENCE:.0f} s: try again")
@@ -158,6 +158,13 @@ class Registry:
         except (HplmError, OSError) as error:  # the change is made
             log.warning("a later change finishes the clean-up of %s: %s", self.store, error)
         return result
+
+    def set_lease(self, lease_s: float) -> None:
+        def edit(change: Change) -> None:
+            change.lease_s = lease_s
+            change.details = {"seconds": lease_s}
+
+        self.change("lease", edit)
 
     def audit(self) -> list[dict[str, Any]]:
         """Returns all changes, the oldest first."""

@@ -73,7 +73,7 @@ class Reader:
         fresh.replace(self._file)
         self._said, self._at = generation, time.monotonic()
 
-    def report(self, generation: int) -> bool:
+    def report(self, generation: int) -> None:
         """Says it, but where this server may not write, which is logged once."""
         if self._may_write:
             try:
@@ -83,7 +83,6 @@ class Reader:
                     raise
                 self._may_write = False
                 log.info("this server does not report its generation to managers: %s", error)
-        return True
 
     def close(self) -> None:
         """Nobody waits for it any more, until it says something again."""

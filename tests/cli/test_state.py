@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 def test_a_state_is_begun_once_also_if_it_has_lost_current_and_is_saved_before_its_first_change(live, capsys):
     (_, places), folder = live, live.folder / "state/toy"
     shutil.rmtree(live.folder / "state")
-    assert run(capsys, "begin", *places) == {"begun": ["toy"]}
+    assert run(capsys, "begin", *places) == {"begun": ["toy"], "leased": []}
     assert run(capsys, "tenant", "log", *places) == {"changes": []}
     assert run(capsys, "backup", "--to", live.folder / "saved", *places)["generation"] == 0
     assert run(capsys, "restore", "--from", live.folder / "saved", *places)["generation"] == 1
@@ -72,6 +72,20 @@ def test_commands_read_the_variable_and_say_where_they_show_the_export(live, cap
     assert "with keys" in printed(capsys, "tenant", "list", *repository, "--state", state)  # the option counts
     monkeypatch.setenv("HPLM_STATE", "s3://bucket/hplm")
     assert mentions(refused(capsys, "verify", *repository), "s3://bucket/hplm", "--state")
+
+
+def test_the_lease_of_a_live_state_is_changed_and_a_revoked_key_waits_for_servers_that_know_the_longer_one(live, capsys):
+    (_, places), keys = live, [live.manager.add_key("tenant-0")[1] for _ in range(3)]
+
+    def dead_in(key):
+        return live.manager.revoke_key("tenant-0", key.id) - time.time()
+
+    assert run(capsys, "begin", "--lease", 2000, *places) == {"begun": [], "leased": ["toy"]}
+    assert 1990 < dead_in(keys[0]) <= 2000
+    assert mentions(printed(capsys, "begin", "--lease", 5, *places), "5 s", "toy")
+    assert live.manager.registry.pointer().lease_s == 5 and 1980 < dead_in(keys[1]) <= 2000
+    assert mentions(printed(capsys, "tenant", "log", *places), "lease", "seconds 5")
+    assert mentions(refused(capsys, "begin", "--lease", 5, *places), live.folder / "state", "toy")
 
 
 def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tmp_path):

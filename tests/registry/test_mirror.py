@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from hplm.cli import serve
 from hplm.errors import Broken, Draining, HplmError, InvalidInput, NoTenant
 from hplm.registry import lease
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
-from hplm.registry.store import Absent, Away, opened, place_of
+from hplm.registry.store import Absent, Away, Denied, opened, place_of
 from hplm.tenants.authorize import admit
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.directory import Directory
@@ -25,7 +26,7 @@ from hplm.tenants.snapshot import files_of
 from hplm.tenants.state import State
 from testing.bucket import S3, bucket
 from tests.support.faulty_folder import FaultyFolder
-from tests.support.message import refusing
+from tests.support.message import mentions, refusing
 from tests.support.wait import PATIENCE, Clock, Hold, eventually
 from tests.tenants.truth import Change, Export, expect_same, seen
 
@@ -320,6 +321,38 @@ def test_a_lost_registry_that_is_restored_is_copied_on(far):
     assert reader.view.snapshot.find("two")
     with pytest.raises(NoTenant):
         reader.view.snapshot.find("three")
+
+
+@pytest.mark.parametrize("trouble", ["stopped", "denied"])
+def test_a_server_starts_from_its_copy_while_the_bucket_is_away_or_refuses(
+    export, tmp_path, monkeypatch, capsys, caplog, trouble
+):
+    monkeypatch.setenv("HPLM_MIRROR", str(tmp_path / "mirror"))
+    with bucket() as server:
+        place, boot = place_of("s3://bucket/far"), Clock(1e6)
+        begin(opened(place / "toy"))
+        manager = Manager.open(export.repository, place)
+        secret, _ = manager.add_key("zero")
+        no_copy = {"stopped": Away, "denied": Denied}[trouble]
+
+        def cut_off():
+            return server.stopped() if trouble == "stopped" else server.denying("GET")
+
+        with cut_off(), pytest.raises(no_copy):
+            serve.begin(export.repository, place, must_exist=False)
+        backbone = export.read(place, clock=boot)
+        backbone.mirror.close()
+        with cut_off():
+            serve.begin(export.repository, place, must_exist=False)
+            assert mentions(capsys.readouterr().out, place, tmp_path / "mirror")
+            backbone = export.read(place, clock=boot)
+            assert asked(backbone, "zero", secret) == "zero" and mentions(caplog.text, place, tmp_path / "mirror")
+            assert "zero" in {tenant.id for tenant in Directory(export.repository, place).snapshots()[0].tenants if tenant.keys}
+            boot.seconds += 301
+            with pytest.raises(Draining):  # readiness does not depend on the lease, and tenants without keys are answered
+                asked(backbone, "zero", secret)
+            assert asked(backbone, "one") == "one"
+            backbone.mirror.close()
 
 
 def asked(backbone, tenant, secret=""):
