@@ -97,14 +97,6 @@ def checked_state(given: Place | None) -> Place | None:
     return state
 
 
-def checked_folder(given: Path | None) -> Path | None:
-    """Returns the same, for commands that read its files."""
-    state = checked_state(given)
-    if state is not None and not isinstance(state, Path):
-        raise InvalidInput(f"{VARIABLE}={state} is a bucket: give --state with the folder of a state")
-    return state
-
-
 def settled(manager: Manager, said: str = "", **result: Any) -> dict[str, Any]:
     """Waits for servers after a change, and prints what was changed and which servers have not taken it. Returns the result."""
     late = manager.settle()

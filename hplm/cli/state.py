@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import Json, Positive, about
-from hplm.cli.served import HERE, Served, checked_folder, state_of
+from hplm.cli.served import HERE, Served, StatePlace, checked_state, state_of
 from hplm.errors import HplmError, InvalidInput
 from hplm.options import LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from hplm.tenants.verification import Part
 
 
 def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = False) -> dict:
@@ -76,29 +81,38 @@ def restore(
     return manifest
 
 
-def verify(*, store: Path | None = None, repository: Path | None = None, state: Path | None = None, json: Json = False) -> dict:
+def verify(*, store: Path | None = None, repository: Path | None = None, state: StatePlace = None, json: Json = False) -> dict:
     """Check all stored files: tables, records and weights against their checksums, and that others can be read.
 
     Triton checks a config.pbtxt when it loads the model. Exit with 1 if something is broken, after listing all of it.
 
     :param store: folder that `hplm build` wrote
     :param repository: folder that `hplm export` wrote
-    :param state: with --repository: the folder of `hplm serve --state`
+    :param state: with --repository: the folder or the bucket of `hplm serve --state`; what the newest generation of a bucket
+        needs is copied into TMPDIR first
     """
-    from tqdm import tqdm
-
     if state is not None and repository is None:
         raise InvalidInput("--state needs --repository: give both")
     if store is not None and repository is None:
         from builder.store.verification import store_parts
 
-        parts = store_parts(store)
-    elif repository is not None and store is None:
-        from hplm.tenants.verification import repository_parts
-
-        parts = repository_parts(repository, checked_folder(state))
-    else:
+        return _verified(store_parts(store))
+    if repository is None or store is not None:
         raise InvalidInput("give either --store or --repository")
+    from hplm.tenants.backup import brought
+    from hplm.tenants.verification import repository_parts
+
+    place = checked_state(state)
+    if place is None or isinstance(place, Path):
+        return _verified(repository_parts(repository, place))
+    with TemporaryDirectory(prefix="hplm-verify-") as folder:
+        return _verified(repository_parts(repository, brought(repository, place, Path(folder))), (folder, str(place)))
+
+
+def _verified(parts: Sequence[Part], shown: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    """Checks all parts. Errors name the second path of `shown` instead of the first one."""
+    from tqdm import tqdm
+
     size, broken = sum(part.size for part in parts), []
     with tqdm(total=size, desc="verifying", unit="B", unit_scale=True) as bar:
         for part in parts:
@@ -106,7 +120,7 @@ def verify(*, store: Path | None = None, repository: Path | None = None, state: 
             broken += part.check(part.path, bar.update)
             bar.update(part.size - (bar.n - before))
     if broken:
-        raise HplmError("\n".join([f"{len(broken)} broken:", *(f"  {message}" for message in broken)]))
+        raise HplmError("\n".join([f"{len(broken)} broken:", *(f"  {message.replace(*shown)}" for message in broken)]))
     kinds = [part.kind for part in parts]
     result = {"tables": kinds.count("table"), "records": kinds.count("record"), "files": kinds.count("file"), "gb": size / 1e9}
     print(f"ok: {result['tables']} tables, {result['records']} records, {result['gb']:,.3g} GB")

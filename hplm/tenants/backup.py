@@ -14,10 +14,10 @@ from hplm.errors import Broken, InvalidInput
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, is_begun
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, objects_of
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Place, not_begun, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry, needed_by
+from hplm.tenants.registry import Registry, needed_by, registries_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 FORMAT = 2
@@ -59,6 +59,16 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     for folder in named:
         sync(folder)
     return msgspec.structs.asdict(manifest)
+
+
+def brought(repository: Path, place: Place, folder: Path) -> Path:
+    """Copies what the newest generations of a bucket need into a folder, which then is as a state. Returns it."""
+    begun = [name for name, registry in registries_of(repository, place).items() if is_begun(registry.store)]
+    if not begun:
+        raise not_begun(place)
+    for name in begun:
+        back_up(Manager.open(repository, place, name), folder / name)
+    return folder
 
 
 def _copy(registry: Registry, copy: Folder) -> _Manifest:

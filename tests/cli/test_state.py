@@ -16,11 +16,13 @@ from builder.store.store import Store, TenantFile
 from hplm.doctor import checks
 from hplm.levels.calibration import BINS, Calibration
 from hplm.model.weights import load_weights, save_weights
-from hplm.registry.store import Absent
+from hplm.registry.pointer import begin
+from hplm.registry.store import Absent, opened, place_of
 from hplm.tenants.backup import LOST, back_up
 from hplm.tenants.keys import new_key
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot
+from testing.bucket import bucket
 from testing.random_store import change_version, random_store, random_tenant, random_tenants
 from testing.reference import Reference
 from testing.toy import CONFIG, WORDS
@@ -70,8 +72,6 @@ def test_commands_read_the_variable_and_say_where_they_show_the_export(live, cap
     monkeypatch.setenv("HPLM_STATE", str(tmp_path / "none"))
     assert mentions(refused(capsys, "tenant", "list", *repository), "HPLM_STATE", tmp_path / "none")
     assert "with keys" in printed(capsys, "tenant", "list", *repository, "--state", state)  # the option counts
-    monkeypatch.setenv("HPLM_STATE", "s3://bucket/hplm")
-    assert mentions(refused(capsys, "verify", *repository), "s3://bucket/hplm", "--state")
 
 
 def test_the_lease_of_a_live_state_is_changed_and_a_revoked_key_waits_for_servers_that_know_the_longer_one(live, capsys):
@@ -221,6 +221,27 @@ def test_undamaged_files_are_verified(toy, grown, capsys):
     random_tenant(grown, TenantFile("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)
     grown.remove_branch("bio", 1)  # of an old version of a tenant
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 3
+
+
+def test_a_bucket_is_verified_as_a_folder_is(live, capsys, monkeypatch):
+    """Of a served bucket the doctor sees the tenants."""
+    place, repository = place_of("s3://bucket/hplm"), ["--repository", live.folder / "repository"]
+    with bucket():
+        monkeypatch.setenv("HPLM_STATE", str(place))
+        assert mentions(refused(capsys, "verify", *repository), place, "CURRENT")
+        begin(opened(place / "toy"))
+        manager = Manager.open(live.folder / "repository", place)
+        add_domain(manager, live.store, "law")
+        add_tenant(manager, live.store, "acme")
+        exported = run(capsys, "verify", "--repository", live.folder / "repository", "--state", live.folder / "state")
+        found = run(capsys, "verify", *repository, "--state", place)
+        assert (found["tables"], found["records"]) == (exported["tables"] + 1, exported["records"] + 1)
+        assert f"{len(manager.current().tenants)} of" in checks.tenants(live.folder / "repository", place, False).says
+        store, record = manager.registry.store, manager.current().find("acme").head.file
+        store.delete([f"records/{record}"])
+        store.put(f"records/{record}", b"damaged")
+        said = refused(capsys, "verify", *repository)
+        assert mentions(said, f"record {place}/toy/records/{record}", "checksum") and "hplm-verify" not in said
 
 
 def test_everything_that_is_broken_in_an_export_is_named(toy, tmp_path, capsys):
