@@ -85,7 +85,10 @@ class Worker(Process):
         passed = self._its.fileno(), self.batches
         environment = {**CACHED_PRODUCTS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [_python(), "-m", module, *map(str, passed)]
-        super().__init__("the engine", command, None, descriptors=passed, environment=environment, tie=Tie.GROUP, popen=popen)
+        super().__init__(
+            *("the engine", command, None),
+            descriptors=passed, folder=_folder(), environment=environment, tie=Tie.GROUP, popen=popen,
+        )  # fmt: skip
 
     def start(self) -> None:
         super().start()
@@ -247,6 +250,14 @@ class Workers:
             if worker.silent_s > STUCK_SECONDS:
                 log.error("the engine has not moved for %g s: it is ended", STUCK_SECONDS)
                 worker.end()
+
+
+def _folder() -> str:
+    """Returns the working directory, or / if it is gone: it may be temporary, and Python does not start in such a one."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def _python() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -189,6 +190,9 @@ class TritonServer:
     def _launch(self) -> Process:
         folder = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
         self._leftovers.callback(shutil.rmtree, folder, ignore_errors=True)
+        held = os.open(folder, os.O_RDONLY)
+        self._leftovers.callback(os.close, held)
+        fcntl.flock(held, fcntl.LOCK_SH)  # systemd-tmpfiles, which cleans temporary files, leaves a locked folder alone
         self.installation.lay_out(folder, *self._backends)
         environment = self.installation.environment(folder, os.environ)
         environment |= inherited.environment(self.id, self.restarts)

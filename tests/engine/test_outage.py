@@ -1,6 +1,22 @@
-"""When an engine that is started again and again is given up. The clock is played: every time is given."""
+"""Where an engine is started again, and when it is given up. The clock is played: every time is given."""
 
-from hplm.engine.worker import PATIENCE_SECONDS, STEADY_SECONDS, Outage
+from hplm.engine.channel import Apart
+from hplm.engine.worker import PATIENCE_SECONDS, STEADY_SECONDS, Outage, Worker
+from tests.support.wait import PATIENCE
+
+
+def test_an_engine_starts_although_a_cleaner_has_removed_the_folder_of_its_server(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    worker = Worker("keyword", Apart(frozenset(), frozenset()))  # any module that needs nothing
+    worker.start()
+    try:
+        assert worker.wait(PATIENCE) == 0
+    finally:
+        worker.end()
+        worker.forget()
 
 
 def test_an_engine_that_works_for_a_moment_after_each_start_is_given_up():
