@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from builder.store.store import Store
 from hplm.engine.backbone import Backbone
@@ -31,6 +31,22 @@ def update_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChang
 
 def publish_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
     return manager.publish(tenant_id, _trained(manager, store, tenant_id))
+
+
+class Trained:
+    """The newest versions of a store's tenants, for a change of many of them."""
+
+    def __init__(self, manager: Manager, store: Store, tenant_ids: Iterable[str]) -> None:
+        _check_store(manager, store)
+        self._manager, self._store, branches = manager, store, manager.current().branches
+        found = [store.tenant(tenant_id) for tenant_id in tenant_ids]
+        self._tenants = {tenant.id: tenant for tenant in found if tenant is not None}
+        for domain, version in {(tenant.domain, tenant.domain_version) for tenant in self._tenants.values()}:
+            _check_same(manager, store, branches, domain, version)
+        self.newest = {tenant.id: tenant.version for tenant in self._tenants.values()}
+
+    def publish(self, change: Change, tenant_id: str) -> None:
+        self._manager.put(change, tenant_id, self._store.knowledge(self._tenants[tenant_id]))
 
 
 def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hplm.cli.options import Json, StoreFolder, about, open_store
 from hplm.cli.served import HERE, Served, settled
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
+    from hplm.tenants.change import Change
+    from hplm.tenants.keys import Key
     from hplm.tenants.manager import Manager, TenantChange
 
 WHEN = "%F %T%z"
@@ -94,6 +100,79 @@ def delete(id: Id, /, *, store: StoreFolder | None = None, served: Served = HERE
     versions = delete_tenant(open_store(store), id)
     print(f"tenant {id}: removed version {', '.join(map(str, versions))}")
     return {"tenant": id, "removed": versions}
+
+
+def apply(
+    file: Annotated[Path, about("file with one JSON object a line, a tenant each: docs/operating.md")], /, *, yes: bool = False,
+    store: Path | None = None, secrets: Path | None = None, served: Served = HERE, json: Json = False,
+) -> dict:  # fmt: skip
+    """Bring many tenants, their keys and limits to what a file says, in one change.
+
+    Shows what will change, and with --yes makes it. Applied again, the file changes nothing.
+
+    :param yes: make the changes
+    :param store: also serve the newest version that this store has of each tenant of the file
+    :param secrets: new file for the secrets of new keys, as JSON lines
+    """
+    from hplm.tenants.apply import apply as bring
+    from hplm.tenants.apply import made_keys, planned, read_lines
+
+    manager, lines = served.manager(), read_lines(file)
+    newest, publish = dict[str, int](), never
+    if store is not None:
+        from builder.publish.live import Trained
+
+        trained = Trained(manager, open_store(store), [line.id for line in lines])
+        newest, publish = trained.newest, trained.publish
+    steps = planned({tenant.id: tenant for tenant in manager.current().tenants}, lines, newest)
+    for step in steps:
+        print(step)
+    result = {"tenants": [step.tenant for step in steps], "generation": None}
+    keys = sum(step.new_keys for step in steps)
+    if not steps:
+        print(f"{len(lines)} tenants are as {file} says")
+        return result
+    if keys and secrets is None:
+        raise InvalidInput(f"{keys} keys have to be made: give --secrets with a new file for their secrets")
+    if not yes:
+        print(f"{len(steps)} of {len(lines)} tenants would change: give --yes to change them")
+        return result
+    made = made_keys(steps)
+    if secrets is not None and made:
+        write_secrets(secrets, made)  # before the change: what is not written by then would be lost
+
+    def edit(change: Change) -> int:
+        if planned(change.tenants, lines, newest) != steps:
+            raise InvalidInput("somebody else has changed these tenants meanwhile, and nothing was changed: do it again")
+        bring(change, steps, made, publish)
+        return change.generation
+
+    try:
+        result["generation"] = manager.registry.change("tenant apply", edit)
+    except HplmError:
+        if secrets is not None and made:
+            print(f"the secrets in {secrets} may open nothing: look at `hplm tenant key list`", file=sys.stderr)
+        raise
+    return settled(manager, f"{len(steps)} tenants are changed, generation {result['generation']}", **result)
+
+
+def never(change: Change, tenant_id: str) -> None:
+    """Publishes nothing: without a store no tenant has a new version."""
+    raise AssertionError(tenant_id)
+
+
+def write_secrets(path: Path, made: Mapping[str, Sequence[tuple[str, Key]]]) -> None:
+    """Writes a new file that only this user can read."""
+    try:
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        raise InvalidInput(f"{path} exists already: name a new file with --secrets") from None
+    with open(file, "w", encoding="utf-8") as lines:
+        for tenant, keys in made.items():
+            for secret, key in keys:
+                lines.write(dumps({"tenant": tenant, "key": key.id, "secret": secret, "expires": key.expires}) + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
 
 
 def key_add(id: Id, /, *, days: float = 0.0, served: Served = HERE, json: Json = False) -> dict:

@@ -59,6 +59,11 @@ def key_of(secret: str) -> Key:
     return Key("given", _digest(secret.strip()), 0)
 
 
+def key_of_digest(digest: str, expires: int = 0) -> Key:
+    """Returns the key of a secret of which only the SHA-256 is known, hexadecimal."""
+    return Key(secrets.token_hex(4), digest, expires)
+
+
 def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:
     """Whether `Bearer SECRET` matches one of these keys. Without keys, everybody is allowed.
 

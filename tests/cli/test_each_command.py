@@ -42,7 +42,7 @@ CHANGED = {"rate": 5, "burst": 0, "texts_rate": 60, "tokens_rate": 7000, "in_fli
 ACTIONS = [
     *("tenant add", "tenant update", "tenant publish", "domain update", "domain update", "domain add"),
     *("tenant key add", "tenant key add", "tenant rollback", "tenant key add", "tenant key add", "tenant key revoke"),
-    *("tenant limit", "domain rollback", "domain delete", "tenant delete"),
+    *("tenant apply", "tenant limit", "domain rollback", "domain delete", "tenant delete"),
 ]
 
 
@@ -77,6 +77,7 @@ WITHOUT_THE_BUILDER = [
     ("tenant key list tenant-0 {places}", [["expires", time.strftime("%z")], ["does not expire"]]),
     ("tenant key list tenant-2 {places}", {"keys": lambda rows: len(rows) == 2 and all(row["expires"] == 0 for row in rows)}),
     ("tenant key revoke tenant-2 --key {key} {places}", {"revoked": "{key}"}),
+    ("tenant apply {folder}/tenants.jsonl --yes {places}", {"tenants": ["tenant-1"]}),
     (f"tenant limit tenant-0 {LIMITS} {{places}}", {"rate": 5}),
     ("tenant show tenant-0 {places}", CHANGED),
     ("tenant list {places} ", [["tenant-0", "3 homes", "with keys"], ["tenant-2", "quarantined"]]),
@@ -132,6 +133,7 @@ def places(made, tmp_path_factory):
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
     replica = {"id": 1, "name": "one", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
     pool = {"name": "all", "repository": f"{folder}/repository", "state": f"{folder}/state", "replicas": [replica]}
+    (folder / "tenants.jsonl").write_text(json.dumps({"id": "tenant-1", "rate": 7}))
     (folder / "pools.json").write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": [pool]}))
     exported = f"--repository {folder}/repository"
     with tempfile.TemporaryDirectory(prefix="hplm-") as router:  # short: the name of a socket has at most 93 bytes
