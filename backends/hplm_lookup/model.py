@@ -123,6 +123,7 @@ class TritonPythonModel(replies.Model):
         self._service.look()
         if self._views.state is not None:
             self._service.meter.set(names.REGISTRY_AGE_SECONDS, self._views.age)
+            self._service.meter.set(names.REGISTRY_GENERATION, self._views.generation)
         for (domain, level), count in self._lookup.tally.take().items():
             self._service.meter.add(names.WINDOWS, count, domain, level)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -198,17 +199,32 @@ def key_list(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     return {"tenant": id, "keys": keys, **served.source}
 
 
-def key_revoke(id: Id, /, *, key: str, wait: bool = False, served: Served = HERE, json: Json = False) -> dict:
+def key_revoke(
+    id: Id, /, *, key: str, wait: bool = False, servers: tuple[str, ...] = (), served: Served = HERE, json: Json = False
+) -> dict:
     """Refuse a key from now on.
 
     :param key: its id, as `hplm tenant key list` shows it
     :param wait: end when no server, not even one that is cut off, takes the key
+    :param servers: with --wait: HOST:PORT of the metrics of all servers that there are; it ends as soon as they refuse the key
     """
+    from hplm.tenants.taken import wait_until_taken
+
+    if servers and not wait:
+        raise InvalidInput("--servers says for whom to wait: give --wait too")
+    for server in servers:
+        if not re.fullmatch(r"(http://)?[^/\s]+:\d{1,5}", server):
+            raise InvalidInput(f"--servers {server} is not an address: give HOST:PORT of its metrics, such as 127.0.0.1:8002")
     manager = served.manager()
     dead = manager.revoke_key(id, key)
     until = time.strftime(WHEN, time.localtime(math.ceil(dead)))
     said = f"key {key} of tenant {id} is revoked; a server that is cut off may take it until {until}"
     result = settled(manager, said, tenant=id, revoked=key, dead_at=round(dead, 3))
+    if servers:
+        backbone, generation = manager.folder.parent.name, manager.registry.decided
+        behind = wait_until_taken(servers, backbone, generation, dead)
+        print(f"refused by {len(servers) - len(behind)} of {len(servers)} servers")
+        return {**result, "behind": behind}
     if wait:
         time.sleep(max(0.0, dead - time.time()))
     return result

@@ -76,6 +76,7 @@ class Views:
             self.mirror = Mirror(folder, opened(state / self.config.name), self.state, clock)
             self.mirror.begin()
         self._seen_at = 0.0
+        self.generation = 0  # of the registry, whose keys and deletions hold here
         self._prepare = prepare
         self._lock = threading.Lock()
         self._exported = filtered(Snapshot.load(folder / self.TENANTS), folder)
@@ -155,9 +156,11 @@ class Views:
         return self._follower is not None and self._follower.is_behind
 
     def _look(self, follower: Follower) -> bool:
-        is_whole = follower.look()
-        if follower.pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
-            self._seen_at = follower.seen_at if self.mirror is None else lease.load(self._seen)
+        seen = lease.load(self._seen) if self.mirror is not None else None  # before: the copy may be changed meanwhile
+        is_whole, pointer = follower.look(), follower.pointer
+        if pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
+            self._seen_at = follower.seen_at if seen is None else seen
+            self.generation = pointer.generation if pointer.copied is None else pointer.copied.generation
         return is_whole
 
     def _follow(self, pointer: Pointer) -> bool:

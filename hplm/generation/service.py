@@ -224,6 +224,7 @@ class Service:
         }
         if self._backbone.state is not None:
             levels[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age
+            levels[names.REGISTRY_GENERATION, ()] = self._backbone.generation
         self.meter.set_all(levels)
         self.meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back

@@ -77,6 +77,9 @@ WINDOWS = Metric(
 REGISTRY_AGE_SECONDS = Metric(
     "hplm_registry_age_seconds", GAUGE, "Time since the registry of tenants was last seen; only with --state"
 )
+REGISTRY_GENERATION = Metric(
+    "hplm_registry_generation", GAUGE, "Generation of the registry whose keys and deletions hold here; only with --state"
+)
 
 # Restarts
 SERVER_RESTARTS = Metric("hplm_server_restarts_total", COUNTER, "Times that `hplm serve` started the server again")

@@ -311,6 +311,7 @@ def test_a_lost_registry_that_is_restored_is_copied_on(far):
     far.manager.add("three", far.export.knowledge[1])
     far.mirror.begin()
     reader = far.backbone()
+    assert reader.generation == far.manager.registry.decided == 2
     shutil.rmtree(far.place / "toy")
     with pytest.raises(HplmError):
         far.mirror.look()
@@ -404,7 +405,9 @@ def test_a_server_that_is_cut_off_refuses_keyed_tenants_from_when_revoke_says(
             with pytest.raises(NoTenant):  # an unknown key learns nothing
                 asked(backbone, "zero", "wrong")
             assert asked(backbone, "one") == "one"
+        assert backbone.generation == 2
         look()
+        assert backbone.generation == manager.registry.decided == 3  # by the registry's count, also in a copy
         with pytest.raises(NoTenant):
             asked(backbone, "zero", secret)
         assert asked(backbone, "zero", other) == "zero"
