@@ -38,6 +38,10 @@ class Denied(InvalidInput):
     """The store refuses to read or to write, for want of rights."""
 
 
+class NotBegun(InvalidInput):
+    """There is no registry, or it has lost its CURRENT."""
+
+
 class Conflict(Exception):
     """Somebody else has changed CURRENT."""
 
@@ -141,8 +145,8 @@ def local(place: Place) -> Path:
     return Path(cache) / hashlib.sha256(str(place).encode()).hexdigest()[:12]
 
 
-def not_begun(place: object) -> InvalidInput:
-    return InvalidInput(
+def not_begun(place: object) -> NotBegun:
+    return NotBegun(
         f"{place} contains no registry ({CURRENT} is missing): name the right --state, mount it, or restore its backup; "
         "`hplm begin` makes a new one, in which nothing was changed since the export"
     )

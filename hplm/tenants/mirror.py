@@ -26,8 +26,9 @@ from hplm.plot.room import check_room
 from hplm.plot.table import Branch, TableMeta
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
-from hplm.registry.pointer import Pointer, Source, read_current
-from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, Store
+from hplm.registry.follower import Follower
+from hplm.registry.pointer import Pointer, Source
+from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, NotBegun, Store
 from hplm.tenants.assembly import Place, assemble
 from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
@@ -56,8 +57,8 @@ class Mirror:
         self._exported_tables = folder / EXPORTED_TABLES
         self._exported_files = files_of(self._exported.tenants)
         self._lock: int | None = None
-        self._tag: object = None  # of the CURRENT that was seen last
-        self._wanted: tuple[Pointer, Snapshot] | None = None  # what it said
+        self._follower = Follower(store, self._take, clock, longest_pause=0.0)
+        self._wanted: tuple[Pointer, Snapshot]  # what CURRENT said last
         self._parents: dict[Branch, Place | None] = {}
         self.is_whole = False  # whether the copy serves all that it said
         self._broken = set[str]()  # record files of it that have another content than their names say
@@ -79,7 +80,7 @@ class Mirror:
                 try:
                     self.look()
                 except HplmError as error:
-                    is_refused = isinstance(error, InvalidInput) and not isinstance(error, Denied)
+                    is_refused = isinstance(error, InvalidInput) and not isinstance(error, Denied | NotBegun)
                     if is_refused or self._state.pointer() is None:
                         raise
                     log.warning("%s. %s", error, starts_from(self._state))
@@ -93,23 +94,13 @@ class Mirror:
         """Takes over what is new. Does nothing where another process of this machine does it."""
         if not self._is_mine():
             return
-        asked = lease.boot_time(self._time)
-        found = read_current(self._store, self._tag)
-        if found is not None:
-            self._wanted, self._tag = (found[0], self._read(found[0])), found[1]
-            self.is_whole = False
-            self._broken.clear()
-        assert self._wanted is not None  # without it there was no tag
-        if not self.is_whole:
-            self._publish(*self._wanted)  # first what was removed
+        self._follower.look()
         if self._state.pointer() is not None:
-            lease.save(self._state.seen, asked)
-        if found is not None or self._time.monotonic() >= self._sweep_at:  # also while something cannot be brought
+            lease.save(self._state.seen, self._follower.seen_at)
+        if self._time.monotonic() >= self._sweep_at:  # also while something cannot be brought
             self._sweep(self._wanted[1])
         if not self.is_whole:
             self._bring(*self._wanted)
-        elif found is not None:
-            self._tables.want(())  # one that was on its way is deleted
 
     def raise_failure(self) -> None:
         """Raises what keeps a table from coming."""
@@ -131,6 +122,16 @@ class Mirror:
             except BlockingIOError:
                 os.close(lock)
         return self._lock is not None
+
+    def _take(self, pointer: Pointer) -> bool:
+        """Takes over what CURRENT says: first what was removed. The rest is brought by later looks."""
+        self._wanted = pointer, self._read(pointer)
+        self.is_whole, self._sweep_at = False, 0.0
+        self._broken.clear()
+        self._publish(*self._wanted)
+        if self.is_whole:
+            self._tables.want(())  # one that was on its way is deleted
+        return True
 
     def _read(self, pointer: Pointer) -> Snapshot:
         """Returns the newest snapshot of the registry. Raises if the copy here cannot be one of it."""
@@ -167,8 +168,6 @@ class Mirror:
                 failures += [error for error in pool.map(self._bring_record, now) if error is not None]
         self._publish(pointer, wanted)
         self._tables.want([branch for branch in wanted.branches if not self._is_here(branch)])
-        if any(isinstance(error, Absent) for error in failures):
-            self._tag = None  # a newer generation may not need it any more
         if failures:
             raise failures[0]
 
