@@ -1,16 +1,20 @@
 """Tenants and domains change on a real Triton that is asked all the time: the right answers, and none is lost."""
 
 import json
+import os
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from builder.publish.live import update_domain
+from builder.publish.model_configs import ALIAS
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
+from hplm.server.probing import State
 from testing.random_store import random_knowledge, random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS, random_text
@@ -20,6 +24,7 @@ from tests.server.stock import GREEDY, RETURN, Asked, ids_of, refused
 from tests.support.answers import Comparison
 from tests.support.generative import GenerativeReference
 from tests.support.servers import ADMIN_KEY
+from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +44,28 @@ class Admin:
     def trained(self, tenant, seed=7):
         """Returns what a client sends to add a tenant that it has trained itself."""
         return command(tenant.id, random_knowledge(self._config, tenant, 0.3, seed))[0]
+
+
+@pytest.mark.server("toy")
+def test_while_its_state_hangs_every_request_is_answered_and_models_work(server):
+    """Who opens a pipe waits, as for a network file system that is away."""
+    current, stock, control = server.state / "toy/CURRENT", server.stock(), server.server.control()
+    away, pid = current.rename(current.with_name("AWAY")), server.server.pid
+    os.mkfifo(current)
+    try:
+        time.sleep(1)  # until the threads that follow it have met the pipe; on a slow machine some have not
+        for model in ("toy", ALIAS):
+            for _ in range(5):
+                assert stock.ask([TEXT], "echo", model=model)["LABEL"].size
+                with refused("no_tenant"):
+                    stock.ask([TEXT], "nobody", model=model)
+        for model, probe in control.probes(["toy-lookup", "toy-upper", ALIAS]).items():
+            assert control.probe(model, probe, PATIENCE).state is State.WORKS
+    finally:
+        waiting = os.open(current, os.O_RDWR)
+        away.replace(current)
+        os.close(waiting)  # lets them read an empty file
+    assert stock.ask([TEXT], server.tenant().id, model=ALIAS)["LABEL"].size and server.server.pid == pid
 
 
 @pytest.mark.server("toy")
