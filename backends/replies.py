@@ -145,7 +145,7 @@ class Model:
         self._name, self._parameters = args["model_name"], {name: own["string_value"] for name, own in given.items()}
         self._repository = Path(args["model_repository"]).parent
         state = os.environ.get("HPLM_STATE")
-        self._state = place_of(state) if state else None  # the live state that the server was started with
+        self._state = place_of(state) if state else None  # the registry that the server was started with
         self._publishers: list[Publisher] = []
         self._refusing = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
         self._held = Held(self._name)

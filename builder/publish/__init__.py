@@ -1,1 +1,1 @@
-"""Publishes a store: model folders for Triton, and changes of a live state."""
+"""Publishes a store: model folders for Triton, and changes of a registry."""

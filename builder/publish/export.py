@@ -41,7 +41,7 @@ def export(store: Store, repository: Path, options: ServingOptions, replace: boo
     """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`; of a decoder, `<backbone>` alone.
 
     If there is an export with the same content, only the configurations are written. `replace` writes all files, also over
-    another export, which a server or a live state may need.
+    another export, which a server or a registry may need.
     """
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
@@ -85,7 +85,7 @@ def _check_same(folder: Path, fresh: Path) -> None:
     """Raises if an export has another content than a new one."""
     if Snapshot.load(folder / Backbone.TENANTS, ELSEWHERE).export != Snapshot.load(fresh / Backbone.TENANTS).export:
         raise InvalidInput(
-            f"{folder} has another content than this store, and servers and live states may need it: publish the changes with "
+            f"{folder} has another content than this store, and servers and registries may need it: publish the changes with "
             f"`hplm tenant publish` and `hplm domain update`, {ELSEWHERE}"
         )
 
@@ -149,7 +149,7 @@ def write_tenants(folder: Path, branches: Sequence[Branch], tenants: Sequence[Te
 
 
 def export_digest(folder: Path, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> str:
-    """Returns a digest of the export's content, by which a live state recognises its export."""
+    """Returns a digest of the export's content, by which a registry recognises its export."""
     content = hashlib.sha256(repr((list(branches), list(tenants))).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
     for branch in branches:

@@ -1,4 +1,4 @@
-"""Publishes domains and tenants of a store to a repository's live state.
+"""Publishes domains and tenants of a store to a repository's registry.
 
 A tenant is pinned to the table version that it was trained on. So a new version of a domain comes with the tenants that were
 trained on it; the others stay on their version, and are reported as behind.

@@ -75,7 +75,7 @@ class Packed:
 
 
 class Records:
-    """The record files of an export, and those of the live state that goes on from it."""
+    """The record files of an export, and those of the registry that goes on from it."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders

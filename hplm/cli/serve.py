@@ -56,7 +56,7 @@ def serve(
 
     state = state_of(state)
     if state_must_exist and state is None:
-        raise InvalidInput("--state-must-exist says nothing without a state: give --state DIR too")
+        raise InvalidInput("--state-must-exist says nothing without a registry: give --state DIR too")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     log_file = log_file or Path(f".hplm/serve-{http_port}.log")

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = False) -> dict:
-    """Make a live state in a folder or a bucket, in which nothing was changed since the export; or change the lease of one.
+    """Make a registry in a folder or a bucket, in which nothing was changed since the export; or change the lease of one.
 
     `hplm serve` makes a missing folder by itself.
 
-    :param lease: seconds for which a server that cannot see this state answers for tenants with keys: a revoked key may open
+    :param lease: seconds for which a server that cannot see this registry answers for tenants with keys: a revoked key may open
         them so long (default: 300)
     """
     from hplm.tenants.registry import registries_of
@@ -44,14 +44,14 @@ def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = 
             leased.append(name)
             print(f"{state}: the lease is {lease:g} s now, for {name}")
     if not begun and not leased:
-        raise InvalidInput(f"{state} has a live state for {', '.join(registries)} already: nothing was changed")
+        raise InvalidInput(f"{state} has a registry for {', '.join(registries)} already: nothing was changed")
     if begun:
-        print(f"{state}: a live state without changes, for {', '.join(begun)}")
+        print(f"{state}: a registry without changes, for {', '.join(begun)}")
     return {"begun": begun, "leased": leased}
 
 
 def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE, json: Json = False) -> dict:
-    """Copy a live state, but not its repository, into a folder. It may be served meanwhile."""
+    """Copy a registry, but not its repository, into a folder. It may be served meanwhile."""
     from hplm.tenants.backup import back_up
 
     manifest = back_up(served.manager(begun=False), to)
@@ -65,7 +65,7 @@ def restore(
 ) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 
-    A lost state is made anew, and its servers go on with it.
+    A lost registry is made anew, and its servers go on with it.
 
     :param accept_old_keys: restore also if tenants with keys become open to everybody, or if revoked keys work again
     """

@@ -82,7 +82,7 @@ class Served:
         return self.backbone.config.name
 
     def stop_watching(self) -> None:
-        """Ends the threads that follow its live state."""
+        """Ends the threads that follow its registry."""
         self._watch.close()
 
     def _prepare(self, table: Table) -> None:

@@ -183,7 +183,7 @@ class Service:
         served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.watch)
 
     def close(self) -> None:
-        """Ends what follows the live state, and the journals. Its requests are answered before."""
+        """Ends what follows the registry, and the journals. Its requests are answered before."""
         for served in self.served:
             served.stop_watching()
             served.instruments.close()

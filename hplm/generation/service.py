@@ -95,7 +95,7 @@ class Service:
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
-        """Starts the threads that drive the loop, and follows the live state."""
+        """Starts the threads that drive the loop, and follows the registry."""
         self._watch = Watch(self._backbone)
         driver = Driver(self.reader, (self.threads, 1), channel, take_in)
         self.reader.wake = driver.wake
@@ -205,7 +205,7 @@ class Service:
         return [self.meter]
 
     def close(self) -> None:
-        """Ends what follows the live state. Its requests are answered before."""
+        """Ends what follows the registry. Its requests are answered before."""
         self.reader.join()
         if self._watch is not None:
             self._watch.close()

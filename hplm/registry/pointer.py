@@ -13,7 +13,7 @@ from hplm.options import LEASE_SECONDS
 from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Conflict, Store
 
 FORMAT = 2
-WAY_OUT = "restore the state, or begin another one with `hplm begin`"
+WAY_OUT = "restore the registry, or begin another one with `hplm begin`"
 KEPT_SNAPSHOTS = 16
 
 

@@ -119,7 +119,7 @@ def place_of(text: str) -> Place:
         return Path(text)
     if scheme not in SCHEMES or not rest:
         raise InvalidInput(
-            f"{text!r} is no place for a state: give a folder, or an address such as s3://bucket/folder; "
+            f"{text!r} is no place for a registry: give a folder, or an address such as s3://bucket/folder; "
             "a folder of that name is ./NAME"
         )
     return Remote(text)

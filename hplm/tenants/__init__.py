@@ -1,1 +1,1 @@
-"""Tenants: snapshots that readers follow, keys and quotas, tickets, the live state, and the manager that changes it."""
+"""Tenants: snapshots that readers follow, keys and quotas, tickets, the registry, and the manager that changes it."""

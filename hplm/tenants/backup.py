@@ -102,7 +102,7 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     if manifest.format != FORMAT:
         raise InvalidInput(
             f"{source} has format {manifest.format!r}, but this version of hplm reads {FORMAT}: restore it with the version "
-            "that wrote it, or begin a state without it by `hplm begin`"
+            "that wrote it, or begin a registry without it by `hplm begin`"
         )
     if manifest.export != registry.exported.export:
         raise InvalidInput(f"{source} belongs to another export: name the repository that it was served with")

@@ -157,7 +157,7 @@ class Commands:
         """Adds a domain. A table is too large for a request, so it must already be in the state's `inbox/<name>/<version>`."""
         name, version = given.name, given.version
         if self._manager.state is None:
-            raise InvalidInput("a state in a bucket has no inbox: run `hplm domain add` where the store is")
+            raise InvalidInput("a registry in a bucket has no inbox: run `hplm domain add` where the store is")
         source = self._manager.state.folder / "inbox" / name / str(version)
         if not NAME.fullmatch(name) or not source.is_dir():
             raise InvalidInput(f"table {f'{name}/{version}'!r} is not in {source.parent.parent}: copy its folder there first")

@@ -175,7 +175,7 @@ class Registry:
             before = [change for change in changes if change["generation"] < newest.generation]
             before.sort(key=lambda change: change["generation"])
         except (msgspec.DecodeError, *MISFITS) as error:
-            raise Broken(f"{self.store}/{CHANGES} cannot be read ({error}): restore the state") from None
+            raise Broken(f"{self.store}/{CHANGES} cannot be read ({error}): restore the registry") from None
         return [*before, newest.ledger.change] if newest.generation else []
 
     def collect(self) -> int:

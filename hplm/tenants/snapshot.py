@@ -30,7 +30,7 @@ from hplm.tenants.students import Students
 log = logging.getLogger(__name__)
 FORMAT = 10
 EXPORT_AGAIN = "export the repository again with `hplm export` and --replace"
-RESTORE = "restore the state, or use one version of hplm"
+RESTORE = "restore the registry, or use one version of hplm"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of tenants, domains and backbones
 QUOTAS = ("rate", "burst", "texts_rate", "tokens_rate", "in_flight")
 LIMITS = (*QUOTAS, "deadline_us")  # of a tenant; each 0: none
@@ -234,7 +234,7 @@ def newest_of(store: Store, pointer: Pointer, exported: Snapshot) -> Snapshot:
     try:
         snapshot = Snapshot.read(store.get(name), f"{store}/{name}", RESTORE)
     except Absent as error:
-        raise Broken(f"{error}: restore the state") from None
+        raise Broken(f"{error}: restore the registry") from None
     if snapshot.export != exported.export:
         raise InvalidInput(f"{store} belongs to another export: name the repository that it was made for, or an empty --state")
     return snapshot

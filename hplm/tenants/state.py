@@ -1,4 +1,4 @@
-"""The live state of a backbone, as servers read it: a registry in a folder, or the copy of one (`hplm.registry`).
+"""The registry of a backbone, as servers read it: in a folder, or the copy of one (`hplm.registry`).
 
 CURRENT                    the newest generation, and the names of the last snapshots
 snapshots/<generation>-*   a snapshot
@@ -122,7 +122,7 @@ class State:
     def load(self, generation: int) -> Snapshot:
         pointer = self.pointer()
         if pointer is None or generation not in pointer.snapshots:
-            raise Broken(f"{self.folder} has no generation {generation}: restore the state")
+            raise Broken(f"{self.folder} has no generation {generation}: restore the registry")
         return Snapshot.load(self.snapshots / pointer.snapshots[generation], RESTORE)
 
     def wait_for_readers(self, generation: int) -> list[str]:

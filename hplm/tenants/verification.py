@@ -1,4 +1,4 @@
-"""Verifies a repository and its live state against their checksums, and names everything that is broken."""
+"""Verifies a repository and its registry against their checksums, and names everything that is broken."""
 
 from __future__ import annotations
 

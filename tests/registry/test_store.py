@@ -99,5 +99,5 @@ OTHER = b'{"generation": 0, "lineage": "a", "format": 1}'
 
 @pytest.mark.parametrize("content", [b"", b"null", b"{}", b"12\n", NONE, BELOW, OTHER])
 def test_a_current_that_says_nothing_or_has_another_format_is_refused(content):
-    with refusing(Broken, "here", "restore the state", "hplm begin"):
+    with refusing(Broken, "here", "restore the registry", "hplm begin"):
         Pointer.read(content, "here")

@@ -209,7 +209,7 @@ def test_a_broken_snapshot_of_a_state_is_to_be_restored_because_another_export_w
     (snapshot,) = live.state.snapshots.iterdir()
     snapshot.write_text("{")
     for read in (lambda: live.state.load(1), live.current):
-        with refusing(Broken, snapshot, "restore the state"):
+        with refusing(Broken, snapshot, "restore the registry"):
             read()
 
 
