@@ -4,7 +4,8 @@
 
 A copy of the repository is served by `hplm serve`, clients ask without a pause, and faults come in random order, one at a time:
 processes killed and stopped, files broken, disks filled, floods. Every answer is compared with the one before the first fault.
-As root, the run has a small /dev/shm and state of its own (`unshare`), so that they can be filled.
+`--faults tenant` harms nothing: a tenant comes and goes, and the figures show what grows in a long run. As root, the run has a
+small /dev/shm and state of its own (`unshare`), so that they can be filled.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hplm.errors import HplmError
 from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
+from loadtest.chaos.growth import Taken, growth, later, taken
 from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
 from loadtest.server import ServedCopy, at_least_one, command
 
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
         expected = expected_answers(victim.address, victim.backbone, questions)
         askers = [Asker(victim.address, model) for model in islice(cycle(victim.models), args.clients)]
         with History(askers, expected) as history:
-            each = _harm(args, victim, history, known, [*expected, *keyed])
+            each, samples = _harm(args, victim, history, known, [*expected, *keyed])
         counts = history.counts()
         found |= {
             "sent": counts.total(),
@@ -77,6 +79,8 @@ def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
             "recovered": all("recovery_s" in one or "unable" in one for one in each),
             "faults": each,
             "reasons": history.reasons(),
+            **later(one for own in history.heard for one in own),
+            **growth(samples),
             "serve_said": victim.said().splitlines(),
         }
     if found["unanswered"] or found["wrong"] or not found["recovered"]:
@@ -99,8 +103,8 @@ def _with_bucket(
 
 def _harm(
     args: argparse.Namespace, victim: ServedCopy, history: History, known: Sequence[Fault], questions: list[Question]
-) -> list[dict[str, Any]]:
-    """Makes one fault after another, each at least once, until one is not mended."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Taken]]]:
+    """Makes one fault after another, each at least once, until one is not mended. Returns what the processes had after each."""
     chance = random.Random(args.seed)
     chosen = [one for one in known if not args.faults or one.name.startswith(tuple(args.faults))]
     if not chosen:
@@ -108,6 +112,7 @@ def _harm(
         raise HplmError(f"no fault begins with {' or '.join(args.faults)}: known are {names}")
     until = time.monotonic() + 60 * args.minutes
     done: list[dict[str, Any]] = []
+    samples: list[dict[str, Taken]] = []
     while len(done) < len(chosen) or time.monotonic() < until:
         if len(done) % len(chosen) == 0:
             chance.shuffle(chosen)
@@ -117,10 +122,11 @@ def _harm(
         counts = history.counts()
         counts.subtract(before)
         done.append(found | {outcome: counts[outcome] for outcome in OUTCOMES})
+        samples.append(taken(victim.processes()))
         print(", ".join(f"{name} {value}" for name, value in done[-1].items()), file=sys.stderr, flush=True)
         if found.keys() & {"not_recovered", "wrong_answer"}:
             break
-    return done
+    return done, samples
 
 
 def made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: random.Random) -> dict[str, Any]:

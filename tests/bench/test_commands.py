@@ -20,7 +20,7 @@ from bench.rows import EngineDtype, Size
 from hplm.cli.main import main
 from hplm.options import ENGINE_DTYPES
 from hplm.tenants.directory import Directory
-from loadtest import isolation, soak, watch
+from loadtest import isolation, watch
 from loadtest.chaos import __main__ as chaos
 from loadtest.chaos import bucket, faults
 from research.comparison import compare
@@ -36,7 +36,7 @@ from tests.support.message import mentions
 from tests.support.wait import PATIENCE
 
 MAINS = {
-    "papers": papers.main, "comparison": compare.main, "chaos": chaos.main, "isolation": isolation.main, "soak": soak.main,
+    "papers": papers.main, "comparison": compare.main, "chaos": chaos.main, "isolation": isolation.main,
     "random": random_repository.main,
 }  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
@@ -58,7 +58,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
         "toy/burst/adaptive_over_fixed"
     ),
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
-    "chaos --faults tenant": "sent; ok; recovery_s_max",
+    "chaos --faults tenant": "sent; ok; recovery_s_max; memory_growth/engine; files_growth/toy-lookup",
     "chaos --registry bucket --faults bucket server manager 'stop toy-lookup'": "sent; ok; recovery_s_max",
     "isolation --quiet echo --noisy hugo --ways streams overload quota --quota-rate 2": (
         "overload/noisy/in_time; overload/beside/in_time_share; quota/noisy/not_answered/status 503"
@@ -66,7 +66,6 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "isolation --door --quiet echo --ways body slow --body-mb 30 --bodies 2 --slow 100": (
         "body/in_time_by_server; body/holds; slow/strangers/refused"
     ),
-    "soak": "answered; guests; memory_growth/engine; files_growth/toy-lookup",
     "papers alpaserve --seconds 1 --numbers 1 --picture a.svg": (
         "curves/Table 2: in time by deadline/search; curves/Fig. 17: in time by CV/search"
     ),
@@ -79,7 +78,7 @@ LENT = {  # a shared server, and which name of a command means it, so that Trito
     **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in SERVED},
     "comparison": ("bare", "research.comparison.compare.TritonServer"),
     "chaos --faults": ("toy", "loadtest.chaos.__main__.ServedCopy"),
-    **{name: ("toy", f"loadtest.{name}.ServedCopy") for name in ("isolation", "soak")},
+    "isolation": ("toy", "loadtest.isolation.ServedCopy"),
 }
 
 AWAITED = {  # seconds in which nothing happens that a figure without a meaning needs
@@ -208,7 +207,6 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("comparison --lengths normal:20,20,3,600", ["--lengths 600"]),
         ("isolation --ways long", ["--noisy"]),
         ("isolation --rate nan", ["--rate", "nan"]),
-        ("soak --minutes 0", ["--minutes", 0]),
         ("isolation --ways slow", ["--door"]),
         ("isolation --noisy beta --repository /nowhere", ["/nowhere"]),
         ("random --to . --tenants 3", ["--to"]),
@@ -217,7 +215,7 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
 def test_impossible_options_are_refused(capsys, tmp_path, monkeypatch, command: str, named: list) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "journal").write_text('{"request": "a"}\n[]\n')
-    needed = {"isolation": " --backbone toy --quiet acme", "random": "", "soak": ""}  # others measure the machine first
+    needed = {"isolation": " --backbone toy --quiet acme", "random": ""}  # others measure the machine first
     assert status(command + needed.get(command.split()[0], " --quick")) == 1
     assert mentions(capsys.readouterr().err, *named) and [file.name for file in tmp_path.iterdir()] == ["journal"]
 

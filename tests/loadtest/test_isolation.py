@@ -1,10 +1,11 @@
-"""The counts and verdicts of the isolation measurement, the soak and the chaos test. `tests/bench` runs them."""
+"""The counts and verdicts of the isolation measurement and the chaos test. `tests/bench` runs them."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
-from contextlib import nullcontext
+import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,16 +13,16 @@ import pytest
 
 from hplm.errors import HplmError
 from hplm.tenants.manager import Manager
-from loadtest import isolation, soak
+from loadtest import isolation
 from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
-from loadtest.chaos.history import OK, WRONG, Answer, Asker, History, Question, expected_answers
+from loadtest.chaos.growth import Taken, growth, later, taken
+from loadtest.chaos.history import OK, UNANSWERED, WRONG, Answer, Asker, Heard, History, Question, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
 from loadtest.server import GUEST, ServedCopy
-from loadtest.soak import growth, soaked
 from testing.toy import WITH_EXITS, WITH_STUDENTS
 from tests.support.lent import LentCopy
 from tests.support.message import mentions
@@ -73,26 +74,23 @@ def test_a_tenant_that_is_not_there_is_named(server, monkeypatch, capsys, tenant
 MEMORY = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]  # MB after each window
 
 
-def test_a_soak_compares_the_time_after_the_warm_up_with_the_end() -> None:
-    found = growth([{"engine": (taken * 10**6, 10 + at)} for at, taken in enumerate(MEMORY)])
+def test_the_time_after_the_warm_up_is_compared_with_the_end() -> None:
+    found = growth([{"engine": Taken(1, memory * 10**6, 10 + at)} for at, memory in enumerate(MEMORY)])
     assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
+    answers = [Heard(second, second + (0.1 if second < 90 else 0.2), OK, "") for second in range(100)]
+    assert later([*answers, Heard(0, 60, UNANSWERED, "")])["p99_growth"] == 1.0
+    assert later([])["p99_growth"] is None
 
 
-def test_a_soak_in_which_no_tenant_can_come_has_no_result() -> None:
-    def add_guest() -> None:
-        raise HplmError("no guest")
-
-    calls = {"open_tenants": lambda: ["acme"], "processes": dict, "add_guest": add_guest}
-    with SmallServer() as server, pytest.raises(HplmError, match="no guest"):
-        soaked(SimpleNamespace(backbone="toy", address=server.url, **calls), ["text"], 0.2, 0.8)
-
-
-@pytest.mark.parametrize(("failed", "p99_last_ms", "status"), [(0, 1.0, 0), (2, 1.0, 1), (0, None, 1)])
-def test_a_soak_fails_if_requests_did_or_none_was_answered_at_its_end(failed, p99_last_ms, status, monkeypatch):
-    monkeypatch.setattr(soak, "ServedCopy", lambda *_: nullcontext())
-    monkeypatch.setattr(soak, "soaked", lambda *_: {"failed": failed, "p99_last_ms": p99_last_ms})
-    assert soak.main([]) == status
+def test_a_process_that_starts_again_is_compared_from_then_on() -> None:
+    """One that has ended just now has no figures, and the run goes on."""
+    before = [{"engine": Taken(1, 500, 10), "lookup": Taken(3, 100, 1)}, {"lookup": Taken(3, 100, 1)}]
+    found = growth([*before, *({"engine": Taken(2, memory, 10)} for memory in (90, 100, 110)), {}])
+    assert found["restarts"] == {"engine": 1, "lookup": 0} and found["memory_growth"] == {"engine": 0.1, "lookup": 0.0}
+    with subprocess.Popen(["true"]) as ended:
+        eventually(lambda: taken({"this": os.getpid(), "ended": ended.pid}).keys() == {"this"})
+    assert taken({"ended": ended.pid}) == {}
 
 
 def test_a_guest_answers_as_the_tenant_that_it_copies(toy, tmp_path):
