@@ -11,7 +11,6 @@ between markers.
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import shlex
 import subprocess
@@ -31,7 +30,6 @@ from hplm.placement.measuring import fingerprint
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "docs/figures.json"
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WHERE = ("date", "commit", "cpu")
 BEGIN, END = "<!-- figures: python -m bench.claims -->", "<!-- end of figures -->"
 
@@ -113,26 +111,11 @@ def verdict(value: float | None, target: str) -> str:
 
 
 def stale(one: Measurement, result: dict[str, Any]) -> bool:
-    """Whether code that a figure depends on has changed since it was measured, or may have: this clone lacks the commit."""
+    """Whether a file that a figure depends on has changed since it was measured, or may have: this clone lacks the commit."""
     commit = result["commit"]
     if subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", commit], capture_output=True).returncode:
         return True
-    changed = _git("diff", "--name-only", "--no-renames", commit, "HEAD", "--", *watched(one)).splitlines()
-    return any(_meaning(commit, name) != _meaning("HEAD", name) for name in changed)
-
-
-def _meaning(commit: str, name: str) -> str:
-    """Returns what of a file can change a figure: no comments, docstrings and documents. Nothing if it is not there."""
-    done = subprocess.run(["git", "-C", str(ROOT), "show", f"{commit}:{name}"], capture_output=True, text=True)
-    if done.returncode or name.endswith(".md"):
-        return ""
-    if not name.endswith(".py"):
-        return done.stdout
-    tree = ast.parse(done.stdout)
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.dump(tree)
+    return bool(_git("diff", "--name-only", "--no-renames", commit, "HEAD", "--", *watched(one), ":!*.md"))
 
 
 def watched(one: Measurement) -> list[str]:
