@@ -67,7 +67,8 @@ def restore(
 
     A lost registry is made anew, and its servers go on with it.
 
-    :param accept_old_keys: restore also if tenants with keys become open to everybody, or if revoked keys work again
+    :param accept_old_keys: restore also if tenants with keys become open to everybody, if revoked keys work again, or if
+        deleted tenants return with the keys of the backup, as all do where the state is lost
     """
     from hplm.tenants.backup import restore
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hplm.errors import Broken, InvalidInput
+from hplm.errors import Broken, InvalidInput, some
 from hplm.plot.room import bytes_in
 from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, is_begun
@@ -91,7 +91,8 @@ def _copy(registry: Registry, copy: Folder) -> _Manifest:
 def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> dict[str, Any]:
     """Publishes a backup as the next generation, or as the first one where the registry is lost.
 
-    Returns also what that undoes. `accept_old_keys`: also if it opens a tenant with keys, or if a revoked key works again.
+    Returns also what that undoes. `accept_old_keys`: also if it opens a tenant with keys, or if a revoked key works again. The
+    keys of a deleted tenant are revoked, and of a lost registry nobody knows more than its newest snapshot says.
     """
     try:
         manifest = msgspec.json.decode((source / MANIFEST).read_bytes(), type=_Manifest)
@@ -112,15 +113,16 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     except FileNotFoundError:
         raise Broken(f"{source} has no {CURRENT}: use another backup") from None
     snapshot = kept.at(pointer)
-    is_lost = not is_begun(registry.store, anew=True)  # nobody knows what was revoked or deleted
+    lost = None if is_begun(registry.store, anew=True) else registry.newest_left()
 
     def undone_in(now: Mapping[str, Tenant]) -> dict[str, list[str]]:
-        undone = _undone({} if is_lost else now, () if is_lost else snapshot.tenants)
-        if (undone["opened"] or undone["revived"]) and not accept_old_keys:
+        undone = _undone({} if lost is not None and not lost.generation else now, snapshot.tenants)
+        if any(undone.values()) and not accept_old_keys:
+            opened, revived, returned = (some(names) or "none" for names in undone.values())
             raise InvalidInput(
-                f"restoring {source} opens tenants with keys to everybody ({', '.join(undone['opened']) or 'none'}), and "
-                f"revoked keys work again ({', '.join(undone['revived']) or 'none'}): nothing was changed. Give "
-                "--accept-old-keys to restore it, and then add keys, or revoke them again"
+                f"restoring {source} opens tenants with keys to everybody ({opened}), lets revoked keys work again ({revived}) "
+                f"and brings tenants back as the backup has them ({returned}): nothing was changed. Give --accept-old-keys to "
+                "restore it, and then add keys, revoke them or delete tenants again"
             )
         return undone
 
@@ -129,8 +131,8 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
         done = {"generation": _restored(change, snapshot), "backed_up": snapshot.generation, **undone}
         return {**msgspec.structs.asdict(manifest), **done}
 
-    if not is_lost:
-        undone_in({tenant.id: tenant for tenant in registry.current().tenants})  # before anything is copied
+    served = lost if lost is not None else registry.current()
+    undone_in({tenant.id: tenant for tenant in served.tenants})  # before anything is copied
     registry.store.expect_room(bytes_in(source), f"the backup in {source}")
     needed = needed_by(snapshot) - needed_by(registry.exported)
     if missing := sorted(name for name in needed if not (source / name).exists()):
@@ -138,8 +140,9 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     for name in objects_of(kept.store, needed):
         registry.store.put(name, source / name)
     done: dict[str, Any] = {}
-    lost = registry.newest_left() if is_lost else None
-    if is_lost and registry.begin_with("restore", lambda own: done.update(edit(own)), pointer.lease_s, lost, pointer.lineage):
+    if lost is not None and registry.begin_with(
+        "restore", lambda own: done.update(edit(own)), pointer.lease_s, lost, pointer.lineage
+    ):
         return done
     return registry.change("restore", edit)
 

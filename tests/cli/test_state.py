@@ -123,7 +123,8 @@ def test_a_restored_state_answers_like_the_saved_one(changed, capsys):
     live.delete_domain("law")
     for state, generation in (("state", 5), ("again", 2 + LOST)):  # servers may have taken changes since the backup
         own = [*places[:3], folder / state]
-        found = run(capsys, "restore", "--from", folder / "saved", *own)
+        assert mentions(refused(capsys, "restore", "--from", folder / "saved", *own), "acme", "--accept-old-keys")
+        found = run(capsys, "restore", "--from", folder / "saved", *own, "--accept-old-keys")
         assert (found["backed_up"], found["generation"]) == (2, generation)
         assert torch.equal(answers(folder, state), before)
         assert run(capsys, "verify", *own)["records"] > 2
@@ -132,7 +133,8 @@ def test_a_restored_state_answers_like_the_saved_one(changed, capsys):
         assert live.delete("acme").generation == generation + 1
     (record,) = (folder / "saved/records").iterdir()
     record.unlink()
-    assert mentions(refused(capsys, "restore", "--from", folder / "saved", *places), folder / "saved", f"records/{record.name}")
+    said = refused(capsys, "restore", "--from", folder / "saved", *places, "--accept-old-keys")
+    assert mentions(said, folder / "saved", f"records/{record.name}")
 
 
 def test_what_was_used_since_a_backup_is_not_used_again_after_its_restore(changed, capsys):
@@ -180,6 +182,25 @@ def test_a_restore_names_what_it_undoes_and_needs_a_word_to_give_access(changed,
     assert mentions(said, "tenant-0", f"{revoked.id} of tenant-1", "acme") and "tenant-2" not in said
     assert mentions(printed(capsys, "tenant", "key", "list", "tenant-1", *places), f"{dead.id}  expired")
     assert run(capsys, *restore).items() >= {"opened": [], "revived": [], "returned": []}.items()
+
+
+def test_the_keys_of_a_deleted_tenant_and_an_open_one_that_had_keys_later_do_not_come_back_by_themselves(live, capsys):
+    _, places = live
+    revoked = live.manager.add_key("tenant-0")[1]
+    live.manager.add_key("tenant-0")
+    restore = ["restore", "--from", live.folder / "saved", *places]
+    run(capsys, "backup", "--to", live.folder / "saved", *places)
+    live.manager.revoke_key("tenant-0", revoked.id)
+    live.manager.add_key("tenant-1")
+    for name in ("tenant-0", "tenant-1"):
+        live.manager.delete(name)
+    before = live.manager.current().generation
+    assert mentions(refused(capsys, *restore), "tenant-0", "tenant-1", "--accept-old-keys")
+    (live.folder / "state/toy/CURRENT").unlink()  # the newest snapshot still tells it
+    said = refused(capsys, *restore)
+    assert mentions(said, "tenant-0, tenant-1)", "--accept-old-keys") and "tenant-2" not in said
+    assert run(capsys, *restore, "--accept-old-keys").items() >= {"generation": before + 1, "opened": [], "revived": []}.items()
+    assert run(capsys, *restore).items() >= {"generation": before + 2, "returned": []}.items()
 
 
 @pytest.mark.parametrize("removed", [1, 9])

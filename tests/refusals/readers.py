@@ -141,7 +141,7 @@ def backup(work: Path, take: Taken) -> Made:
 
     def read(name: str) -> None:
         shutil.rmtree(work / "restored", ignore_errors=True)
-        restore(work / "backup", Registry(Folder(work / "restored"), exported))
+        restore(work / "backup", Registry(Folder(work / "restored"), exported), accept_old_keys=True)
 
     return work / "backup", read
 
