@@ -156,20 +156,18 @@ class Divided:
     """
 
     below: float  # numbers up to this are in dev,
-    by: str | None = None  # what has a number; None, in older reports: what the file at hand suggests
+    by: str  # what has a number,
     learned: tuple[float, ...] = ()  # and the lower numbers that are in training all the same
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Divided | None:
         """Reads a version's report; None if its training file was not divided."""
-        if (stored := report.get("divided")) is not None:
-            return cls(stored["below"], stored["by"], tuple(stored["learned"]))
-        below = report.get("dev", {}).get("below")  # in older reports
-        return cls(below) if below is not None else None
+        stored = report.get("divided")
+        return cls(stored["below"], stored["by"], tuple(stored["learned"])) if stored is not None else None
 
     def is_learned(self, example: Example) -> bool:
         """Whether the text is on the side of the training."""
-        number = _number_of(_part_of(example, self.by or "both"))
+        number = _number_of(_part_of(example, self.by))
         return number > self.below or number in self.learned
 
 
@@ -180,7 +178,7 @@ def split_off(
 
     `start`: how the data were divided that the weights have learned already. Then each text stays on its side.
     """
-    by = start.by if start is not None and start.by is not None else _shared(examples)
+    by = start.by if start is not None else _shared(examples)
     alike: dict[object, list[int]] = defaultdict(list)
     for number, example in enumerate(examples):
         alike[_part_of(example, by)].append(number)

@@ -76,7 +76,10 @@ def update(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json =
 
 
 def publish(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
-    """Serve the store's newest version of a tenant, whether it is served already or not."""
+    """Serve the store's newest version of a tenant, whether it is served already or not.
+
+    If the served version has the same content, nothing is changed.
+    """
     from builder.publish.live import publish_tenant
 
     return _said(manager := served.manager(), publish_tenant(manager, open_store(store), id))
@@ -315,4 +318,6 @@ def log(*, served: Served = HERE, json: Json = False) -> dict:
 
 def _said(manager: Manager, change: TenantChange) -> dict:
     versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
+    if change.before == change.after:
+        versions = f"version {change.after} has this content already, nothing was changed"
     return settled(manager, f"tenant {change.tenant}: {versions}, generation {change.generation}", **asdict(change))

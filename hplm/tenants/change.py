@@ -95,6 +95,7 @@ class Change:
         self.before = {tenant.id: tenant for tenant in ledger.before}  # the version that each tenant can be rolled back to
         self.last_versions = dict(ledger.last_versions)
         self.lease_s: float | None = None  # that of the registry from now on; None: as before
+        self.is_empty = False  # whether there is nothing to publish
         self.details: dict[str, Any] = {}  # for the audit log
 
     def put(self, tenant: Tenant) -> None:

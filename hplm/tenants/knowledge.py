@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hplm.adapters.heads import size_for, sized
 from hplm.adapters.layout import Layout
-from hplm.adapters.record import Record
+from hplm.adapters.record import Record, has_content
 from hplm.adapters.records import Packed, Part, pack
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import KINDS, Calibration
@@ -107,6 +107,13 @@ class Knowledge:
             tenant["domain"], tenant["domain_version"], tenant["task"], labels, head, found.get("adapter"), version,
             calibration, exits, students,
         )  # fmt: skip
+
+    def is_of(self, tenant: Tenant) -> bool:
+        """Whether a served tenant has this content."""
+        packed, files = self.packed(), {record.file for record in tenant.records()}
+        if files or packed.records:
+            return any(has_content(file, packed.content) for file in files)
+        return (tenant.place, tenant.task, tenant.labels) == ((self.domain, self.domain_version), self.task, self.labels)
 
     def tenant(self, tenant_id: str, uid: int, version: int, records: Mapping[str, Record]) -> Tenant:
         """Returns the tenant as snapshots hold it. `records`: those of its parts."""

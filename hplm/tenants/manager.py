@@ -86,8 +86,16 @@ class Manager:
         return self.registry.change("tenant update", edit)
 
     def publish(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
-        """Adds a tenant, or its next version if it is served."""
-        return self.registry.change("tenant publish", lambda change: self.put(change, tenant_id, knowledge))
+        """Adds a tenant, or its next version if it is served. Changes nothing if the served version has the same content."""
+
+        def edit(change: Change) -> TenantChange:
+            served = change.tenants.get(tenant_id)
+            if served is None or not knowledge.is_of(served):
+                return self.put(change, tenant_id, knowledge)
+            change.is_empty = True
+            return TenantChange(change.generation - 1, tenant_id, served.version, served.version)
+
+        return self.registry.change("tenant publish", edit)
 
     def put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
         """Writes a tenant's first or next version, within a change."""

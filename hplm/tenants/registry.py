@@ -109,7 +109,7 @@ class Registry:
         return self.at(self.pointer())
 
     def change(self, action: str, edit: Callable[[Change], Result], kept: Kept | None = None) -> Result:
-        """Makes a change, and publishes it unless `edit` raises. `edit` may be called again, with a newer generation.
+        """Makes a change, and publishes it unless `edit` raises or finds it empty. It may be called again, with a newer one.
 
         `kept`: what was written for it. Of that, only what the new generation needs stays.
         """
@@ -136,6 +136,9 @@ class Registry:
             self._tell(before)
             change = Change(kept, before)
             result = edit(change)
+            if change.is_empty:
+                kept.remove()
+                return result
             kept.write()
             now = self._time.time()
             after = self._after(before, action, change, now)

@@ -10,6 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from builder.publish.live import publish_tenant
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import BINS, Calibration
 from hplm.registry.folder import LOCK, RESERVE, Folder
@@ -20,7 +21,7 @@ from hplm.tenants.manager import Manager
 from hplm.tenants.registry import PATIENCE
 from hplm.tenants.state import REST_SECONDS
 from testing.bucket import S3, bucket
-from tests.places import knowledge
+from tests.places import knowledge, learn
 from tests.support.faulty_store import FaultyStore
 from tests.support.message import refusing
 from tests.support.wait import Clock
@@ -59,6 +60,22 @@ def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, ch
     with refusing(InvalidInput, "'new-a'", *named):
         live.add("new-a", replace(knowledge(place[0], "new-a"), **changed))
     assert not live.current().generation, f"{changed} was served"
+
+
+def test_the_same_content_is_published_once(place, live):
+    """A job that is run again leaves the version to which a rollback returns."""
+    store = place[0]
+
+    def published(name="new-a"):
+        done = publish_tenant(live, store, name)
+        return done.before, done.after
+
+    assert [published(), published()] == [(None, 1), (1, 1)]
+    learn(store, "new-a", 2, seed=7)
+    files = [published()] and sorted(live.state.folder.rglob("*"))
+    assert published() == (2, 2) and sorted(live.state.folder.rglob("*")) == files and live.current().generation == 2
+    assert live.roll_back("new-a").after == 1
+    assert published() == (1, 3)  # what was rolled back is another content
 
 
 def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
@@ -228,5 +245,5 @@ def test_a_backup_and_what_is_restored_stay_without_power(place, live, tmp_path)
     with store.at(0, FaultyStore.fail):
         back_up(live, saved)
         store.unsynced.clear()  # its own CURRENT decides nothing yet
-        restore(saved, Manager.open(place[1], tmp_path / "new" / "state").registry)
+        restore(saved, Manager.open(place[1], tmp_path / "new" / "state").registry, accept_old_keys=True)
     assert [name for name in store.unsynced if not name.endswith(LOCK)] == []
