@@ -93,6 +93,12 @@ def measure(one: Measurement, needs: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def picture_of(command: str) -> str | None:
+    """Returns the file below docs that a command draws its figures into."""
+    words = shlex.split(command)
+    return words[words.index("--picture") + 1] if "--picture" in words else None
+
+
 def at(found: dict, path: str) -> Any:
     for name in path.split("/"):
         if name not in found:
@@ -149,6 +155,8 @@ def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
             value, target = result["figures"][figure], result["targets"][figure]
             judged = f" {target}: {verdict(value, target).replace('missed', '**missed**')} |" if target else ""
             lines.append(f"| {claim.says} | {shown(value)} |{judged}")
+        if picture := picture_of(one.command):
+            lines.append(f"\n![{one.title}]({Path(picture).relative_to('docs')})")
         blocks.append("\n".join(lines))
     if unmeasured:
         blocks.append(f"**Not measured yet**: {', '.join(unmeasured)}.")

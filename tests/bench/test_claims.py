@@ -17,10 +17,9 @@ MEASURED = json.loads((claims.ROOT / claims.RESULTS).read_text("utf-8"))
 @pytest.mark.parametrize("one", KNOWN.measurements, ids=lambda one: one.command)
 def test_the_command_of_a_claim_takes_its_options_and_what_it_watches_is_there(one: claims.Measurement) -> None:
     words = shlex.split(one.command)
-    if "--picture" in words:  # an option of all benchmarks, whose picture a page shows
-        at = words.index("--picture")
-        assert (claims.ROOT / words[at + 1]).parent == claims.ROOT / "docs/pictures"
-        del words[at : at + 2]
+    if picture := claims.picture_of(one.command):  # an option of all benchmarks
+        assert (claims.ROOT / picture).parent == claims.ROOT / "docs/pictures"
+        del words[words.index("--picture") : words.index(picture) + 1]
     if words[:2] == ["hplm", "bench"]:
         of("hplm bench", "bench", words[2])[1].parse_args(words[3:], exit_on_error=False, print_error=False)
         assert claims.watched(one)[-1] == f"bench/{words[2]}.py"
