@@ -41,7 +41,7 @@ from hplm.tenants.state import (
 
 log = logging.getLogger(__name__)
 REMEMBERED = 16  # the most generations that tickets between the two models may name
-OPENING_SECONDS = 5.0  # for which requests wait until a generation is open
+OPENING_SECONDS = 20.0  # for which requests wait until a generation is open: tickets are valid for a little longer
 KEPT_SECONDS = 60.0  # how long a replaced view is kept: longer than tickets are valid
 
 
@@ -119,7 +119,7 @@ class Views:
             log.error("cannot open the newest generation: %s", error)
 
     def is_open(self, generation: int) -> bool:
-        """Whether `at` returns this generation without reading files."""
+        """Whether `at` returns this generation without waiting."""
         return generation in self._remembered
 
     def at(self, generation: int) -> View:

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.engine.backbone import Backbone
-from hplm.metrics.names import MODEL_RESTARTS, SERVER_RESTARTS
+from hplm.metrics.names import MODEL_RESTARTS, REGISTRY_GENERATION, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY
@@ -214,5 +214,5 @@ def test_counts_and_times_of_answers_are_published(server):
         scraped.of(f"{name}_bucket", le="+Inf") == count and scraped.of(f"{name}_sum") > 0 for name, count in times.items()
     )
     shown = {name for name, own in scraped.series if ("backbone", "chat") in own}
-    others = {SERVER_RESTARTS.name, MODEL_RESTARTS.name}
+    others = {SERVER_RESTARTS.name, MODEL_RESTARTS.name, REGISTRY_GENERATION.name}
     assert shown == {metric.name for metric in METRICS if metric in OF_DECODERS | OF_ENGINES} | others
