@@ -82,12 +82,13 @@ def planned(tenants: Mapping[str, Tenant], lines: Iterable[Any], newest: Mapping
             raise InvalidInput(f"tenant {line.id!r} is not served: give --store with its store, or remove its line")
         keys = tenant.keys if tenant is not None else ()
         known = {key.digest for key in keys}
+        asked: int | list[str] = line.keys
         limits = {name: value for name, value in _limits(line).items() if value != _now(tenant, name)}
         step = Step(
             line.id,
             version if tenant is None or (tenant.stored or tenant.version) != version else None,
-            max(0, line.keys - len(keys)) if isinstance(line.keys, int) else 0,
-            tuple(one for one in dict.fromkeys(line.keys) if one not in known) if isinstance(line.keys, list) else (),
+            max(0, asked - len(keys)) if isinstance(asked, int) else 0,
+            () if isinstance(asked, int) else tuple(one for one in dict.fromkeys(asked) if one not in known),
             line.days,
             limits,
             {name: _now(tenant, name) for name in limits},
