@@ -18,13 +18,14 @@ from backends import replies
 from backends.replies import Request
 from hplm.engine.threads import repeat
 from hplm.errors import HplmError, word_of
-from hplm.generation.asked import NAMES, RETURNED, Asked
+from hplm.generation.asked import RETURNED, Asked
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.request.answers import End, Outputs, Reply, strings
 from hplm.server.inherited import restarts
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
+from hplm.tenants.authorize import LIST
 
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 0.05  # for clients that have gone
@@ -75,8 +76,8 @@ class Answer(PendingPrompt):
         self._count(end)
 
 
-def _ignored(said: Reply | HplmError) -> None:
-    """Takes what follows the end of an answer. It was said before the engine knew of the end."""
+def _ignored(said: object) -> None:
+    """Takes what follows the end of an answer, which was said before the engine knew of the end, or an end not to count."""
 
 
 class TritonPythonModel(replies.Model):
@@ -124,7 +125,9 @@ class TritonPythonModel(replies.Model):
             self._arrivals.arrival_ns(given, received_ns),
         )
         name = str(given.get(PROMPT, "")) if forwarded else ""
-        answer = Answer(sender, self, partial(self._count_end, asked.arrival_ns), asked.packed(), name)
+        lists = given.get(LIST) is True  # tenants: not counted, as it generates nothing and may ask each decoder in turn
+        count = _ignored if lists else partial(self._count_end, asked.arrival_ns)
+        answer = Answer(sender, self, count, asked.packed(), name)
         self._open[answer] = None
         return answer
 
@@ -148,8 +151,6 @@ class TritonPythonModel(replies.Model):
 
     def _count_end(self, arrival_ns: int, end: End | str) -> None:
         """Counts a request at its end: how its answer has ended, or the word of its error."""
-        if end == NAMES:
-            return  # it has asked for names, not for text
         outcome = end if isinstance(end, str) else end.reason
         self._count(outcome)
         self._meter.observe(names.ANSWER_SECONDS, [(time.monotonic_ns() - arrival_ns) / 1e9], outcome)

@@ -16,9 +16,9 @@ quoted() {
 curl --silent --show-error --fail-with-body --max-time 60 ${key:+--header "Authorization: Bearer $key"} \
     "http://$url/v2/models/$backbone/infer" --data-binary @- <<JSON
 {
+  "outputs": [{"name": "LABEL"}, {"name": "SCORE"}, {"name": "SPAN"}, {"name": "VERSION"}],
   "parameters": {"tenant": "$(quoted "$tenant")", "timeout": 200000, "outputs": "LABEL,SCORE,SPAN,VERSION"},
-  "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["$(quoted "$text")"]}],
-  "outputs": [{"name": "LABEL"}, {"name": "SCORE"}, {"name": "SPAN"}, {"name": "VERSION"}]
+  "inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["$(quoted "$text")"]}]
 }
 JSON
 echo

@@ -1,7 +1,7 @@
 """A typed client for hPLMs served by Triton, over HTTP and gRPC, for threads and for asyncio."""
 
 from hplm_client.aio import AsyncHplmClient
-from hplm_client.answer import Answer, Row
+from hplm_client.answer import Answer, Row, Tenant
 from hplm_client.client import HplmClient
 from hplm_client.errors import (
     Broken,
@@ -36,5 +36,5 @@ __all__ = [
     "Answer", "AsyncHplmClient", "Broken", "ClientTimeout", "ConnectionFailed", "ConnectionLost", "Crashed",
     "DeadlineMissed", "Draining", "Forbidden", "Generated", "HplmClient", "HplmClientError", "Internal", "InvalidInput",
     "LateAnswer", "NoBackbone", "NoTenant", "NotConnected", "NotTrusted", "OutOfCapacity", "Piece", "Quarantined", "QueueFull",
-    "QuotaExceeded", "Row", "SafeToRetry", "ServerFault", "Unavailable", "UnexpectedAnswer",
+    "QuotaExceeded", "Row", "SafeToRetry", "ServerFault", "Tenant", "Unavailable", "UnexpectedAnswer",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hplm_client.answer import Answer
+from hplm_client.answer import Answer, Tenant
 from hplm_client.calls import Calls
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Generated, Piece
@@ -34,6 +34,13 @@ class AsyncHplmClient(Calls[Awaited[Answer], Awaited[list[Answer]], Awaited[Gene
     async def backbones(self) -> list[str]:
         """Returns the backbones that are ready on the server."""
         return await self._backbones()
+
+    async def tenants(self, tenant: str | None = None, *, api_key: str | None = None) -> list[Tenant]:
+        """Returns the tenants that the key opens, and those without keys, of the named backbone or of all.
+
+        `tenant`: only this one, with its labels. Raises NoTenant if there is none, or the key does not open it.
+        """
+        return await self._tenants(tenant, api_key)
 
     async def ready(self) -> bool:
         """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""

@@ -16,6 +16,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Tenant:
+    """A tenant that the key opens, or one without keys."""
+
+    name: str
+    task: str
+    backbone: str
+    labels: tuple[str, ...] | None = None  # only of a tenant that was named
+
+
+@dataclass(frozen=True)
 class Answer:
     """All rows of one text, and the tenant's version that answered."""
 

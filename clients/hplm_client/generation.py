@@ -10,8 +10,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hplm_client.answer import Tenant
 from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
-from hplm_client.wire import ALIAS, Request, Tensors, Value, check_id, check_key, check_tenant, encoded, parameters_of
+from hplm_client.wire import (
+    ALIAS,
+    Request,
+    Tensors,
+    Value,
+    check_id,
+    check_key,
+    check_tenant,
+    encoded,
+    listing_of,
+    parameters_of,
+    tenants_in,
+)
 
 EVENT = b"data: "
 UNIMPLEMENTED = 501
@@ -76,8 +89,6 @@ class Prompt:
     tenant: str
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stream: bool = False
-    first_token_ms: float | None = None
-    token_ms: float | None = None
     truncate: bool = False
     priority: int | None = None
     key: str | None = field(default=None, repr=False)
@@ -107,9 +118,7 @@ class Prompt:
         return inputs_of(self.text, self._messages_json, self.sampling, self.stream)
 
     def parameters(self) -> dict[str, Value]:
-        times = {"first_token_ms": self.first_token_ms, "token_ms": self.token_ms}  # not every client of Triton sends fractions
-        as_texts = {name: None if value is None else str(value) for name, value in times.items()}
-        return parameters_of(self.tenant, self.truncate, self.priority, as_texts)
+        return parameters_of(self.tenant, self.truncate, self.priority, {})
 
     def goes_by_infer(self, backbone: str) -> bool:
         """Whether plain `infer` answers it too, which the front door lets through."""
@@ -124,6 +133,21 @@ class Prompt:
         more = {"timeout": timeout_us, "authorization": bearer, "id": self.id}
         given = {name: value for name, value in more.items() if value is not None}
         return json.dumps({**self.inputs(), **self.parameters(), **given}).encode()
+
+
+@dataclass(frozen=True)
+class Listing(Prompt):
+    """Asks a decoder for the tenants that the key opens, or for one of them."""
+
+    text: str | None = ""
+    messages: Messages | None = None
+    tenant: str = ""  # all
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+
+    def parameters(self) -> dict[str, Value]:
+        return listing_of(self.tenant or None)
 
 
 def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any], stream: bool) -> dict[str, str | bool]:
@@ -167,6 +191,12 @@ def outputs_in(result: Tensors) -> Outputs:
     if result.as_numpy(LOGPROBS) is not None:
         names.append(LOGPROBS)
     return {name: listed(result, name) for name in names}
+
+
+@expecting("a list of tenants")
+def listed_in(responses: Iterable[Outputs], backbone: str) -> list[Tenant]:
+    """Returns the tenants in a decoder's answer to a listing."""
+    return tenants_in(_list(only(responses), OUTPUT)[0], backbone)
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from hplm_client.answer import Answer, Row
+from hplm_client.answer import Answer, Row, Tenant
 from hplm_client.errors import InvalidInput, NoBackbone, UnexpectedAnswer, expecting
 
 UNKNOWN = -1.0  # the confidence of a tenant without calibration
@@ -18,6 +19,7 @@ OUTPUTS = ("LABEL", "SCORE", "SPAN", "VERSION")
 # Not "priority": Triton keeps that parameter for itself, no Python model sees it, and tritonclient refuses to send it.
 PRIORITY = "hplm_priority"
 RUNG = "hplm_rung"
+LIST = "hplm_tenants"  # asks which tenants the key opens, instead of an answer
 Value = str | int | float | bool  # of a parameter
 # The most that the server takes in one request: texts, and characters of all texts and pairs.
 MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
@@ -168,6 +170,30 @@ def encode(question: Question) -> Request:
     # Triton tells none of a backbone's models which outputs a request wants, and all of them cost time.
     parameters = question.parameters() | {"outputs": ",".join(outputs)}
     return Request(inputs, parameters, outputs, question.id or "", question.key)
+
+
+def listing_of(tenant: str | None) -> dict[str, Value]:
+    """Returns the parameters that ask which tenants the key opens. `tenant`: only for this one, with its labels."""
+    return {LIST: True} if tenant is None else {LIST: True, "tenant": tenant}
+
+
+def encode_listing(tenant: str | None, key: str | None) -> Request:
+    """Returns the request that asks an encoder for its tenants."""
+    return Request({"TEXT": _strings("TEXT", [""])}, listing_of(tenant), ("LABEL",), key=key)
+
+
+@expecting("a list of tenants")
+def tenants_in(told: str, backbone: str) -> list[Tenant]:
+    """Returns the tenants in what a backbone has told."""
+    return [
+        Tenant(one["tenant"], one["task"], backbone, tuple(one["labels"]) if "labels" in one else None)
+        for one in json.loads(told)
+    ]
+
+
+def listed_in(result: Tensors, backbone: str) -> list[Tenant]:
+    """Returns the tenants in an encoder's answer to a listing."""
+    return tenants_in(_text(_tensor(result, "LABEL", 2, 1)[0, 0]), backbone)
 
 
 @expecting("that of a backbone")

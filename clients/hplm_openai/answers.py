@@ -7,10 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hplm_client import generation
+from hplm_client.answer import Tenant
 from hplm_client.generation import Outputs, Piece
 from hplm_openai.requests import Asked
 
@@ -19,6 +20,12 @@ UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character
 LEAST = -9999.0  # what OpenAI tells instead of minus infinity, which JSON does not have
 
 Token = list[tuple[str, float]]  # the text and logprob of a token, then those of the likeliest in its place
+
+
+def model_of(tenant: Tenant) -> dict[str, Any]:
+    """Returns a tenant as a model. `task` and `labels` are ours."""
+    labels = {} if tenant.labels is None else {"labels": list(tenant.labels)}
+    return {"id": tenant.name, "object": "model", "created": 0, "owned_by": tenant.backbone, "task": tenant.task, **labels}
 
 
 @dataclass
@@ -30,17 +37,18 @@ class Answer(ABC):
     whole_kind = chunk_kind = ""  # of object
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    prompt_tokens: int = 0
+    prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])  # of each prompt
     tokens: int = 0
 
-    def whole(self, response: Outputs) -> dict[str, Any]:
-        """Returns the answer whose only response this is."""
-        choices = [self._choice(piece, is_whole=True) for piece in self._pieces(response)]
+    def whole(self, responses: list[Outputs]) -> dict[str, Any]:
+        """Returns the answer whose only responses these are, one for each prompt."""
+        pieces = [piece for number, response in enumerate(responses) for piece in self._pieces(number, response)]
+        choices = [self._choice(piece, is_whole=True) for piece in pieces]
         return {**self._head(self.whole_kind), "choices": choices, "usage": self._usage}
 
-    def chunks(self, response: Outputs) -> Iterator[dict[str, Any]]:
-        """Yields what a response adds to each choice."""
-        for piece in self._pieces(response):
+    def chunks(self, number: int, response: Outputs) -> Iterator[dict[str, Any]]:
+        """Yields what a response to a prompt adds to each choice."""
+        for piece in self._pieces(number, response):
             if piece.text or piece.finish_reason or piece.logprobs:
                 yield self._chunk([self._choice(piece, is_whole=False)])
 
@@ -63,11 +71,8 @@ class Answer(ABC):
 
     @property
     def _usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.tokens,
-            "total_tokens": self.prompt_tokens + self.tokens,
-        }
+        prompts = sum(self.prompt_tokens.values())
+        return {"prompt_tokens": prompts, "completion_tokens": self.tokens, "total_tokens": prompts + self.tokens}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.asked.tenant}
@@ -76,12 +81,13 @@ class Answer(ABC):
         chunk = {**self._head(self.chunk_kind), "choices": choices}
         return {**chunk, "usage": None} if self.asked.include_usage else chunk
 
-    def _pieces(self, response: Outputs) -> list[Piece]:
-        """Returns what is new in each choice. Counts the tokens."""
+    def _pieces(self, number: int, response: Outputs) -> list[Piece]:
+        """Returns what is new in each choice of a prompt. Counts the tokens."""
         pieces = generation.pieces_of(response)
-        self.prompt_tokens = generation.prompt_tokens_in(response)
+        self.prompt_tokens[number] = generation.prompt_tokens_in(response)
         self.tokens += sum(piece.tokens for piece in pieces)
-        return pieces
+        before = number * (self.asked.sampling.get("n", 1) if number else 0)  # choices of earlier prompts
+        return [replace(piece, choice=before + piece.choice) for piece in pieces] if before else pieces
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,14 +13,16 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
-from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer
-from hplm_openai.connections import AtOnce, Events, Gone, read_body, while_connected
+from hplm_client.wire import Value
+from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer, model_of
+from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected
 from hplm_openai.decoders import Decoders
 from hplm_openai.errors import Refused, refusal
-from hplm_openai.requests import Asked, key_in, read_chat, read_completion
+from hplm_openai.requests import Asked, check_model, key_in, read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it
 HEALTH = "/health"
@@ -40,11 +42,12 @@ class Gateway:
         self._connect = connect
         self._limits = limits
 
-    def app(self) -> Starlette:
-        return Starlette(
+    def app(self) -> ASGIApp:
+        app = Starlette(
             routes=[
                 Route(HEALTH, self._health, methods=["GET"]),
                 Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{name:path}", self._model, methods=["GET"]),
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
             ],
@@ -52,6 +55,7 @@ class Gateway:
             exception_handlers=dict.fromkeys((Refused, HplmClientError, HTTPException, Gone, Exception), _told),
             lifespan=self._lifespan,
         )
+        return Named(app)  # around Starlette's own answers too
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -66,8 +70,12 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         opened = await while_connected(request.receive, self._decoders.opened(_key_of(request)))
-        listed = [{"id": tenant, "object": "model", "created": 0, "owned_by": opened[tenant]} for tenant in sorted(opened)]
-        return JSONResponse({"object": "list", "data": listed})
+        return JSONResponse({"object": "list", "data": list(map(model_of, opened))})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        check_model(name)
+        return JSONResponse(model_of(await while_connected(request.receive, self._decoders.find(name, _key_of(request)))))
 
     async def _completions(self, request: Request) -> Response:
         return await self._answer(request, read_completion, CompletionAnswer)
@@ -75,25 +83,32 @@ class Gateway:
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, partial(read_chat, usual_tokens=self._limits.usual_tokens), ChatAnswer)
 
-    async def _answer(self, request: Request, read: Callable[..., Asked], kind: type[Answer]) -> Response:
+    async def _answer(self, request: Request, read: Callable[..., list[Asked]], kind: type[Answer]) -> Response:
         key = _key_of(request)
-        asked = read(await read_body(request, self._limits.largest_body), key)
+        several = read(await read_body(request, self._limits.largest_body), key)
+        more: dict[str, Value] = {}
         if arrived := request.headers.getlist(ARRIVED):  # passed on, so that the server counts its times from then
-            asked = replace(asked, more={**asked.more, ARRIVED: ", ".join(arrived)})
-        answer = kind(asked)
-        responses = self._decoders.ask(answer.asked)
+            more[ARRIVED] = ", ".join(arrived)
+        several = [replace(asked, id=request.state.id, more={**asked.more, **more}) for asked in several]
+        answer = kind(several[0])
+        responses = together([self._decoders.ask(asked) for asked in several])
         try:
             if not answer.asked.stream:
-                return JSONResponse(answer.whole(await while_connected(request.receive, _only(responses))))
+                return JSONResponse(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
             # The first response is awaited here, so that an error before it has a status of its own.
             first = await while_connected(request.receive, anext(responses))
         except HplmClientError as error:
-            raise refusal(error, key, answer.asked.fields, answer.asked.usual_tokens) from error
+            raise refusal(error, answer.asked) from error
         return Events(answer, first, responses)
 
 
-async def _only(responses: AsyncGenerator[Outputs]) -> Outputs:
-    return only([response async for response in responses])
+async def _whole(responses: AsyncGenerator[Numbered], count: int) -> list[Outputs]:
+    """Returns the only response for each prompt, in order."""
+    found: list[list[Outputs]] = [[] for _ in range(count)]
+    async with aclosing(responses):
+        async for number, response in responses:
+            found[number].append(response)
+    return [only(one) for one in found]
 
 
 def _key_of(request: Request) -> str | None:
@@ -108,10 +123,10 @@ async def _told(request: Request, error: Exception) -> Response:
         case Refused():
             refused = error
         case HplmClientError():
-            refused = refusal(error, _key_of(request))
+            refused = refusal(error, Asked(key=_key_of(request), id=request.state.id))
         case HTTPException():
-            served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
-            refused = Refused(error.status_code, f"no such endpoint: {served} are served here")
+            served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/NAME, GET /health"
+            refused = Refused(error.status_code, f"no such endpoint: {served} are served here", headers=error.headers)
         case _:
             refused = Refused(500, "the gateway failed: its log says where", "internal")
     return JSONResponse(refused.body, refused.status, refused.headers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -23,7 +25,10 @@ SECONDS_FOR_A_BODY = 30.0
 SECONDS_TO_READ = 60.0  # that a client may take to read a part of an answer
 END = b"data: [DONE]\n\n"
 
+ID = b"x-request-id"
+ID_FORM = re.compile(rb"[!-~]{1,256}")
 T = TypeVar("T")
+Numbered = tuple[int, Outputs]  # a response, and the number of the prompt that it answers
 
 
 class Gone(Exception):
@@ -87,7 +92,7 @@ class Events(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, first: Outputs, responses: AsyncGenerator[Outputs]) -> None:
+    def __init__(self, answer: Answer, first: Numbered, responses: AsyncGenerator[Numbered]) -> None:
         self._responses, self._parts = responses, _parts(answer, first, responses)
         super().__init__(self._parts, headers={"cache-control": "no-cache"})
 
@@ -100,18 +105,80 @@ class Events(StreamingResponse):
                 await while_connected(receive, self.stream_response(sent))
 
 
-async def _parts(answer: Answer, first: Outputs, responses: AsyncGenerator[Outputs]) -> AsyncGenerator[bytes]:
+async def _parts(answer: Answer, first: Numbered, responses: AsyncGenerator[Numbered]) -> AsyncGenerator[bytes]:
     try:
-        yield _events(answer.chunks(first))
+        yield _events(answer.chunks(*first))
         async for response in responses:
-            yield _events(answer.chunks(response))
+            yield _events(answer.chunks(*response))
         yield _events(answer.last_chunks()) + END
     except HplmClientError as error:
-        yield _events([refusal(error, answer.asked.key, answer.asked.fields).body])
+        yield _events([refusal(error, answer.asked).body])
+
+
+async def together(several: list[AsyncGenerator[Outputs]]) -> AsyncGenerator[Numbered]:
+    """Yields the responses to several prompts as they come, each with the number of its prompt. An error ends all."""
+    came: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue()  # bounded by the answers, which a model bounds
+
+    async def read(number: int, responses: AsyncGenerator[Outputs]) -> None:
+        try:
+            async with aclosing(responses):
+                async for response in responses:
+                    came.put_nowait((number, response))
+            came.put_nowait(None)
+        except Exception as error:
+            came.put_nowait(error)
+
+    if len(several) == 1:
+        async with aclosing(several[0]):
+            async for response in several[0]:
+                yield 0, response
+        return
+    reading = [asyncio.create_task(read(*one)) for one in enumerate(several)]
+    unended = len(several)
+    try:
+        while unended:
+            match await came.get():
+                case None:
+                    unended -= 1
+                case Exception() as error:
+                    raise error
+                case numbered:
+                    yield numbered
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
 
 
 def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(chunk, ensure_ascii=False).encode() for chunk in chunks)
+
+
+@dataclass
+class Named:
+    """Gives each request the id of its header, or a new one, and tells it in the answer."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = [value for name, value in scope["headers"] if name == ID]
+        is_wrong = len(given) > 1 or not all([ID_FORM.fullmatch(value) for value in given])
+        own = given[0] if given and not is_wrong else b"req_" + secrets.token_hex(16).encode()
+
+        async def named(part: Message) -> None:
+            if part["type"] == "http.response.start":
+                part["headers"] = [*part["headers"], (ID, own)]
+            await send(part)
+
+        scope.setdefault("state", {})["id"] = own.decode()
+        if is_wrong:
+            refused = wrong("the header x-request-id is not 1 to 256 printable characters without spaces: send it so, once")
+            await JSONResponse(refused.body, refused.status)(scope, receive, named)
+            return
+        await self.app(scope, receive, named)
 
 
 @dataclass

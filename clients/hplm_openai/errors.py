@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hplm_client import errors
 from hplm_client.errors import HplmClientError
+
+if TYPE_CHECKING:
+    from hplm_openai.requests import Asked
 
 log = logging.getLogger(__name__)
 STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fits; all others: 500
@@ -24,6 +26,12 @@ STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fit
 }
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
 CODES = {"no_tenant": "model_not_found", "quota": "rate_limit_exceeded"}  # for others: our word
+TOO_LONG = re.compile(r"are more than the \d+ that the model takes|characters, but [\d,]+ are read at most")  # of a prompt
+DRAINING_S = 1.0  # when to come again where the server does not say: another replica may be there
+
+
+class OnlyEncoders(errors.NoBackbone):
+    """The server has backbones, but none that generates text."""
 
 
 @dataclass(eq=False)
@@ -50,39 +58,43 @@ def wrong(message: str, param: str | None = None) -> Refused:
     return Refused(400, message, "invalid_input", param)
 
 
-def refusal(
-    error: HplmClientError, key: str | None, fields: Mapping[str, str] = MappingProxyType({}), usual_tokens: int | None = None
-) -> Refused:
-    """Returns the error that the client gets for an error of the server. `key`: the key that the client sent, if any.
+def refusal(error: HplmClientError, asked: Asked) -> Refused:
+    """Returns the error that the client gets for an error of the server.
 
-    `fields`: names in the request that differ from those of the settings. `usual_tokens`: a `max_tokens` that it did not have.
-
-    An error without a word of ours is logged, because the client learns only its kind.
+    An error without a word of ours is logged with the request's id, because the client learns only its kind.
     """
     if error.word is None:
-        log.error("%s: %s", type(error).__name__, error)
-    if isinstance(error, errors.NoTenant) and key is None:
+        log.error("%s: %s: %s", asked.id, type(error).__name__, error)
+    if isinstance(error, errors.NoTenant) and asked.key is None:
         return Refused(401, "no such model is open without a key: check the model, or send its key", "invalid_api_key", "model")
     status = next((status for status, kinds in STATUSES.items() if isinstance(error, kinds)), 500)
     headers: dict[str, str] = {}
-    if isinstance(error, errors.SafeToRetry) and (seconds := error.retry_after_s) is not None:
+    seconds = error.retry_after_s if isinstance(error, errors.SafeToRetry) else None
+    if seconds is None and isinstance(error, errors.Draining):
+        seconds = DRAINING_S
+    if seconds is not None:
         headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(1000 * seconds))}
     elif isinstance(error, errors.DeadlineMissed | errors.OutOfCapacity | errors.Crashed | errors.Quarantined):
         headers = {"x-should-retry": "false"}  # the same request would be late, take the same memory, or end the engine again
     message, param = _message(error), "model" if status == 404 else None
-    if usual_tokens is not None and "'max_tokens'" in message:
-        message += f". The request has no 'max_tokens', so {usual_tokens} was taken, the gateway's default"
-    for setting, field in fields.items():
+    code = CODES.get(error.word or "", error.word)
+    if isinstance(error, errors.InvalidInput) and TOO_LONG.search(message):
+        code, param = "context_length_exceeded", "prompt" if asked.messages is None else "messages"
+    if asked.usual_tokens is not None and "'max_tokens'" in message:
+        message += f". The request has no 'max_tokens', so {asked.usual_tokens} was taken, the gateway's default"
+    for setting, field in asked.fields.items():
         message = message.replace(f"'{setting}'", f"'{field}'")
     if named := re.match(r"(?:parameter )?'(\w+)' (?:is|names) ", message):
         param = named[1]
-    return Refused(status, message, CODES.get(error.word or "", error.word), param, headers)
+    return Refused(status, message, code, param, headers)
 
 
 def _message(error: HplmClientError) -> str:
     """Returns the server's sentence without its word and the server's address. An error without a word gets one of ours."""
     if isinstance(error, errors.NoTenant):
         return "no such model, or not yours: check the model and the key"
+    if isinstance(error, OnlyEncoders):
+        return f"{error}. Ask those with hplm_client or KServe's interface: they read texts, this interface generates them"
     if error.word is None:
         return _WITHOUT_WORD.get(type(error), "the server failed: the gateway's log says how")
     sentence = str(error).partition(f"[{error.word}] ")[2] or str(error)

@@ -16,16 +16,22 @@ SAMPLING = (
     "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "n",
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
-TIMES = ("deadline_ms", "first_token_ms", "token_ms")
-COMMON = {"model", "stream", "stream_options", "user", *SAMPLING, *TIMES, "truncate", "priority"}  # `user` is not read
+COMMON = {"model", "stream", "stream_options", *SAMPLING, "deadline_ms", "truncate", "priority"}
 COMPLETION = COMMON | {"prompt", "max_tokens", "logprobs", "echo"}
 CHAT = COMMON | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
-# Fields that are not supported, and values of them that ask for nothing.
+# Fields that no answer depends on here, which are not read.
+IGNORED = {
+    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key",
+    "safety_identifier",
+}  # fmt: skip
+# Fields that are not supported, and values of them that ask for nothing. Those of the second line are vLLM's.
 NEUTRAL = {
-    "best_of": [1], "suffix": [""], "response_format": [{"type": "text"}], "modalities": [["text"]], "store": [False],
-    "tools": [[]], "tool_choice": ["none"], "functions": [[]], "service_tier": ["auto"],
+    "best_of": [1], "suffix": [""], "response_format": [{"type": "text"}], "modalities": [["text"]], "tools": [[]],
+    "tool_choice": ["none", "auto"], "functions": [[]],
+    "skip_special_tokens": [True], "add_generation_prompt": [True],
 }  # fmt: skip
 LONGEST_NAME = 256  # characters of a model's name
+MOST_PROMPTS = 128  # of one request
 ROLES = {"developer": "system"}  # OpenAI's newer names, and those that templates know
 
 
@@ -33,7 +39,7 @@ ROLES = {"developer": "system"}  # OpenAI's newer names, and those that template
 class Asked:
     """One request to a decoder. Either `text` or `messages` is given."""
 
-    tenant: str = ""  # "": it asks for no answer of a tenant
+    tenant: str = ""
     text: str | None = None
     messages: str | None = None  # JSON
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -55,12 +61,7 @@ class Asked:
         return inputs_of(self.text, self.messages, self.sampling, self.stream)
 
     def parameters(self) -> dict[str, Value]:
-        return {**({"tenant": self.tenant} if self.tenant else {}), **self.more}
-
-
-def opened_by(key: str | None) -> Asked:
-    """Returns the request that asks a decoder which of its tenants a key opens."""
-    return Asked(text="", more={"hplm_tenants": True}, key=key)
+        return {"tenant": self.tenant, **self.more}
 
 
 def key_in(headers: list[str]) -> str | None:
@@ -74,13 +75,13 @@ def key_in(headers: list[str]) -> str | None:
     return key or None
 
 
-def read_completion(body: Mapping[str, Any], key: str | None) -> Asked:
+def read_completion(body: Mapping[str, Any], key: str | None) -> list[Asked]:
+    """Returns a request for each prompt."""
     given = _fields(body, COMPLETION)
-    prompt = given.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        (prompt,) = prompt
-    if not isinstance(prompt, str):
-        raise wrong("the prompt is no string: send one text, not several and not token ids", "prompt")
+    prompts = given.get("prompt")
+    prompts = prompts if isinstance(prompts, list) else [prompts]
+    if not 0 < len(prompts) <= MOST_PROMPTS or not all([isinstance(prompt, str) for prompt in prompts]):
+        raise wrong(f"the prompt is no text, and no list of up to {MOST_PROMPTS} texts: send that, no token ids", "prompt")
     sampling = _sampling(given, "max_tokens")
     if "logprobs" in given:
         sampling["logprobs"] = given["logprobs"]
@@ -88,10 +89,11 @@ def read_completion(body: Mapping[str, Any], key: str | None) -> Asked:
         if "logprobs" in given:
             raise wrong("'echo' with 'logprobs' would need those of the prompt, which are not computed: leave one out", "echo")
         sampling["echo"] = True
-    return Asked(text=prompt, **_common(given, key), sampling=sampling)
+    common = _common(given, key)
+    return [Asked(text=prompt, **common, sampling=sampling) for prompt in prompts]
 
 
-def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> Asked:
+def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> list[Asked]:
     """`usual_tokens`: the most tokens of an answer, where the request does not say."""
     given = _fields(body, CHAT)
     messages = given.get("messages")
@@ -107,15 +109,17 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> As
         sampling["max_tokens"] = usual
     if _flag(given, "logprobs"):
         sampling["logprobs"] = given.get("top_logprobs", 0)
-    elif "top_logprobs" in given:
+    elif given.get("top_logprobs", 0) != 0:
         raise wrong("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     said = json.dumps(read, ensure_ascii=False)
-    return Asked(messages=said, **_common(given, key), sampling=sampling, fields=fields, usual_tokens=usual)
+    return [Asked(messages=said, **_common(given, key), sampling=sampling, fields=fields, usual_tokens=usual)]
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     """Returns the fields that were given. As with OpenAI, null is as good as nothing."""
-    given = {name: value for name, value in body.items() if value is not None}
+    given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
+    if given.get("stop") == "":
+        del given["stop"]
     for name in [name for name in given if name not in known]:
         if given.pop(name) not in NEUTRAL.get(name, []):
             raise wrong(
@@ -124,17 +128,22 @@ def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     return given
 
 
-def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    model = given.get("model")
+def check_model(model: Any) -> None:
+    """Raises if this is no tenant's name."""
     if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME or "\0" in model:  # Triton would end it there
         raise wrong("the model is no name: send the name of a tenant, such as GET /v1/models lists", "model")
+
+
+def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    model = given.get("model")
+    check_model(model)
     stream = _flag(given, "stream")
     options = given.get("stream_options", {})
-    if not isinstance(options, dict) or not options.keys() <= {"include_usage"} or (options and not stream):
+    known = {"include_usage", "include_obfuscation"}  # the latter only adds noise
+    if not isinstance(options, dict) or not options.keys() <= known or (options and not stream):
         raise wrong('\'stream_options\' may be {"include_usage": true}, with "stream": true', "stream_options")
-    times = {name: _number(given, name) for name in TIMES if name in given}
-    deadline_ms = times.pop("deadline_ms", None)
-    more: dict[str, Value] = {name: str(value) for name, value in times.items()}
+    deadline_ms = _number(given, "deadline_ms") if "deadline_ms" in given else None
+    more: dict[str, Value] = {}
     if _flag(given, "truncate"):
         more["truncate"] = True
     if "priority" in given:
@@ -163,7 +172,7 @@ def _message(message: Any, name: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise wrong(f"{name} is no object: send the fields 'role' and 'content'", name)
     given = {field: value for field, value in message.items() if value is not None}
-    for unknown in given.keys() - {"role", "content"}:
+    for unknown in given.keys() - {"role", "content", "name"}:  # no template reads a name
         raise wrong(f"{name} has the field {_shown(unknown)}, which is not supported: leave it out", name)
     role, content = given.get("role"), given.get("content")
     if isinstance(content, list):

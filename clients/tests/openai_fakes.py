@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 from triton_fakes import FakeTriton, Refusal, Request
 
 from hplm_client.errors import BY_WORD
@@ -30,12 +31,17 @@ class Tenants(FakeTriton):
     `strict` refuses with the prompt as the sentence. A tenant named like a word of an error gets that error.
     """
 
-    models = frozenset({"chat"})
+    models = frozenset({"chat", "minilm", "minilm-lookup", "minilm-upper"})
+
+    def take(self, request: Request) -> dict[str, np.ndarray]:
+        """Lists the tenants of an encoder."""
+        assert request.parameters["hplm_tenants"]
+        return {"LABEL": np.array([[listing(["mood"], "classify", request.parameters.get("tenant")).encode()]], np.object_)}
 
     def decode(self, request: Request) -> Iterator[dict[str, Any]]:
         tenant, is_keyed = request.parameters.get("tenant"), request.headers.get("authorization") == "Bearer secret"
         if "hplm_tenants" in request.parameters:
-            yield {"text_output": json.dumps([{"tenant": tenant} for tenant in ("open", *["keyed"] * is_keyed)])}
+            yield {"text_output": listing(["open", *["keyed"] * is_keyed], "generate", tenant)}
             return
         self._note(request)
         if tenant in BY_WORD:
@@ -64,6 +70,14 @@ class Tenants(FakeTriton):
             yield part(character, n, logprobs, "length" if number + 1 == len(text) else "")
             if tenant == "slow":
                 request.gone.wait(PATIENCE)
+
+
+def listing(tenants: list[str], task: str, named: str | None) -> str:
+    if named is None:
+        return json.dumps([{"tenant": tenant, "task": task} for tenant in tenants])
+    if named not in tenants:
+        raise Refusal("[no_tenant] no such tenant", 404)
+    return json.dumps([{"tenant": named, "task": task, "labels": ["good", "bad"] if task == "classify" else []}])
 
 
 def part(text: str, n: int, logprobs: int | None, reason: str) -> dict[str, Any]:

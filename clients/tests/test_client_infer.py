@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from datetime import timedelta
@@ -23,9 +24,11 @@ from hplm_client import (
     InvalidInput,
     LateAnswer,
     NoBackbone,
+    NoTenant,
     QueueFull,
     Row,
     ServerFault,
+    Tenant,
     UnexpectedAnswer,
 )
 from tests.support.wait import PATIENCE, Hold
@@ -122,6 +125,30 @@ def test_a_key_and_an_id_of_a_call_are_sent_with_it_alone(ask, fake):
         sent = [{**one.headers, **one.parameters} for one in (own, plain)]
         assert [one["authorization"] for one in sent] == ["Bearer own", "Bearer K3Y"]
         assert (own.id, plain.id) == ("ours-7", "")
+
+
+def test_tenants_are_listed_by_all_backbones_or_by_the_named_one(ask, fake):
+    def answer(request):
+        told = [{"tenant": "acme", "task": "classify"}]
+        if request.model == "chat":
+            raise Refusal("ModelInfer RPC doesn't support models with decoupled transaction policy", 400)
+        if (named := request.parameters.get("tenant")) is not None:
+            if named != "acme":
+                raise Refusal("[no_tenant] no such tenant", 404)
+            told[0]["labels"] = ["x", "y"]
+        return {"LABEL": np.array([[json.dumps(told).encode()]], np.object_)}
+
+    fake.answer, fake.parts = answer, [{"text_output": json.dumps([{"tenant": "luna", "task": "generate"}])}]
+    encoder, decoder = Tenant("acme", "classify", "minilm"), Tenant("luna", "generate", "chat")
+    for backbone, found in ((None, [encoder, decoder]), ("minilm", [encoder]), ("chat", [decoder])):
+        assert ask(lambda client: client.tenants(api_key="own"), backbone=backbone) == found
+        assert {**fake.requests[-1].headers, **fake.requests[-1].parameters}["authorization"] == "Bearer own"
+    assert ask(lambda client: client.tenants("acme")) == [Tenant("acme", "classify", "minilm", ("x", "y"))]
+    with raising(NoTenant):
+        ask(lambda client: client.tenants("nobody"))
+    fake.parts = [{"text_output": "ok"}]
+    with raising(UnexpectedAnswer):
+        ask(lambda client: client.tenants(), backbone="chat")
 
 
 def test_an_answer_after_its_deadline_is_marked_and_an_error_if_its_client_wants_that(ask, fake, monkeypatch):

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 
 import pytest
 from triton_fakes import FakeTriton, Refusal
 
 from hplm_client.errors import Draining, HplmClientError, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
+from hplm_openai.errors import OnlyEncoders
 from hplm_openai.requests import Asked
 from tests.support.wait import Clock, Hold
 
@@ -24,7 +26,7 @@ class Several(FakeTriton):
         super().__init__()
         self.tenants, self.gone, self.lists = tenants, gone, list(lists)
         self.models = {*tenants, *gone, "plain-model"}
-        self.listed, self.hold = 0, Hold()
+        self.listed, self.hold, self.listings = 0, Hold(), []
         self.hold.open()
 
     def ModelStatistics(self, request, context):
@@ -40,14 +42,16 @@ class Several(FakeTriton):
         return [{"name": "text_input" if model in self.tenants else "INPUT"}]
 
     def decode(self, request):
-        self._note(request)
-        found = self.tenants[request.model]
+        found, tenant = self.tenants[request.model], request.parameters.get("tenant")
+        is_listing = "hplm_tenants" in request.parameters
+        (self.listings if is_listing else self.requests).append(request)
         if isinstance(found, Refusal):
             raise found
-        if "hplm_tenants" in request.parameters:
-            yield {"text_output": json.dumps([{"tenant": tenant} for tenant in found])}
-        elif request.parameters["tenant"] not in found:
+        if tenant is not None and tenant not in found:
             raise Refusal("[no_tenant]")
+        if is_listing:
+            listed = found if tenant is None else [tenant]
+            yield {"text_output": json.dumps([{"tenant": one, "task": "generate"} for one in listed])}
         elif request.parameters["tenant"] != "silent":
             yield from ({"text_output": request.model}, {"text_output": "end"})
 
@@ -81,16 +85,18 @@ async def outcome(decoders, tenant):
 @pytest.mark.parametrize(
     ("tenant", "tenants", "more", "expected", "asked"),
     [
-        ("b", {"y": ["a"], "z": ["b"], "x": ["c"]}, {}, ["z", "end"], "xyz"),
+        ("b", {"y": ["a"], "z": ["b"], "x": ["c"]}, {}, ["z", "end"], "z"),
         ("a", {"y": ["a"], "z": ["a"]}, {}, ["y", "end"], "y"),
         ("a", {"y": ["a"], "z": ["a"]}, {"named": ["z", "y"]}, ["z", "end"], "z"),
-        ("a", {"y": GONE, "z": ["a"]}, {}, ["z", "end"], "yz"),
+        ("a", {"y": GONE, "z": ["a"]}, {}, ["z", "end"], "z"),
         ("a", {"y": ["a"], "z": ["a"]}, {"gone": ["plain-model", "y"]}, ["z", "end"], "z"),
-        ("a", {"y": Refusal("[draining]"), "z": ["a"]}, {}, Draining, "y"),
+        ("a", {"y": Refusal("[draining]"), "z": ["a"]}, {}, Draining, ""),
         ("a", {"y": ["b"]}, {}, NoTenant, "y"),
-        ("a", {"y": GONE, "z": ["b"]}, {}, NoTenant, "yz"),
-        ("a", {"y": ["b"], "z": GONE}, {}, NoTenant, "yz"),
+        ("a", {"y": ["b"], "z": ["b"]}, {}, NoTenant, "y"),
+        ("a", {"y": GONE, "z": ["b"]}, {}, NoTenant, "z"),
+        ("a", {"y": ["b"], "z": GONE}, {}, NoTenant, "y"),
         ("a", {}, {}, NoBackbone, ""),
+        ("a", {}, {"gone": ["toy", "toy-lookup", "toy-upper"]}, OnlyEncoders, ""),
         ("silent", {"y": ["silent"]}, {}, UnexpectedAnswer, "y"),
     ],
 )
@@ -99,9 +105,41 @@ def test_the_first_decoder_that_has_the_tenant_answers(tenant, tenants, more, ex
     assert found == expected and "".join(request.model for request in triton.requests) == asked
 
 
+def test_a_request_that_a_decoder_refuses_is_sent_once_and_the_decoder_of_a_tenant_is_remembered():
+    """Each refusal counts as a request for an unknown tenant, which alerts watch."""
+
+    async def act(decoders, triton):
+        for _ in range(3):
+            assert await ask(decoders, "b") == ["z", "end"]
+        asked = len(triton.requests), len(triton.listings)
+        triton.tenants = {"y": ["b"], "z": ["c"]}  # it has moved
+        assert await ask(decoders, "b") == ["y", "end"]
+        moved = [request.model for request in triton.requests[asked[0] :]]
+        triton.tenants = {"y": [], "z": []}
+        assert await outcome(decoders, "b") is NoTenant
+        return asked, moved
+
+    found, triton = use(act, tenants={"y": ["a"], "z": ["b"]})
+    assert found == ((3, 2), ["z", "y"]) and len(triton.requests) == 3 + 2 + 2
+
+
+def test_no_more_tenants_are_remembered_than_may_be(monkeypatch):
+    async def act(decoders, _):
+        for tenant in "abcde":
+            await ask(decoders, tenant)
+        return [tenant for tenant, _ in decoders._homes]
+
+    monkeypatch.setattr("hplm_openai.decoders.MOST_HOMES", 3)
+    assert use(act, tenants={"y": ["a", "b", "c"], "z": ["d", "e"]})[0] == ["c", "d", "e"]
+
+
 def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
     tenants = {"y": ["a", "b"], "z": ["b", "c"], "x": GONE}
-    assert use(lambda decoders, _: decoders.opened("key"), tenants=tenants)[0] == {"a": "y", "b": "y", "c": "z"}
+    found = use(lambda decoders, _: decoders.opened("key"), tenants=tenants)[0]
+    assert [(tenant.name, tenant.backbone) for tenant in found] == [("a", "y"), ("b", "y"), ("c", "z")]
+    for name, backbone in (("a", "y"), ("c", "z"), ("d", None)):
+        with nullcontext() if backbone else pytest.raises(NoTenant):
+            assert use(lambda decoders, _: decoders.find(name, None), tenants=tenants)[0].backbone == backbone  # noqa: B023
 
 
 ANSWER, ONE = ["y", "end"], {"y": ["a"]}

@@ -6,8 +6,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from openai_fakes import gateway
+from openai_fakes import Tenants, gateway
 
+from hplm_client.errors import Draining
+from hplm_openai.errors import refusal
 from hplm_openai.requests import SAMPLING, Asked
 from tests.support.message import mentions
 from tests.support.wait import eventually
@@ -107,12 +109,11 @@ def test_logprobs_of_a_chat(served):
 def test_every_setting_and_our_own_fields_reach_the_decoder(served):
     arrived = {"hplm-arrived": "1800000000000000"}  # at the front door
     settings = dict.fromkeys(SAMPLING, 1)
-    more = {"first_token_ms": 20, "token_ms": 3, "truncate": True, "priority": -2}
+    more = {"truncate": True, "priority": -2}
     assert served.complete(deadline_ms=1.5, **settings, **more, _headers=arrived)[0] == 200
     assert served.sampling == settings
     assert served.asked.parameters == {
-        "tenant": "open", "timeout": 1500, "first_token_ms": "20", "token_ms": "3", "truncate": True, "hplm_priority": -2,
-        **arrived,
+        "tenant": "open", "timeout": 1500, "truncate": True, "hplm_priority": -2, **arrived,
     }  # fmt: skip
 
 
@@ -121,11 +122,68 @@ def test_the_key_goes_to_the_server_and_opens_models(served):
     assert served.complete(model="keyed", _headers=bearer)[0] == 200
     assert served.asked.headers["authorization"] == "Bearer secret"
     assert "secret" not in repr(Asked("a", key="secret")), "a log may show it"
-    for headers, ids in ((bearer, ["keyed", "open"]), ({}, ["open"]), ({"Authorization": "Bearer x"}, ["open"])):
+    for headers, ids in (
+        (bearer, ["keyed", "mood", "open"]),
+        ({}, ["mood", "open"]),
+        ({"Authorization": "Bearer x"}, ["mood", "open"]),
+    ):
         status, _, listed = served.send("GET", "/v1/models", **headers)
         assert status == 200 and [model["id"] for model in json.loads(listed)["data"]] == ids
-    (model,) = json.loads(listed)["data"]
-    assert model == {"id": "open", "object": "model", "created": 0, "owned_by": "chat"}
+    ours = {"object": "model", "created": 0}
+    encoder, decoder = json.loads(listed)["data"]
+    assert encoder == {"id": "mood", "owned_by": "minilm", "task": "classify", **ours}
+    assert decoder == {"id": "open", "owned_by": "chat", "task": "generate", **ours}
+    assert json.loads(served.send("GET", "/v1/models/mood")[2]) == {**encoder, "labels": ["good", "bad"]}
+    for name, headers, status, code in (
+        ("open", {}, 200, None), ("keyed", bearer, 200, None), ("keyed", {}, 401, "invalid_api_key"),
+        ("nobody", bearer, 404, "model_not_found"), ("a/b", bearer, 404, "model_not_found"), ("", {}, 400, "invalid_input"),
+    ):  # fmt: skip
+        found, _, answer = served.send("GET", f"/v1/models/{name}", **headers)
+        assert found == status and (status == 200 or error_in(json.loads(answer))["code"] == code), name
+
+
+def test_fields_that_ask_for_nothing_here_are_taken(served):
+    message = {"role": "user", "content": "abc", "name": "ada"}
+    ignored = {
+        "metadata": {"a": "b"}, "service_tier": "flex", "store": True, "parallel_tool_calls": True, "user": "me",
+        "reasoning_effort": "low", "verbosity": "low", "prompt_cache_key": "k", "safety_identifier": "s",
+        "stream_options": {"include_obfuscation": False}, "stream": True,
+    }  # fmt: skip
+    neutral = {"top_logprobs": 0, "tool_choice": "auto", "stop": "", "skip_special_tokens": True, "add_generation_prompt": True}
+    status, lines = served.chat(messages=[message], **ignored, **neutral)
+    assert status == 200 and events(lines) and served.sampling == {"max_tokens": 256}
+    assert json.loads(served.asked.inputs["messages"][0]) == [{"role": "user", "content": "abc"}]
+    assert "user" not in served.asked.parameters
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_are_choices_in_order_and_an_error_of_one_is_that_of_all(served, stream):
+    status, answer = served.complete(
+        ["abc", "de"], n=2, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {})
+    )
+    told = [one for chunk in (events(answer) if stream else [answer]) for one in chunk["choices"]]
+    texts = {number: "".join(one["text"] for one in told if one["index"] == number) for number in range(4)}
+    assert status == 200 and texts == {0: "abc", 1: "abc", 2: "de", 3: "de"}
+    assert stream or [one["index"] for one in told] == [0, 1, 2, 3]
+    usage = (events(answer)[-1] if stream else answer)["usage"]
+    assert usage == {"prompt_tokens": 8, "completion_tokens": 10, "total_tokens": 18}
+    status, answer = served.complete(["'seed' is bad"] * 2, model="strict", stream=stream)
+    assert status == 400 and error_in(answer)["param"] == "seed"
+
+
+def test_a_request_has_an_id_which_its_answer_tells_and_the_server_gets(served, caplog):
+    for stream in (False, True):
+        body = {"model": "open", "prompt": "a", "stream": stream}
+        assert served.send("POST", "/v1/completions", body, x_request_id="ours-7")[1]["x-request-id"] == "ours-7"
+        assert served.asked.id == "ours-7"
+        assert served.send("POST", "/v1/completions", body)[1]["x-request-id"] == served.asked.id != "ours-7"
+    for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("GET", "/v1/nothing"), ("POST", "/v1/completions")):
+        assert served.send(method, path, x_request_id="ours-7")[1]["x-request-id"] == "ours-7"
+    served.send("POST", "/v1/completions", {"model": "lost", "prompt": "a"}, x_request_id="ours-8")
+    assert any("ours-8" in record.getMessage() for record in caplog.records), "the log says to which request an error belongs"
+    for wrong in ("a b", "x" * 300):
+        status, headers, answer = served.send("GET", "/v1/models", x_request_id=wrong)
+        assert status == 400 and error_in(json.loads(answer)) and headers["x-request-id"].startswith("req_")
 
 
 @pytest.mark.parametrize("header", ["secret", "Basic secret", "Bearer s\xe9cret"])
@@ -164,6 +222,8 @@ def test_errors_have_openai_s_form_and_say_when_to_come_again(served, model, sta
             assert mentions(error["message"], 1.5) and "[" not in error["message"]
         if model == "quota":
             assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
+        if model == "draining":
+            assert headers["retry-after"] in ("1", "2")
         if model in ("deadline", "capacity", "crashed", "quarantined"):  # else OpenAI's client would send it again
             assert headers["x-should-retry"] == "false" and "retry-after" not in headers
 
@@ -192,7 +252,8 @@ WRONG = {  # values of the other documented fields: tests/refusals/test_contract
             "hi", {"role": "user"}, {"content": "a"},
             *({"role": "user", "content": [part]} for part in ("a", {"type": "text", "text": 5}, {"type": "image_url"})),
         )),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a", "name": "b"}]}, "messages[1]"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a", "id": "b"}]}, "messages[1]"),
+        ({"tool_choice": "required"}, "tool_choice"), ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": "a"}, "prompt"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
@@ -213,7 +274,6 @@ def test_a_wrong_field_is_named(served, path, fields, param):
         *(("'max_tokens' is 0: Expected `int` >= 1", {name: 0}, name) for name in ("max_tokens", "max_completion_tokens")),
         ("'logprobs' is 21: Expected `int` <= 20", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("'logit_bias' names token 9", {"logit_bias": {"9": 1}}, "logit_bias"),
-        ("parameter 'token_ms' is 1: allow 2", {"token_ms": 1}, "token_ms"),
         ("the prompt has 9 characters", {}, None),
     ],
 )
@@ -256,6 +316,36 @@ def test_other_paths_and_methods_are_not_there(served):
     for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404)):
         found, _, answer = served.send(method, path)
         assert found == status and error_in(json.loads(answer))["message"]
+    assert served.send("GET", "/v1/completions")[1]["allow"] == "POST"
+    assert {*served.send("POST", "/v1/models")[1]["allow"].split(", ")} == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "a prompt of 9 tokens and 'max_tokens' 256 are more than the 64 that the model takes: shorten the prompt",
+        "the prompt has 9,000 characters, but 1,024 are read at most: shorten it",
+        "'messages' have 9,000 characters, but 1,024 are read at most: leave out old ones",
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openai_s_code(served, said):
+    for ask, field in ((served.complete, "prompt"), (served.chat, "messages")):
+        status, answer = ask(said, model="strict")
+        assert status == 400 and (error_in(answer)["code"], answer["error"]["param"]) == ("context_length_exceeded", field)
+
+
+def test_a_draining_server_says_when_to_come_again():
+    asked = Asked()
+    assert refusal(Draining("[draining] no hint"), asked).headers == {"retry-after": "1", "retry-after-ms": "1000"}
+    assert refusal(Draining("[draining] retry after 3 s"), asked).headers["retry-after"] == "3"
+
+
+def test_before_encoders_only_the_refusal_names_them(monkeypatch):
+    monkeypatch.setattr(Tenants, "models", frozenset({"minilm", "minilm-lookup", "minilm-upper"}))
+    with gateway() as served:
+        status, answer = served.complete()
+        assert status == 404 and mentions(error_in(answer)["message"], "minilm", "hplm_client")
+        assert json.loads(served.send("GET", "/v1/models")[2])["data"][0]["id"] == "mood"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -107,7 +107,7 @@ def _asked(path: str, body: bytes) -> Asked:
         return {"type": "http.request", "body": body}
 
     read = LOOP.run_until_complete(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
-    return read_completion(read, None) if path == "completions" else read_chat(read, None, 16)
+    return (read_completion(read, None) if path == "completions" else read_chat(read, None, 16))[0]
 
 
 def command(commands: Commands, command: str, name: str, value: Any) -> Said:
