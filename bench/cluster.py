@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +25,10 @@ from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import HplmError
 from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, Asker, History, Question, expected_answers
+from loadtest.cluster import ServedCluster
 from loadtest.encode import infer_request
 from loadtest.generator import Load
 from loadtest.load import Report, send
-from loadtest.server import ServedCluster
 from testing.random_store import SIZES, random_store, random_table, random_tenant, random_tenants
 
 RANK, LABELS, TEXTS = 8, 4, 64
@@ -34,17 +36,18 @@ SPREAD = 0.3  # of weights, so that answers of another tenant or slot are other 
 ASKED = 10  # requests by which a tenant's replica is found
 CLIENTS, TENANTS = 16, 8  # while a replica is killed
 CALM = 2.0  # seconds of load before and after
-PATIENCE, BACK_SECONDS = 60.0, 180.0
+PATIENCE = 60.0
 PAUSE = 0.01  # seconds between looks
+STOP_REQUESTS = 400  # during each stop
 AFTER = 0.5  # seconds that a deleted tenant is asked for
 NEWCOMER = "newcomer"  # a domain whose table is large
 
 Asked = Mapping[str, Sequence[bytes]]  # requests by address
-Part = Literal["proxy", "changes", "revoke", "faults"]
+Part = Literal["proxy", "changes", "revoke", "faults", "stops"]
 
 
 @benchmark(
-    size="toy", tokens=16, slots=4, connections=8, seconds=0.5, rounds=1, adds=2, table_mb=1.0,
+    size="toy", tokens=16, slots=4, connections=8, seconds=0.5, rounds=1, adds=2, table_mb=1.0, stops=1,
     only=("proxy", "changes", "revoke"),
 )  # fmt: skip
 def cluster(
@@ -57,11 +60,14 @@ def cluster(
     rounds: Whole = 3,
     adds: Whole = 20,
     table_mb: Positive = 2000.0,
+    stops: Whole = 5,
+    rate: Positive = 50.0,
     only: tuple[Part, ...] = get_args(Part),
 ) -> Rows:
-    """Runs `hplm cluster up` with two servers on this machine.
+    """Runs two servers on this machine, and HAProxy with the file of `hplm route`.
 
-    Measures what the router costs, what clients see when a server is killed, and how soon changes of tenants are everywhere.
+    Measures what the router costs, what clients see when a server is killed or stopped, and how soon changes of tenants are
+    everywhere.
     Needs haproxy, and two cores.
 
     :param slots: of a server; there are four times as many tenants
@@ -70,6 +76,8 @@ def cluster(
     :param rounds: turns of each comparison
     :param adds: tenants that come and go
     :param table_mb: of the table that is published before a key is revoked
+    :param stops: times that a replica gets SIGTERM, each during 400 requests
+    :param rate: requests/s meanwhile
     :param only: these parts
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -78,7 +86,7 @@ def cluster(
     with tempfile.TemporaryDirectory(prefix="hplm-") as folder:  # a short path, for sockets
         say("making a repository")
         material = Material.made(Path(folder), size, tokens, slots)
-        with ServedCluster(material.repository, Path(folder) / "2", 2, cores) as servers:
+        with ServedCluster(material.repository, Path(folder), [[core] for core in cores]) as servers:
             if "proxy" in only:
                 yield from _proxy(servers, material, max(2, slots // 2), connections, seconds, rounds)
             if "changes" in only:
@@ -87,6 +95,8 @@ def cluster(
                 yield from _revoked(servers, material, table_mb)
             if "faults" in only:
                 yield from _killed(servers, material)
+            if "stops" in only:
+                yield from _stopped(servers, material, stops, rate)
 
 
 @dataclass(frozen=True)
@@ -161,9 +171,9 @@ def _placed(cluster: ServedCluster, material: Material, tenants: Sequence[str]) 
     """Returns the tenants that the router sends to each replica while there is no other load."""
     own: dict[str, list[str]] = {name: [] for name in cluster.replicas}
     for tenant in tenants:
-        before = cluster.status()
+        before = cluster.requests()
         send(Load(cluster.address, [material.request(0, tenant)], count=ASKED))
-        counts = {name: found["requests"] - before[name]["requests"] for name, found in cluster.status().items()}
+        counts = {name: count - before[name] for name, count in cluster.requests().items()}
         own[max(counts, key=counts.__getitem__)].append(tenant)
     return own
 
@@ -242,13 +252,10 @@ def _killed(cluster: ServedCluster, material: Material) -> Rows:
     with History([Asker(cluster.address, material.backbone) for _ in range(CLIENTS)], expected) as history:
         time.sleep(CALM)
         killed = time.monotonic()
-        processes = cluster.kill(victim)
-        time.sleep(CALM)  # the router may not have noticed before
-        while not cluster.is_back(victim, processes):
-            if time.monotonic() > killed + BACK_SECONDS:
-                raise HplmError(f"{victim} was not started again within {BACK_SECONDS:g} s: read its log")
-            time.sleep(CALM / 4)
-        back = time.monotonic()
+        cluster.kill(victim)
+        time.sleep(CALM)
+        cluster.start(victim)
+        cluster.until_up(victim)
         time.sleep(CALM)
     counts = history.counts()
     say(f"not answered: {history.reasons()}")
@@ -257,4 +264,27 @@ def _killed(cluster: ServedCluster, material: Material) -> Rows:
     yield Row("kill_closed", counts[FAILED])  # HAProxy closes a connection that is not new, instead of an answer 502
     yield Row("kill_wrong", counts[WRONG], most=0)
     yield Row("reroute_s", max(0.0, history.last_failure - killed), "s", most=2.0)
-    yield Row("back_s", back - killed, "s")
+
+
+def _stopped(cluster: ServedCluster, material: Material, stops: int, rate: float) -> Rows:
+    """SIGTERM of one of the replicas under load, in turn, and its start. Nothing is asked a second time."""
+    say(f"SIGTERM of a replica, {stops} times")
+    requests = [material.request(number, tenant) for number, tenant in enumerate(material.tenants)]
+    replicas = list(cluster.replicas)
+    reports: list[Report] = []
+    for stop in range(stops):
+        replica, load = (
+            replicas[stop % len(replicas)],
+            Load(cluster.address, requests, count=STOP_REQUESTS, seconds=STOP_REQUESTS / rate, connections=CLIENTS, rate=rate),
+        )
+        with ThreadPoolExecutor(1) as sender:
+            sent = sender.submit(load.run)
+            time.sleep(CALM)
+            cluster.terminate(replica)
+            reports.append(sent.result())
+        cluster.start(replica)
+        cluster.until_up(replica)
+    failures = sum((report.failures for report in reports), Counter[str]())
+    say(f"not answered: {dict(failures)}")
+    yield Row("stop_requests", sum(report.succeeded for report in reports) + failures.total())
+    yield Row("stop_failed", failures.total(), most=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import ipaddress
 import shutil
@@ -18,6 +19,7 @@ from hplm.server.process import Process, program
 CONFIG = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
 HOST = "127.0.0.1"
 PATIENCE_S = 30.0  # to start and to end
+SERVER = "2"  # a type of statistics
 REAL_TIME = ("chrt", "--rr", "1")  # as deploy/README.md says for a proxy beside a server; only root may
 
 
@@ -26,6 +28,35 @@ class Proxy:
     port: int
     certificate: Path  # for 127.0.0.1 and localhost
     log: Path
+
+
+class AdminSocket:
+    """Commands to a running HAProxy, and what it counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def ask(self, command: str) -> str:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(PATIENCE_S)
+            connection.connect(str(self._path))
+            connection.sendall(f"{command}\n".encode())
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+    def answers(self) -> bool:
+        """Whether HAProxy has made its socket, which may come later than its port."""
+        try:
+            return "Pid: " in self.ask("show info")
+        except OSError:
+            return False
+
+    def servers(self, backend: str = "http") -> dict[str, dict[str, str]]:
+        """Returns what HAProxy counts for each server of a backend."""
+        return {row["svname"]: row for row in self.statistics() if row["pxname"] == backend and row["type"] == SERVER}
+
+    def statistics(self) -> list[dict[str, str]]:
+        """Returns what HAProxy counts for each frontend, backend and server."""
+        return list(csv.DictReader(self.ask("show stat").strip().removeprefix("# ").splitlines()))
 
 
 @contextmanager

@@ -1,15 +1,13 @@
-"""Servers for tests that harm or change them: `hplm serve` on a copy of a repository, and `hplm cluster up`."""
+"""Servers for tests that harm or change them: `hplm serve` on a copy of a repository."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +18,6 @@ from typing import Any
 from typing_extensions import Self
 
 from hplm.adapters.records import Packed
-from hplm.cluster.control import ask
-from hplm.cluster.running import CLUSTER
 from hplm.errors import HplmError
 from hplm.registry.store import Place
 from hplm.server import process_group
@@ -189,68 +185,9 @@ class ServedCopy(Running):
         manager.settle()
 
 
-class ServedCluster(Running):
-    """A cluster that `hplm cluster up` runs."""
-
-    def __init__(
-        self, repository: Path, folder: Path, replicas: int | None = 2, cores: Sequence[int] = (), more: Sequence[str] = ()
-    ) -> None:
-        """`folder`: where the cluster keeps its files; its path is short. `replicas`: None if `more` says it."""
-        self.repository, self.folder, self.state = repository, folder, folder / "state"
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["cluster", "up", "--repository", repository, "--folder", folder, "--state", self.state, "--port", 0, *more]
-        command += ["--replicas", replicas] if replicas is not None else []
-        command += ["--cores", ",".join(map(str, cores))] if cores else []
-        super().__init__(command, folder / "up.out", r"^Ready at (\S+), ")
-
-    @property
-    def replicas(self) -> dict[str, str]:
-        """The address of each replica's HTTP service, by its name."""
-        pools = json.loads((self.folder / CLUSTER).read_bytes())["pools"]
-        return {replica["name"]: replica["http"] for pool in pools for replica in pool["replicas"]}
-
-    def manager(self) -> Manager:
-        return Manager.open(self.repository, self.state)
-
-    def roll(self, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-        return ask(self.folder, "roll", say)
-
-    def status(self) -> dict[str, Any]:
-        return ask(self.folder, "status", lambda _: None)
-
-    def kill(self, replica: str) -> tuple[int, int]:
-        """Kills all processes of a replica at once, as if its machine had ended. Returns the main ones."""
-        serve, triton = self.pids(replica)
-        os.kill(serve, signal.SIGKILL)  # first, so that it does not start the other one again
-        os.killpg(triton, signal.SIGKILL)
-        return serve, triton
-
-    def is_back(self, replica: str, killed: tuple[int, int]) -> bool:
-        """Whether the replica has been started again and gets requests."""
-        try:
-            return self.pids(replica) != killed and self.status()[replica]["is"] == "up"
-        except HplmError:
-            return False
-
-    def pids(self, replica: str) -> tuple[int, int]:
-        """Returns the processes of `hplm serve` and of its tritonserver."""
-        log = str(self.folder.resolve() / "logs" / f"{replica}-triton.log")
-        for pid in children(self.pid_of_command):
-            if {"serve", log} <= {*process_group.arguments(pid)} and (triton := _triton(pid)) is not None:
-                return pid, triton
-        raise HplmError(f"{replica} does not run: {self.said()}")
-
-    def processes(self) -> list[int]:
-        """Returns all living processes that the cluster has started, and itself."""
-        found = [self.pid_of_command]
-        for pid in found:  # which grows meanwhile
-            found += children(pid)
-        return found
-
-
 def processes_of(serve: int) -> dict[str, int]:
     """Returns the server that `hplm serve` runs, its models and their engines by their names; none while it starts."""
-    server = _triton(serve)
+    server = triton_of(serve)
     if server is None:
         return {}
     members = {pid: process_group.arguments(pid) for pid in process_group.members(server)}
@@ -258,7 +195,7 @@ def processes_of(serve: int) -> dict[str, int]:
     return {SERVER: server, **{stub.model: stub.pid for stub in stubs(server)}, **engines}
 
 
-def _triton(serve: int) -> int | None:
+def triton_of(serve: int) -> int | None:
     """Returns the child of `hplm serve` that leads the group of its model processes."""
     starts = ((pid, process_group.arguments(pid)) for pid in children(serve))
     return next((pid for pid, words in starts if any(word.startswith("--model-repository") for word in words)), None)

@@ -45,7 +45,6 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     }),
     (ASK, "", "", {"ask": "infer generate"}),
     (PLACE, "", "", {"route": "route"}),
-    (PLACE, "cluster", "Run several servers behind one address on this machine.", {"cluster": "up roll status"}),
     (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),
 )  # fmt: skip
 # A thread that waits sleeps at once, for the sake of other programs. A server's do not: its products are short.

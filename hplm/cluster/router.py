@@ -1,4 +1,4 @@
-"""Writes the files of the router: a stock HAProxy that sends each tenant's requests to the replica that has its adapter."""
+"""Writes the file of a HAProxy before one to N replicas: the router, or with TLS and limits the front door."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from hplm.cluster.admin_socket import check_socket_path
-from hplm.cluster.description import LARGEST_PORT, Pool, is_address
-from hplm.cluster.routes import Routes
+from hplm.cluster.description import LARGEST_PORT, Replica, Replicas, is_address
 from hplm.errors import HplmError, InvalidInput
 from hplm.server.probing import Probe, probe_of
 from hplm.server.process import program
@@ -24,17 +22,20 @@ from hplm.tenants.snapshot import NAME
 from hplm.tenants.state import EXPORTED_TENANTS
 
 TEMPLATE = "haproxy.cfg.j2"
-CONFIG, SOCKET, SCRIPT, POOLS, HOMES = "haproxy.cfg", "haproxy.sock", "tenant.lua", "pools.map", "homes.map"
+CONFIG, SOCKET, SCRIPT = "haproxy.cfg", "haproxy.sock", "haproxy.lua"
 LONGEST_SOCKET = 93  # bytes of a path: HAProxy first makes the socket under a longer name
 FOLDER = re.compile(r"[A-Za-z0-9/._+@=-]+")  # of which HAProxy reads no character as its own
-# Requests of each replica over HTTP at a time, from all routers: of more than 277 together Triton may lose answers
-# (docs/triton.md).
-AT_ONCE, LIMITED_AT_ONCE = 160, 96
+# Requests of each replica over HTTP at a time, from all routers: of more than 277 Triton may lose answers (docs/triton.md).
+AT_ONCE = 256
 READ_BYTES = 50_000  # of a body that is searched for the tenant as a whole; HAProxy's buffer holds a little more
 ALIAS = "hplm"
+TABLES = {
+    **dict.fromkeys(("few_of_address", "more_of_address", "large_addresses", "medium_addresses"), "ipv6"),
+    "tenants_in_flight": "string len 64",
+}
 _TEXT = {"data_type": "TYPE_STRING", "dims": [1]}
-_ENCODER: dict[str, Any] = {"max_batch_size": 1, "input": [{"name": "TEXT", **_TEXT}]}
-_DECODER: dict[str, Any] = {"model_transaction_policy": {"decoupled": True}, "input": [{"name": "text_input", **_TEXT}]}
+ENCODER: dict[str, Any] = {"max_batch_size": 1, "input": [{"name": "TEXT", **_TEXT}]}
+DECODER: dict[str, Any] = {"model_transaction_policy": {"decoupled": True}, "input": [{"name": "text_input", **_TEXT}]}
 
 
 @dataclass(frozen=True)
@@ -55,40 +56,45 @@ class Listening:
             raise InvalidInput(f"--stats-port {self.stats_port}: give another port than --port, or 0 for none")
 
 
-def router_files(
-    pools: Sequence[Pool],
-    probes: Mapping[str, Mapping[str, Probe]],
-    routes: Routes,
-    folder: Path,
-    listening: Listening,
-    routers: int = 1,
-) -> dict[str, str]:
-    """Returns the content of each file by its name.
+class One(NamedTuple):
+    """The only server of the default door, whose addresses are variables."""
 
-    `probes`: those of each pool's models. `routers`: how many such routers divide what each replica may get.
-    """
-    check_folder(folder)
-    if not 1 <= routers <= LIMITED_AT_ONCE:
-        raise InvalidInput(f"--routers {routers}: give 1 to {LIMITED_AT_ONCE}")
+    id: int = 1
+    name: str = "one"
+    http: str = '"${HPLM_HTTP}"'
+    grpc: str = '"${HPLM_GRPC}"'
+    has_name: bool = False
+
+
+def router(described: Replicas, probes: Mapping[str, Probe], folder: Path, listening: Listening, routers: int = 1) -> str:
+    """Returns the router's file. `routers`: how many such routers divide what each replica may get."""
+    if not 1 <= routers <= AT_ONCE:
+        raise InvalidInput(f"--routers {routers}: give 1 to {AT_ONCE}")
+    bind = f"{listening.address}:{listening.port}"
+    stats = f"{listening.stats_address}:{listening.stats_port}" if listening.stats_port else ""
+    own = {"door": False, "bind": bind, "stats": stats, "most": AT_ONCE // routers}
+    return _rendered(described.replicas, probes, folder, spread=described.spread, **own)
+
+
+def door(described: Replicas, probes: Mapping[str, Probe], folder: Path) -> str:
+    """Returns the front door's file, whose settings are variables of the environment."""
+    backbones = " ".join(sorted(probes.keys() - {ALIAS}))
+    return _rendered(described.replicas, probes, folder, spread=described.spread, door=True, backbones=backbones)
+
+
+def default_door() -> str:
+    """Returns the file of a front door before one server, which deploy/haproxy has."""
+    return _rendered([One()], {"${HPLM_PROBED}": probe_of(ENCODER)}, None, spread=(), door=True, backbones="minilm")
+
+
+def _rendered(replicas: Sequence[Replica | One], probes: Mapping[str, Probe], folder: Path | None, **given: object) -> str:
     text = Path(__file__).with_name(TEMPLATE).read_text("utf-8")
     environment = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    config = environment.from_string(text).render(
-        folder=folder.resolve(),
-        bind=f"{listening.address}:{listening.port}",
-        stats=f"{listening.stats_address}:{listening.stats_port}" if listening.stats_port else "",
-        header=HEADER,
-        unseen=UNSEEN,
-        name=NAME.pattern,
-        read_bytes=READ_BYTES,
-        pools=pools,
-        others=_choice_by_model(pools, probes),
-        by_name=[pool.name for pool in pools if _is_name(pool)],
-        probes=probes,
-        quoted=_quoted,
-        most=AT_ONCE // routers,
-        most_of_homes=LIMITED_AT_ONCE // routers,
-    )
-    return {CONFIG: config, SCRIPT: Path(__file__).with_name(SCRIPT).read_text("utf-8"), **map_files(routes)}
+    by_name, tables = any(one.has_name for one in replicas), list(TABLES.items())
+    facts: dict[str, object] = {"header": HEADER, "unseen": UNSEEN, "name": NAME.pattern, "read_bytes": READ_BYTES}
+    facts |= {"script": SCRIPT, "socket": SOCKET, "quoted": _quoted, "tables": tables, "by_name": by_name}
+    where = folder.resolve() if folder is not None else ""
+    return environment.from_string(text).render(replicas=replicas, probes=probes, folder=where, **facts, **given)
 
 
 def probes_of(repository: Path) -> dict[str, Probe]:
@@ -99,18 +105,13 @@ def probes_of(repository: Path) -> dict[str, Probe]:
         raise InvalidInput(f"{repository} contains no backbone: export one with `hplm export`")
     public = backbones + [ALIAS] * (ALIAS in models)
     configs = {model: (repository / model / "config.pbtxt").read_text("utf-8") for model in public}
-    return {model: probe_of(_DECODER if "decoupled: true" in config else _ENCODER) for model, config in configs.items()}
+    return {model: probe_of(DECODER if "decoupled: true" in config else ENCODER) for model, config in configs.items()}
 
 
-def map_files(routes: Routes) -> dict[str, str]:
-    maps = {POOLS: routes.pools, HOMES: routes.homes}
-    return {file: "".join(f"{tenant} {value}\n" for tenant, value in sorted(map.items())) for file, map in maps.items()}
-
-
-def write_files(files: Mapping[str, str], folder: Path) -> None:
+def write_files(config: str, folder: Path) -> None:
     """Writes each file under a temporary name first, so that HAProxy reads no half one."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
+    for name, content in {CONFIG: config, SCRIPT: Path(__file__).with_name(SCRIPT).read_text("utf-8")}.items():
         temporary = folder / f"{name}.writing"
         temporary.write_text(content, "utf-8")
         temporary.replace(folder / name)
@@ -121,11 +122,12 @@ def check_folder(folder: Path) -> None:
     path = str(folder.resolve())
     if not FOLDER.fullmatch(path):
         raise InvalidInput(f"{path} has a character that HAProxy reads in its own way: give --to a plain path")
-    check_socket_path(Path(path, SOCKET), "--to", LONGEST_SOCKET)
+    if len(path) + 1 + len(SOCKET) > LONGEST_SOCKET:
+        raise InvalidInput(f"{path} is too long for a socket in it ({LONGEST_SOCKET} bytes at most): give --to a shorter path")
 
 
 def start_command(folder: Path) -> list[str]:
-    """Returns the command that runs the router in the foreground. SIGUSR2 has it read its file again."""
+    """Returns the command that runs HAProxy in the foreground. SIGUSR2 has it read its file again."""
     return [haproxy(), "-W", "-db", "-f", str(folder.resolve() / CONFIG)]
 
 
@@ -140,21 +142,9 @@ def haproxy() -> str:
     return program("haproxy", "haproxy")
 
 
-def _choice_by_model(pools: Sequence[Pool], probes: Mapping[str, Mapping[str, Probe]]) -> list[tuple[str, str]]:
-    """Returns the pools that have models which none before them has, and a pattern of these: for requests without a tenant."""
-    found: list[tuple[str, str]] = []
-    known = set(probes[pools[0].name])
-    for pool in pools[1:]:
-        if own := sorted(set(probes[pool.name]) - known):
-            found.append((pool.name, "|".join(map(re.escape, own))))
-        known.update(own)
-    return found
-
-
 def _quoted(body: bytes) -> str:
     return "'" + json.dumps(json.loads(body), separators=(",", ":")).replace("'", "\\u0027") + "'"
 
 
-def _is_name(pool: Pool) -> bool:
-    """Whether a replica's address begins with a host name, which may mean another machine later."""
-    return any(re.search("[A-Za-z]", host) for one in pool.replicas for host in (one.http, one.grpc) if host[0] != "[")
+if __name__ == "__main__":  # after a change of the template
+    Path(__file__).parents[2].joinpath("deploy/haproxy", CONFIG).write_text(default_door(), "utf-8")

@@ -103,10 +103,6 @@ class Tenant:
         """The table that it reads first: its domain and version."""
         return self.domain, self.domain_version
 
-    @property
-    def has_quotas(self) -> bool:
-        return any(getattr(self, quota) for quota in QUOTAS)
-
     def set_as(self, other: Tenant) -> Tenant:
         """Returns this version with the keys and limits of another one."""
         return replace(self, **{name: getattr(other, name) for name in SETTINGS})

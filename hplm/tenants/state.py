@@ -38,7 +38,6 @@ UNSEEN_SECONDS = 0.5  # how long to wait for readers that may not write
 SILENT_SECONDS = 1.5  # how long to wait for silent readers: longer than the interval at which a reader writes
 STILL_SECONDS = 0.25  # the most time that counts between two checks: if more has passed, the whole machine was stopped
 PATIENCE = 10.0  # how long to wait for readers that are not silent
-READER = "HPLM_READER"  # in the environment: how the processes of a server are called here
 REST_SECONDS = 60.0  # how long what was freed is kept: longer than a request may still need it
 
 
@@ -59,7 +58,7 @@ class Reader:
     """A file with the generation that one process has taken. It is removed when the process ends."""
 
     def __init__(self, state: State) -> None:
-        self._file = state.readers / f"{os.environ.get(READER) or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._file = state.readers / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._said = -1
         self._at = 0.0
         self._may_write = True

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 PACKAGES = ("builder", "bench", "research", "testing", "demo", "loadtest")  # the image has the folder of the first one
 NEED_A_SERVER = {
-    "serve", "watch", "drain", "cluster up", "cluster roll", "cluster status", "infer", "generate",
+    "serve", "watch", "drain", "infer", "generate",
     "doctor",  # which looks at the whole machine
 }  # fmt: skip
 TUNED = [tenant.id for tenant in TENANTS[:3]]
@@ -101,7 +101,7 @@ WITHOUT_THE_BUILDER = [
      {"written": False}),
     ("begin {fresh}", {"begun": ["toy"]}),
     ("tenant release tenant-2 {places}", {"tenant": "tenant-2", "backbones": ["toy"]}),
-    ("route --cluster {folder}/pools.json --to {router} --unchecked", []),
+    ("route --cluster {folder}/replicas.json --to {router} --unchecked", []),
 ]  # fmt: skip
 ROWS = FROM_THE_STORE + WITHOUT_THE_BUILDER
 LIVE = "--store x --repository x --state x"
@@ -133,9 +133,9 @@ def places(made, tmp_path_factory):
     requests = [{"arrival": i, "tokens": 8, "tenant": "tenant-0"} for i in range(20)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, requests)))
     replica = {"id": 1, "name": "one", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
-    pool = {"name": "all", "repository": f"{folder}/repository", "state": f"{folder}/state", "replicas": [replica]}
+    described = {"kind": "hplm replicas", "format": 1, "repository": "repository", "replicas": [replica]}
+    (folder / "replicas.json").write_text(json.dumps(described))
     (folder / "tenants.jsonl").write_text(json.dumps({"id": "tenant-1", "rate": 7}))
-    (folder / "pools.json").write_text(json.dumps({"kind": "hplm replicas", "format": 1, "pools": [pool]}))
     exported = f"--repository {folder}/repository"
     with tempfile.TemporaryDirectory(prefix="hplm-") as router:  # short: the name of a socket has at most 93 bytes
         yield {

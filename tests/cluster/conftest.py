@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.fake_server import FakeServer
-from tests.cluster.router import TENANTS, Router, fake_servers, routing
+from tests.cluster.router import Router, fake_servers, routing
 
 
 @pytest.fixture(scope="module")
 def _routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Router, list[FakeServer]]]:
-    with fake_servers(3) as replicas, routing(tmp_path_factory.mktemp("router"), replicas, TENANTS) as router:
+    with fake_servers(3) as replicas, routing(tmp_path_factory.mktemp("router"), replicas) as router:
         yield router, replicas
 
 

@@ -11,9 +11,9 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.cluster.front import INFER, message_of
-from tests.cluster.router import LIMITED, NAMES
+from tests.cluster.router import BIG, NAMES
 from tests.support.message import mentions
-from tests.support.wait import PATIENCE, eventually
+from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +60,8 @@ WAYS = {
 
 @pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
 def test_a_tenant_has_one_replica_however_it_is_named(router, replicas, ask):
-    for name in (*NAMES[:10], LIMITED[0], LIMITED[1]):
+    for name in NAMES[:10]:
         home = router.replica_of(name)
-        router.until_idle()
         before = {one.name: one.tenants[name] for one in replicas}
         assert ask(router, name) == home
         assert {one.name: one.tenants[name] - before[one.name] for one in replicas} == {
@@ -70,50 +69,35 @@ def test_a_tenant_has_one_replica_however_it_is_named(router, replicas, ask):
         }, "the header is added, so that lookup can compare"
 
 
-def all_at_once(router, replicas, names):
-    """Returns which replicas answer requests that are all in flight together."""
-    before = sum(one.tenants.total() for one in replicas)
-    for one in replicas:
-        one.hold()
-    with ThreadPoolExecutor(len(names)) as clients:
-        asked = [clients.submit(router.ask, name, way="header") for name in names]
-        try:
-            eventually(lambda: sum(one.tenants.total() for one in replicas) == before + len(names))
-        finally:
-            for one in replicas:
-                one.release()
-        return Counter(one.result().replica for one in asked)
+def test_a_tenant_keeps_its_replica_under_load_so_that_its_limits_count_there_and_one_that_is_spread_goes_to_all(
+    router, replicas
+):
+    for name in (NAMES[0], BIG):
+        before = {one.name: one.tenants[name] for one in replicas}
+        with ThreadPoolExecutor(20) as clients:
+            used = Counter(one.replica for one in clients.map(partial(router.ask, way="header"), [name] * 60))
+        assert used.total() == 60 and used == Counter({one.name: one.tenants[name] - before[one.name] for one in replicas})
+        assert (used.keys() == REPLICAS) == (name == BIG), (name, used)
 
 
-def test_a_replica_that_has_the_only_request_in_flight_passes_the_next_one_on_and_a_home_none(router, replicas):
-    """HAProxy counts whole requests: 1.25 times two requests, of three replicas, is one for each."""
-    home = router.replica_of(NAMES[0])
-    assert all_at_once(router, replicas, [NAMES[0]]) == {home: 1}
-    router.until_idle()
-    used = all_at_once(router, replicas, [NAMES[0]] * 2)
-    assert used.total() == 2 and used[home] == 1
-    home = router.replica_of(LIMITED[0])
-    assert all_at_once(router, replicas, LIMITED[:1] * 20) == {home: 20}
-
-
-NOBODY = "", "Loud", "a b", "-", "x" * 65, "Limited-0", "limited-0\n"
-NAMED = [{}, {"other": "limited-0"}, *({"tenant": name} for name in NOBODY)]
+NOBODY = "", "Loud", "a b", "-", "x" * 65, "Tenant-0", "tenant-0\n"
+NAMED = [{}, {"other": "tenant-0"}, *({"tenant": name} for name in NOBODY)]
 HIDDEN = [
     *(json.dumps({"parameters": parameters}).encode() for parameters in (*NAMED, {"tenant": ["a"]}, 7)),
     b"{}",
-    b'{"parameters":{"ten\\u0061nt":"limited-0"}}',
-    b'{"parameters":{"tenant":"limited-0\\u0000x"}}',  # Triton would read limited-0
+    b'{"parameters":{"ten\\u0061nt":"tenant-0"}}',
+    b'{"parameters":{"tenant":"tenant-0\\u0000x"}}',  # Triton would read tenant-0
     b"{",
     b"",
     b"[" * 5000,
     b"\0\xff",
 ]
-MESSAGES = [message_of(**parameters) for parameters in (*NAMED, {"tenant": "limited-0\0x"}, {"tenant": 7})]
+MESSAGES = [message_of(**parameters) for parameters in (*NAMED, {"tenant": "tenant-0\0x"}, {"tenant": 7})]
 
 
 def test_a_server_is_told_that_no_tenant_was_seen_and_all_get_such_requests_in_turn(router, replicas):
     """So nobody spreads the requests of a tenant with quotas over all replicas by hiding its name."""
-    asks = [partial(router.post, INFER, body, **named) for body in HIDDEN for named in ({}, {"hplm_tenant": "Limited-0"})]
+    asks = [partial(router.post, INFER, body, **named) for body in HIDDEN for named in ({}, {"hplm_tenant": "Tenant-0"})]
     asks += [partial(router.call, message) for message in MESSAGES]
     used = Counter[str]()
     for ask in asks:
@@ -139,7 +123,7 @@ def test_a_stream_without_a_tenant_is_refused(router, replicas):
 
 def test_a_large_request_must_show_its_tenant(router):
     """Clients of gRPC write the parameters before the texts."""
-    name, text = LIMITED[0], {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a" * LONG]}
+    name, text = NAMES[0], {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a" * LONG]}
     texts, parameters = ({"inputs": [text]}, {"parameters": {"tenant": name}})
     answer = router.post(INFER, json.dumps(texts | parameters).encode())
     assert answer.status == 400 and mentions(answer.error, "[invalid_input]", "hplm-tenant")

@@ -1,7 +1,8 @@
-"""A whole cluster on this machine, with two real servers and HAProxy, as `hplm cluster up` runs it."""
+"""Two real servers behind HAProxy, as docs/cluster.md starts them on one machine."""
 
 import json
 import math
+import re
 import shutil
 import tempfile
 from contextlib import nullcontext
@@ -13,9 +14,10 @@ from bench.cluster import Material
 from builder.store.store import Store
 from hplm.cli.main import main
 from loadtest.chaos.history import OK, Asker, History, Question, expected_answers
-from loadtest.server import ServedCluster
+from loadtest.cluster import ServedCluster, description, serve_commands
 from testing.toy import TENANTS, WORDS
 from tests.deploy.door import require_haproxy
+from tests.deploy.image import PAGES, commands_of_pages
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -27,21 +29,34 @@ KEYED = "gaia"  # gets a key
 
 @pytest.fixture(scope="module")
 def cluster(toy):
+    """Runs the page's commands, with other ports and this repository."""
     require_haproxy()
-    with tempfile.TemporaryDirectory(prefix="hplm-") as folder, ServedCluster(toy.repository, Path(folder)) as running:
+    serves = [words for words in commands_of_pages("cluster") if words[0] == "serve"]
+    (described,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGES["cluster"], re.DOTALL)]
+    assert serves == serve_commands(2) and described == description(2), "`hplm bench cluster` starts the same"
+    with (
+        tempfile.TemporaryDirectory(prefix="hplm-") as folder,
+        ServedCluster(toy.repository, Path(folder), serves=serves, described=described) as running,
+    ):
         yield running
 
 
-def test_all_replicas_answer_what_one_server_answers_and_are_replaced_without_a_failed_request(cluster):
-    """Clients ask the router without a pause. Takes two starts of Triton."""
+def test_all_replicas_answer_what_one_server_answers_and_one_is_stopped_without_a_failed_request(cluster):
+    """SIGTERM of one of them while clients ask the router without a pause, and its start. Takes three starts of Triton."""
     questions = [Question(name, text) for name in NAMES for text in TEXTS]
-    expected = expected_answers(next(iter(cluster.replicas.values())), "toy", questions)
-    before = {name: (own["requests"], cluster.pids(name)) for name, own in cluster.status().items()}
+    (stopped, address), _ = cluster.replicas.items()
+    expected, before = expected_answers(address, "toy", questions), cluster.requests()
+
+    def all_asked(since):
+        eventually(lambda: all(count > since[name] + 20 for name, count in cluster.requests().items()))
+
     with History([Asker(cluster.address, "toy") for _ in range(2)], expected) as history:
-        eventually(lambda: all(own["requests"] > before[name][0] + 20 for name, own in cluster.status().items()))
-        assert cluster.roll()["rolled"] == list(cluster.replicas)
+        all_asked(before)
+        cluster.terminate(stopped)
+        cluster.start(stopped)
+        cluster.until_up(stopped)
+        all_asked(cluster.requests())
     assert history.counts().keys() == {OK}, history.reasons()
-    assert all(set(cluster.pids(name)).isdisjoint(pids) for name, (_, pids) in before.items())
 
 
 def test_the_benchmark_measures_it_while_tenants_come_and_go(cluster, toy, tmp_path, monkeypatch, capfd):

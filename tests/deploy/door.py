@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hplm.cluster.admin_socket import AdminSocket
 from hplm_client.errors import HplmClientError
-from loadtest.proxy import Proxy, reverse_proxy
+from loadtest.proxy import AdminSocket, Proxy, reverse_proxy
 from tests.cluster.front import Front
 from tests.support.needed import debian_program
 

@@ -81,7 +81,7 @@ def test_another_release_with_other_values_is_whole_too():
     journals = '[{"name": "journals", "persistentVolumeClaim": {"claimName": "logs"}}]'
     mounts = '[{"name": "journals", "mountPath": "/journals", "subPathExpr": "$(POD_NAME)"}]'
     objects = rendered(
-        *("--set=pool.name=law", "--set=pool.most=12", "--set=repository.claim=export-2", "--set=secrets.admin=a"),
+        *("--set=pool.most=12", "--set=repository.claim=export-2", "--set=secrets.admin=a"),
         *("--set=clusterDomain=k8s.example", "--set=monitoring.enabled=true", "--set=autoscaling.enabled=true"),
         *("--set=pool.nodeSelector.disk=fast", "--set=router.replicas=3", "--set=pool.storageClass=local"),
         *("--set=pool.mirrorSize=7Gi", "--set=registry.address=gs://b/x", "--set=registry.secret="),
@@ -94,18 +94,17 @@ def test_another_release_with_other_values_is_whole_too():
         validate(one)
         assert one["metadata"]["name"].startswith("green") and one["metadata"]["namespace"] == "shop"
     assert not list(faults(objects, {"export-2", "a/admin", "logs"}))
-    (replica, router) = (workload(objects, name) for name in ("green-law", "green-router"))
+    (replica, router) = (workload(objects, name) for name in ("green-all", "green-router"))
     assert replica.pod["nodeSelector"] == {"disk": "fast"}
     assert replica.pod["serviceAccountName"] == router.pod["serviceAccountName"] == "reader"
     assert not [own for own in (*replica.containers, *router.containers) if "envFrom" in own]
     described = json.loads(find(objects, "ConfigMap", "green-router")["data"]["cluster.json"])
-    replicas = described["pools"][0]["replicas"]
-    most = spec(objects, "ScaledObject", "green-law")["maxReplicaCount"]
+    replicas = described["replicas"]
+    most = spec(objects, "ScaledObject", "green-all")["maxReplicaCount"]
     assert [one["id"] for one in replicas] == [*range(1, 13)] and most <= 12
-    assert replicas[11]["name"] == "green-law-11"
-    for port in spec(objects, "Service", "green-law")["ports"]:
-        assert replicas[11][port["name"]] == f"green-law-11.green-law.shop.svc.k8s.example:{port['port']}"
-    assert described["state"] == "gs://b/x"
+    assert replicas[11]["name"] == "green-all-11"
+    for port in spec(objects, "Service", "green-all")["ports"]:
+        assert replicas[11][port["name"]] == f"green-all-11.green-all.shop.svc.k8s.example:{port['port']}"
     (mirror,) = [volume for volume in replica.pod["volumes"] if volume["name"] == "mirror"]
     claim = mirror["ephemeral"]["volumeClaimTemplate"]["spec"]
     assert claim["storageClassName"] == "local" and claim["resources"]["requests"]["storage"] == "7Gi"
@@ -238,18 +237,22 @@ def test_another_description_of_the_cluster_replaces_the_routers():
     def annotations(*options: str) -> dict[str, str]:
         return workload(rendered(BUCKET, *options), "hplm-router").annotations
 
-    assert annotations() == annotations("--set=pool.replicas=3") != annotations("--set=pool.most=9")
+    scaled = "--set=autoscaling.enabled=true"
+    assert annotations(scaled) == annotations(scaled, "--set=pool.replicas=3") != annotations(scaled, "--set=pool.most=9")
+    assert annotations() == annotations("--set=pool.most=9") != annotations("--set=pool.replicas=3")
 
 
 def test_servers_have_the_documented_flags_and_all_that_read_the_registry_know_where_it_is(objects):
     flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
     assert flags == docker_run()[1]
     reading = [own for one in workloads(objects) for own in one.containers if own["name"] not in ("haproxy", "gateway")]
-    assert {own["name"] for own in reading} == {"server", "write", "maps"}
+    assert {own["name"] for own in reading} == {"server", "write"}
     for own in reading:
+        if own["name"] == "write":
+            assert parsed(words(own)[1:])[0].__module__ == "hplm.cli.route" and "envFrom" not in own
+            continue
         assert {"name": "HPLM_STATE", "value": "s3://bucket/hplm"} in own["env"]
         assert own["envFrom"] == [{"secretRef": {"name": "hplm-bucket"}}]
-        assert own["name"] == "server" or parsed(words(own)[1:])[0].__module__ == "hplm.cli.route"
     (mirror,) = [one["value"] for one in container(objects, *SERVER)["env"] if one["name"] == "HPLM_MIRROR"]
     assert mirror in [mount["mountPath"] for mount in container(objects, *SERVER)["volumeMounts"]]
 
@@ -265,7 +268,8 @@ def test_probes_ask_every_model_and_have_the_time_and_the_secret_for_it(objects)
         assert server[name]["timeoutSeconds"] > asked["timeout"]
         assert asked["url"] == f"127.0.0.1:{workload(objects, SERVER[0]).ports['http']}"
     assert {variable["name"] for variable in server["env"]} >= {"HPLM_ADMIN", "HPLM_SERVER_ID"}
-    drained = parsed(server["lifecycle"]["preStop"]["exec"]["command"][1:])[1].arguments["seconds"]
+    drain = parsed(server["lifecycle"]["preStop"]["exec"]["command"][1:])[1].arguments
+    drained = drain["seconds"] + drain["notice"]
     (exit_timeout,) = [int(flag.partition("=")[2]) for flag in server["args"] if flag.startswith("--exit-timeout-secs=")]
     assert workload(objects, SERVER[0]).pod["terminationGracePeriodSeconds"] > drained + exit_timeout
 

@@ -161,7 +161,7 @@ def test_one_address_has_only_so_many_of_a_size_on_their_way(opened, held, clien
     eventually(lambda: beside.done() or door.waiting(backend) > many - 2)
     assert beside.done(), "it waits"
     refused = beside.result()
-    assert isinstance(refused, HplmClientError) and ("503" in str(refused) or isinstance(refused, QuotaExceeded)), refused
+    assert isinstance(refused, HplmClientError) and ("429" in str(refused) or isinstance(refused, QuotaExceeded)), refused
     assert door.infer(way=way) is None, "a small one"
     assert all_answered(held, asked)
 
@@ -214,7 +214,7 @@ def test_a_refusal_says_when_to_come_again(opened):
     door = opened(**STRICT)
     said = answers(door, 80)
     assert all(answer.startswith("404") for answer in said[:20])
-    refused = [answer for answer in said[20:] if answer.startswith("503")]
+    refused = [answer for answer in said[20:] if answer.startswith("429")]
     waits = [int(re.search(r"retry-after: (\d+)", answer)[1]) for answer in refused]
     assert all(f"retry after {wait} s" in answer for wait, answer in zip(waits, refused, strict=True))
     assert len(refused) == 60 and waits == [min(10, 1 + number // 2) for number in range(1, 61)]
@@ -226,6 +226,25 @@ def test_a_refusal_says_when_to_come_again(opened):
     table = door.socket.ask("show table door")
     let_in, refused = (int(re.search(rf"{HOST} .*{count}\(\d+\)=(\d+)", table)[1]) for count in COUNTS)
     assert (let_in, refused) == (20, 62)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "wait"),
+    [
+        ("[quota] tenant 'loud' sends too many requests; retry after 7 s", 429, "7"),
+        ("[quota] too much", 429, None),
+        ("[queue_full] too many texts wait; retry after 12 s", 503, "12"),
+        ("[deadline] the answer '[quota]' takes too long", 503, None),
+    ],
+)
+def test_a_quota_of_the_server_comes_as_429_and_each_refusal_says_when_to_come_again(opened, held, said, status, wait):
+    door = opened()
+    held.refusal = said
+    answer = door.ask(LOUD)
+    found = re.findall(r"retry-after: (.*)\r", answer.head)
+    assert (answer.status, answer.error, found) == (status, said, [wait] if wait else [])
+    refused = door.infer(LOUD, way="metadata")
+    assert said in str(refused), "over gRPC it stays as it is"
 
 
 def test_an_address_that_does_not_wait_is_cut_off(opened):

@@ -11,8 +11,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from hplm.cluster import router
+from hplm.cluster.description import FORMAT, KIND, Replica, Replicas
+from hplm.cluster.router import CONFIG, ENCODER, SOCKET, write_files
+from hplm.server.probing import probe_of
 from hplm_client.errors import SafeToRetry
+from loadtest.proxy import AdminSocket
+from tests.cluster.front import CLOSED
 from tests.cluster.router import fake_servers
+from tests.deploy.door import haproxy, require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.support.wait import PATIENCE, eventually
 
@@ -57,14 +64,18 @@ def is_out(door, server, state):
     return all(row["status"].startswith(state) and row["scur"] == "0" for row in found)
 
 
-def test_no_request_fails_while_another_server_takes_over(opened):
+def test_no_request_fails_while_another_server_takes_over(tmp_path_factory):
     """Twice: one server is taken out of the door, and later the other one drains and ends."""
     documented = (DEPLOY.parent / "docs" / "operating.md").read_text("utf-8")
     assert DRAIN in documented and STATE in documented
+    require_haproxy()
     many = dict.fromkeys(("HPLM_REQUESTS", "HPLM_REFUSED", "HPLM_HANDSHAKES"), 1_000_000)
     with fake_servers(2, "server-") as (one, two):
-        door = opened(one.http_url, one.grpc_url, HPLM_HTTP_2=two.http_url, HPLM_GRPC_2=two.grpc_url, **many)
-        with asking(door) as answered:
+        folder = tmp_path_factory.mktemp("d")  # a socket's path must be short
+        replicas = (Replica(1, "one", one.http_url, one.grpc_url), Replica(2, "two", two.http_url, two.grpc_url))
+        write_files(router.door(Replicas(KIND, FORMAT, ".", replicas), {"toy": probe_of(ENCODER)}, folder), folder)
+        with haproxy(folder, CLOSED, CLOSED, "toy", config=folder / CONFIG, **many) as door, asking(door) as answered:
+            door.socket = AdminSocket(folder / SOCKET)
 
             def only(server):
                 """Waits for many answers, which this server alone gives from now on. Others were only to be counted yet."""

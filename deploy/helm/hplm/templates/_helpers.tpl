@@ -88,7 +88,7 @@ env:
 {{- end }}
 {{- end }}
 
-{{- define "hplm.mounts" -}}
+{{- define "hplm.repositoryMounts" -}}
 - name: tmp
   mountPath: /tmp
 {{- if .Values.repository.claim }}
@@ -96,12 +96,16 @@ env:
   mountPath: /models
   readOnly: true
 {{- end }}
+{{- end }}
+
+{{- define "hplm.mounts" -}}
+{{- include "hplm.repositoryMounts" . }}
 {{- with .Values.mounts }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{- define "hplm.volumes" -}}
+{{- define "hplm.repositoryVolumes" -}}
 - name: tmp
   emptyDir: {}
 {{- with .Values.repository.claim }}
@@ -110,6 +114,10 @@ env:
     claimName: {{ . }}
     readOnly: true
 {{- end }}
+{{- end }}
+
+{{- define "hplm.volumes" -}}
+{{- include "hplm.repositoryVolumes" . }}
 {{- with .Values.volumes }}
 {{ toYaml . }}
 {{- end }}
@@ -126,13 +134,16 @@ args:
   {{- range .more }}
   - {{ . }}
   {{- end }}
-{{- include "hplm.registry" .root | nindent 0 }}
+env:
+  - name: HOME
+    value: /tmp
+  {{- include "hplm.extraEnv" .root | nindent 2 }}
 resources:
-  {{- toYaml .root.Values.router.maps.resources | nindent 2 }}
+  {{- toYaml .root.Values.router.resources | nindent 2 }}
 securityContext:
   {{- include "hplm.containerSecurity" .root | nindent 2 }}
 volumeMounts:
-  {{- include "hplm.mounts" .root | nindent 2 }}
+  {{- include "hplm.repositoryMounts" .root | nindent 2 }}
   - name: cluster
     mountPath: /etc/hplm
     readOnly: true
@@ -140,26 +151,22 @@ volumeMounts:
     mountPath: /run/router
 {{- end }}
 
-{{/* All replicas that there may ever be: those that are not there answer no check, and get no requests. */}}
+{{/* All replicas, with autoscaling all that there may ever be: those without an address yet get no requests. */}}
 {{- define "hplm.cluster" -}}
-{{- $pool := printf "%s-%s" .Release.Name .Values.pool.name -}}
+{{- $pool := printf "%s-all" .Release.Name -}}
 {{- $below := printf "%s.%s.svc.%s" $pool .Release.Namespace .Values.clusterDomain -}}
+{{- $replicas := .Values.autoscaling.enabled | ternary .Values.pool.most .Values.pool.replicas -}}
 {
   "kind": "hplm replicas",
   "format": 1,
-  "state": {{ .Values.registry.address | quote }},
-  "pools": [
-    {
-      "name": {{ .Values.pool.name | quote }},
-      "repository": "/models",
-      "replicas": [
-        {{- range $number := until (int .Values.pool.most) }}
-        {{- $host := printf "%s-%d.%s" $pool $number $below }}
-        {{- if $number }},{{ end }}
-        { "id": {{ add1 $number }}, "name": "{{ $pool }}-{{ $number }}", "http": "{{ $host }}:8000", "grpc": "{{ $host }}:8001" }
-        {{- end }}
-      ]
-    }
-  ]
+  "repository": "/models",
+  "replicas": [
+    {{- range $number := until (int $replicas) }}
+    {{- $host := printf "%s-%d.%s" $pool $number $below }}
+    {{- if $number }},{{ end }}
+    { "id": {{ add1 $number }}, "name": "{{ $pool }}-{{ $number }}", "http": "{{ $host }}:8000", "grpc": "{{ $host }}:8001" }
+    {{- end }}
+  ],
+  "spread": {{ .Values.router.spread | toJson }}
 }
 {{- end }}
