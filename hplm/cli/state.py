@@ -10,22 +10,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import Json, Positive, about
+from hplm.cli.options import Json, Positive, about, read
 from hplm.cli.served import HERE, Served, StatePlace, checked_state, state_of
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import HplmError, InvalidInput, some
 from hplm.options import LEASE_SECONDS
+from hplm.registry.store import Place, place_of
 
 if TYPE_CHECKING:
     from hplm.tenants.verification import Part
 
 
-def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = False) -> dict:
+OTHER = "a registry, also of another export: go on with its tenants, keys and limits, and with versions that fit"
+
+
+def begin(
+    *, served: Served = HERE, lease: Positive | None = None,
+    source: Annotated[Place | None, read(place_of, help=OTHER, name="--from")] = None, from_repository: Path | None = None,
+    json: Json = False,
+) -> dict:  # fmt: skip
     """Make a registry in a folder or a bucket, in which nothing was changed since the export; or change the lease of one.
 
-    `hplm serve` makes a missing folder by itself.
+    `hplm serve` makes a missing folder by itself. With --from, a new export goes on with what another one serves: versions that
+    do not fit are replaced by those of the export, and exported tenants that are not served there are not served.
 
     :param lease: seconds for which a server that cannot see this registry answers for tenants with keys: a revoked key may open
-        them so long (default: 300)
+        them so long (default: 300, or that of --from)
+    :param from_repository: the export that the registry of --from is served with
     """
     from hplm.tenants.registry import registries_of
     from hplm.tenants.state import named_folders
@@ -33,7 +43,11 @@ def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = 
     repository, state, backbone = served.repository, state_of(served.state), served.backbone
     if state is None:
         raise InvalidInput("give --state, the folder or bucket that `hplm serve --state` or HPLM_STATE will name")
+    if (source is None) != (from_repository is None):
+        raise InvalidInput("give --from and --from-repository together: a registry, and the export that it is served with")
     named_folders(repository, backbone)  # a wrong one is an error
+    if source is not None and from_repository is not None:
+        return _begin_from(repository, state, backbone, source, from_repository, lease)
     registries = registries_of(repository, state, backbone)
     begun, leased = list[str](), list[str]()
     for name, registry in registries.items():
@@ -48,6 +62,30 @@ def begin(*, served: Served = HERE, lease: Positive | None = None, json: Json = 
     if begun:
         print(f"{state}: a registry without changes, for {', '.join(begun)}")
     return {"begun": begun, "leased": leased}
+
+
+def _begin_from(
+    repository: Path, state: Place, backbone: str | None, source: Place, from_repository: Path, lease: float | None
+) -> dict[str, Any]:
+    from hplm.tenants.manager import Manager
+    from hplm.tenants.state import named_folders
+    from hplm.tenants.succession import begin_from
+
+    begun: dict[str, Any] = {}
+    names = [folder.parent.name for folder in named_folders(repository, backbone)]
+    for name in names:
+        taken = begin_from(Manager.open(repository, state, name), Manager.open(from_repository, source, name), lease)
+        if taken is None:
+            continue
+        begun[name] = {"kept": taken.kept, "renewed": taken.renewed, "left_out": taken.left_out}
+        print(f"{state}: a registry for {name} with the tenants of {source}: {len(taken.kept):,} with their versions")
+        if taken.renewed:
+            print(f"  {len(taken.renewed):,} with the version of this export: {some(taken.renewed)}")
+        if taken.left_out:
+            print(f"  not served there, and so not here: {some(taken.left_out)}; `hplm tenant publish` serves them")
+    if not begun:
+        raise InvalidInput(f"{state} has a registry for {', '.join(names)} already: nothing was changed")
+    return {"begun": [*begun], "leased": [], "taken": begun}
 
 
 def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE, json: Json = False) -> dict:

@@ -196,7 +196,7 @@ class Views:
         if snapshot.export != self._exported.export:
             raise Broken(
                 f"state {self.state.folder} belongs to another export of {self.config.name!r} than {self.folder}: "
-                "serve it with the repository that it was made for, or start with an empty --state"
+                "serve it with the repository that it was made for, or go on from it with `hplm begin --from`"
             )
         return filtered(snapshot, self.folder)
 

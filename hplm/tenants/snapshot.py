@@ -25,7 +25,7 @@ from hplm.registry.store import SNAPSHOTS, Absent, Store
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key
-from hplm.tenants.students import Students
+from hplm.tenants.students import Student, Students
 
 log = logging.getLogger(__name__)
 FORMAT = 10
@@ -106,6 +106,21 @@ class Tenant:
     def set_as(self, other: Tenant) -> Tenant:
         """Returns this version with the keys and limits of another one."""
         return replace(self, **{name: getattr(other, name) for name in SETTINGS})
+
+    def with_file(self, file: str) -> Tenant:
+        """Returns this version with its weights in another record file of the same content."""
+
+        def moved(record: Record) -> Record:
+            return replace(record, file=file)
+
+        exits, students = self.exits, self.students
+        if exits is not None and exits.record is not None:
+            exits = replace(exits, record=moved(exits.record))
+        if students is not None:
+            members = (Student(moved(one.head), moved(one.adapter)) for one in students.members)
+            students = replace(students, members=tuple(members))
+        head, adapter = (None if one is None else moved(one) for one in (self.head, self.adapter))
+        return replace(self, head=head, adapter=adapter, exits=exits, students=students)
 
     def records(self) -> list[Record]:
         exits = self.exits.record if self.exits is not None else None
@@ -232,7 +247,10 @@ def newest_of(store: Store, pointer: Pointer, exported: Snapshot) -> Snapshot:
     except Absent as error:
         raise Broken(f"{error}: restore the registry") from None
     if snapshot.export != exported.export:
-        raise InvalidInput(f"{store} belongs to another export: name the repository that it was made for, or an empty --state")
+        raise InvalidInput(
+            f"{store} belongs to another export: name the repository that it was made for, or go on from it in another --state "
+            "with `hplm begin --from`"
+        )
     return snapshot
 
 

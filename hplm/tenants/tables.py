@@ -28,7 +28,11 @@ class Tables:
 
     def is_same(self, branch: Branch, table: Table) -> bool:
         """Whether a served table has the same rows, by their checksums."""
-        return self.meta(branch) == table.meta and self._read(branch, "checksums") == (table.folder / "checksums").read_bytes()
+        return self.content(branch) == (table.meta, (table.folder / "checksums").read_bytes())
+
+    def content(self, branch: Branch) -> tuple[TableMeta, bytes]:
+        """Returns what a table is and the checksums of its rows: the same of two that are alike."""
+        return self.meta(branch), self._read(branch, "checksums")
 
     def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
         """Raises if a folder does not contain this table, or if the table does not fit the served tables."""

@@ -88,6 +88,22 @@ def test_the_lease_of_a_live_state_is_changed_and_a_revoked_key_waits_for_server
     assert mentions(refused(capsys, "begin", "--lease", 5, *places), live.folder / "state", "toy")
 
 
+def test_the_registry_of_a_new_export_begins_from_another_one(live, capsys):
+    places, new = [*live][1], ["--repository", live.folder / "new", "--state", live.folder / "next"]
+    source = ["--from", live.folder / "state", "--from-repository", live.folder / "repository"]
+    key = live.manager.add_key("tenant-0")[1]
+    export(live.store, live.folder / "new", ServingOptions())
+    assert mentions(refused(capsys, "begin", *new, *source[:2]), "--from-repository")
+    found = run(capsys, "begin", *new, *source)
+    assert found["begun"] == ["toy"] and "tenant-0" in found["taken"]["toy"]["kept"]
+    assert found["taken"]["toy"]["left_out"] == ["acme"]  # only the store has it
+    assert mentions(printed(capsys, "tenant", "key", "list", "tenant-0", *new), key.id)
+    assert mentions(refused(capsys, "begin", *new, *source), live.folder / "next", "nothing was changed")
+    shutil.rmtree(live.folder / "next")
+    assert mentions(printed(capsys, "begin", *new, *source), "acme", "hplm tenant publish")
+    assert mentions(refused(capsys, "tenant", "list", *new[:2], *places[2:]), "another export", "hplm begin --from")
+
+
 def test_of_several_backbones_with_a_tenant_one_has_to_be_named(live, capsys, tmp_path):
     for command in (["tenant", "list"], ["domain", "list"]):
         assert mentions(refused(capsys, *command, "--repository", tmp_path), tmp_path, "hplm export", "--repository"), command
