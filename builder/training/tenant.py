@@ -26,7 +26,6 @@ from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
-from builder.training.grid import points, train_grid
 from builder.training.start import ANEW, check_form, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
@@ -38,7 +37,7 @@ WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 
 def build_tenant(
     store: Store, tenant_id: str, domain: str | None, task: str | None, train_file: Path, dev_file: Path | None = None,
-    *, device: torch.device, grid: bool = False, from_version: int | None = None, trainer: Train = finetune,
+    *, device: torch.device, from_version: int | None = None, trainer: Train = finetune,
     teacher: str | None = None, **training: Any,
 ) -> TenantFile:  # fmt: skip
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
@@ -57,8 +56,6 @@ def build_tenant(
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
         options, taught = TrainingOptions(**form_of(before, training)), dict[str, str]()
         if teacher is not None:
-            if grid:
-                raise InvalidInput(f"--teacher {teacher}: leave out --grid, whose trainings have none")
             trainer = Teacher.named(teacher)
             taught["teacher"] = trainer.digest
         if options.body_rate and not options.cut:
@@ -68,7 +65,7 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
-            **asdict(options), "grid": grid, **taught,
+            **asdict(options), **taught,
         }  # fmt: skip
         asked = json.loads(json.dumps(asked))  # as a file returns it
         begun = begun_plan(saving := working / "training")
@@ -87,13 +84,9 @@ def build_tenant(
             labels = before.labels if before is not None else own.labels(own.read(train_file))
             trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
         data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, before, options.dtype, learned)
-        version, tried = before.version + 1 if before else 1, list[dict[str, Any]]()
-
+        version = before.version + 1 if before else 1
         savepoints_of(saving, {"from_version": start, **asked}, version=version)  # an import may have taken the number since
-        if grid:
-            trained, tried = train_grid(data, points(options), saving, trainer)
-        else:
-            trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")
+        trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")
         tenant = TenantFile(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
@@ -103,7 +96,7 @@ def build_tenant(
         report |= {"dev_texts_learned": _dev_learned(data, learned), "asked": asked}
         adapter, head = trained.model.stored()
         size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
-        report |= {**({"grid": tried} if tried else {}), "bytes": size}
+        report["bytes"] = size
 
         def draw(picture: Path) -> None:
             title = f"{tenant_id} version {tenant.version}: {task} on {domain}"

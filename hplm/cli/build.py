@@ -144,8 +144,6 @@ class Training:
     teacher: str | None = None
     """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
     `dedicated`, which first fine-tunes the original model in full on the same data"""
-    grid: bool = False
-    """train with half, once and twice the learning rate, each with 8 and with 32 texts a step; keep the best"""
 
 
 USUAL = Training()

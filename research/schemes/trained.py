@@ -7,7 +7,7 @@ teacher, and reads no text but the tenant's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from builder.evaluation.tenant import Evaluation
 from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
-from builder.learning.loop import Diverged, Exam, Group, Training, train
+from builder.learning.loop import Exam, Group, Training, train
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.labels import check_labels
@@ -30,7 +30,6 @@ from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import Scores
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune, logits_of
-from builder.training.grid import points
 from demo.data import DemoTenant
 from hplm.errors import InvalidInput
 from research.schemes.export import evenly
@@ -68,10 +67,7 @@ def score_schemes(
     train_file: Path | None = None,
     dev_file: Path | None = None,
 ) -> dict[str, Scores]:
-    """Trains and scores schemes with the data and the budget of the tenant's report. Pass the files if they were moved.
-
-    If the tenant is the best of a grid, each scheme is the best of a grid around its own rates.
-    """
+    """Trains and scores schemes with the data and the budget of the tenant's report. Pass the files if they were moved."""
     tenant, report = evaluation.tenant, store.report(evaluation.tenant)
     if "training" not in report:
         raise InvalidInput(f"tenant {tenant.id!r} was imported and not trained here: leave out --against")
@@ -94,13 +90,12 @@ def score_schemes(
     known = TrainingOptions.__dataclass_fields__
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
     options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
-    tries = points_about(options, report["grid"]) if "grid" in report else [(1.0, options)]
     reader = Reader(store, tenant.domain, tenant.domain_version)
     data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype)
     texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
     scores = {}
     for name in names:
-        trained = _best_of(store, data, name, tries)
+        trained = train_scheme(store, data, name, options)
         scores[name] = evaluate(trained.body, trained.model, data, texts)[0]
     return scores
 
@@ -117,57 +112,33 @@ def read_task(
     return data, data.reader.read(labelled, data.task, data.labels)
 
 
-def points_about(chosen: TrainingOptions, grid: Sequence[Mapping[str, Any]]) -> list[tuple[float, TrainingOptions]]:
-    """Returns the points of the grid from which a tenant's options were chosen, each with its factor of the rates."""
-    rates = sorted({point["learning_rate"] for point in grid})
-    asked = rates[len(rates) // 2]
-    middle = replace(chosen, learning_rate=asked, body_rate=chosen.body_rate * asked / chosen.learning_rate)
-    return [(point.learning_rate / asked, point) for point in points(middle)]
-
-
-def _best_of(store: Store, data: Data, name: str, tries: Sequence[tuple[float, TrainingOptions]]) -> Trained:
-    """Returns the model with the best dev score, the first of equal ones. As in a grid, points that diverge are skipped."""
-    best = None
-    for factor, options in tries:
-        try:
-            trained = train_scheme(store, data, name, options, factor=factor)
-        except Diverged:
-            if (factor, options) == tries[-1] and best is None:
-                raise
-        else:
-            best = trained if best is None or trained.scores.main > best.scores.main else best
-    assert best is not None  # else it has diverged
-    return best
-
-
 def train_scheme(
     store: Store,
     data: Data,
     name: str,
     own: TrainingOptions,
     body: Body | None = None,
-    factor: float = 1.0,
     trainer: Train = finetune,
 ) -> Trained:
     """Trains one of SCHEMES, or `hplm`, with the options of an hPLM that apply to it.
 
-    `body`: another body than the scheme's. `factor`: multiplies the scheme's own rates. `trainer`: of all that have no teacher.
+    `body`: another body than the scheme's. `trainer`: of all that have no teacher.
     """
     if name in SCHEMES and (scheme := SCHEMES[name]).kept < 1:
-        return distilled(WholeBody.of(store), data, options_of(name, own, factor), scheme.kept, scheme.states)
-    return trainer(body or body_of(store, name), data, options_of(name, own, factor))
+        return distilled(WholeBody.of(store), data, options_of(name, own), scheme.kept, scheme.states)
+    return trainer(body or body_of(store, name), data, options_of(name, own))
 
 
 def body_of(store: Store, name: str) -> Body:
     return PlotBody.of(store) if name in ("hplm", "plot") else WholeBody.of(store)
 
 
-def options_of(name: str, own: TrainingOptions, factor: float = 1.0) -> TrainingOptions:
+def options_of(name: str, own: TrainingOptions) -> TrainingOptions:
     """Returns the training options of a scheme that is compared with an hPLM with the options `own`."""
     if name == "hplm" or (scheme := SCHEMES[name]).adapter:
         return own
-    bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=factor * HEAD_RATE)
-    return replace(bare, body_rate=factor * scheme.body_rate, body_part=scheme.body_part)
+    bare = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE)
+    return replace(bare, body_rate=scheme.body_rate, body_part=scheme.body_part)
 
 
 def distilled(body: WholeBody, data: Data, options: TrainingOptions, kept: float, states: bool) -> Trained:

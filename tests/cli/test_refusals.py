@@ -94,7 +94,7 @@ STORES = [
     ("{chat} --dev x.jsonl", ["--dev"]),
     ("{chat} --fresh", ["--fresh"]),
     ("{chat} --from-version 0", ["--from-version"]),
-    ("{chat} --rank 8 --epochs 2 --grid", ["--rank", "--epochs", "--grid"]),
+    ("{chat} --rank 8 --epochs 2", ["--rank", "--epochs"]),
     ("{chat} --dtype fp16", ["--dtype"]),
     ("{import} " + f"{LORA} --keep 0 --min-tokens 0", ["--keep", "--min-tokens", "--as-domain"]),
     ("{import} {tmp}/whole --texts x.txt", ["--from {tmp}/whole", "config.json", "adapter_config.json"]),

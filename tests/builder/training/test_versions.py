@@ -1,23 +1,19 @@
 """Which version a command makes, what it starts from, and what stays after an interruption. Nothing is trained here."""
 
-import os
 import random
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 
 from builder.exits.build import build_exits
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.build_folder import held
-from builder.training.model import Diverged
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.engine.engine import resolve_precision
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import InvalidInput
 from tests.builder.stores import build, cut, give_other_values, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import made, pretend, unexpected, untrained, write
 from tests.cli.commands import refused, run
@@ -196,37 +192,3 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
     assert run(capsys, *command) == {"tenant": "acme", "removed": [1, 2]}
     assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
     assert mentions(refused(capsys, *command), "'acme'", "other")
-
-
-def scored_by_rate(body, ground, options, saved, *, log, most=1.0, last=99):
-    """A training whose score grows with its learning rate, and that diverges above `most`."""
-    done = log.read_text().splitlines() if log.exists() else []
-    if len(done) == last:
-        raise KeyboardInterrupt
-    if options.learning_rate > most:
-        raise Diverged("diverged")
-    found = untrained(body, ground, options)
-    with log.open("a") as file:
-        file.write(f"{options.learning_rate} {options.batch_texts} {torch.get_num_threads()}\n")
-    values = {"accuracy": 100 * options.learning_rate + options.batch_texts / 1000}
-    return replace(found, scores=replace(found.scores, values=values))
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_the_best_point_of_a_grid_is_kept_and_none_is_trained_twice(store, tmp_path, request):
-    """A point that diverges does not end the others. The first ones learn on one core, then the others as if in processes."""
-    train, log, threads = made(tmp_path, "classify", 20, 1), tmp_path / "log", torch.get_num_threads()
-    cores = os.sched_getaffinity(0)
-    request.addfinalizer(partial(os.sched_setaffinity, 0, cores))
-    for own, last, ended in (({min(cores)}, 3, pytest.raises(KeyboardInterrupt)), (cores, 99, nullcontext())):
-        os.sched_setaffinity(0, own)
-        with ended:
-            pretend(store, "classify", train, grid=True, trainer=partial(scored_by_rate, log=log, most=2e-3, last=last))
-    report, done = store.report(store.tenant("acme")), log.read_text().splitlines()
-    tried = {(point["learning_rate"], point["batch_texts"]): point["dev"] is None for point in report["grid"]}
-    assert tried == {(rate, batch): rate > 2e-3 for rate in (1e-3, 2e-3, 4e-3) for batch in (8, 32)}
-    assert len(done) == len(set(done)) == 4 and torch.get_num_threads() == threads
-    assert (report["learning_rate"], report["batch_texts"]) == (2e-3, 32) and report["dev"]["accuracy"] == pytest.approx(0.232)
-    with pytest.raises(HplmError, match="--learning-rate"):
-        pretend(store, "classify", train, grid=True, tenant="beta", trainer=partial(scored_by_rate, log=log, most=0.0))
-    assert store.tenant("beta") is None
