@@ -35,6 +35,7 @@ class Row:
     most: str = ""
     default: str = ""
     as_text: bool = False  # values are written into a file, as text
+    or_text: bool = False  # a number, true or false may be text
 
     @property
     def setting(self) -> str | None:
@@ -46,9 +47,16 @@ class Row:
 
     def allows(self, value: Any) -> bool:
         """Whether a value of JSON is one that the table allows."""
-        if (self.as_text or "as text" in self.type) and isinstance(value, str):
+        if self.or_text and isinstance(value, str) and self.type == "true or false":
+            return value in ("true", "false", "0", "1")
+        is_number = "number" in self.type.split(",")[0] and not LISTED.match(self.type)
+        if (self.as_text or "as text" in self.type or (self.or_text and is_number)) and isinstance(value, str):
             is_one = NUMBER.fullmatch(value) or (self.as_text and value in ("true", "false"))
             value = json.loads(value) if is_one else value
+            if self.or_text and isinstance(value, str) and value == "null":
+                return self.default in ("none", "another for each request")
+            if self.or_text and isinstance(value, float) and value.is_integer():  # 1e9
+                value = int(value)
         if self.type == "anything":
             return True
         if self.type == "true or false":
@@ -57,8 +65,9 @@ class Row:
             return type(value) is int and self._holds(value)
         if self.type.startswith("number"):
             return (type(value) in (int, float) and self._holds(value)) or f", or {value}" == self.type[6:]
-        if self.type == "one text, alone or in a list":
-            return isinstance(value[0] if isinstance(value, list) and len(value) == 1 else value, str)
+        if self.type == "a text, or a list of up to 128":
+            texts = value if isinstance(value, list) else [value]
+            return 0 < len(texts) <= 128 and all(isinstance(text, str) for text in texts)
         found = LISTED.match(self.type)
         assert found, f"the type {self.type!r} of {self.name!r} is unknown here"
         most = number(found[1])
