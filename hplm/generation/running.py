@@ -15,7 +15,7 @@ from hplm.errors import InvalidInput
 from hplm.generation.cache import Blocks, Cache
 from hplm.generation.request import Sequence
 from hplm.scheduling.cost import FIRST, CostModel
-from hplm.scheduling.filling import fair_share
+from hplm.scheduling.fairness import fair_share
 from hplm.scheduling.selection import Capacity
 
 FINISHED = 16  # sequences that are remembered

@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
-from hplm.scheduling.filling import beyond_share, fair_share
+from hplm.scheduling.fairness import beyond_share, fair_share
 from hplm.scheduling.limits import Waiting
 from hplm.scheduling.queue import Queue
 
@@ -114,15 +114,16 @@ class Admission:
     def _promised_before(self, text: Waiting, tokens: int, due: int, room: float) -> Array:
         """Returns for the batch `due` and each later one the tokens due by then that this request may not displace.
 
-        A request may displace lower priorities and longer texts. While its tenant is within its fair share, it may also
-        displace what other tenants have beyond theirs.
+        A request may displace its tenant's lower priorities, and longer texts. While its tenant is within its fair share, it
+        may also displace what other tenants have beyond theirs.
         """
         columns = self._queue.columns
-        first = np.flatnonzero((columns.priority >= text.priority) & (columns.tokens <= text.tokens))
+        mine = columns.number_of(text.tenant)
+        is_lower = (columns.tenant == mine) & (columns.priority < text.priority)
+        first = np.flatnonzero(~is_lower & (columns.tokens <= text.tokens))
         counted, tenant = columns.tokens[first], columns.tenant[first]
         batch = np.clip((columns.deadline[first] - self._first_ns) * (1 / self._batch_ns), due, BATCHES).astype(np.int64) - due
         promised = np.bincount(batch, counted, minlength=BATCHES + 1 - due).cumsum()
-        mine = columns.number_of(text.tenant)
         demand = np.append(columns.demand, 0)
         demand[-1 if mine is None else mine] += tokens
         fair = fair_share(demand, room)

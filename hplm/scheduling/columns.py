@@ -62,11 +62,52 @@ class Numbers:
         for number, times in Counter(numbers).items():
             self._held[number] -= times
             if not self._held[number]:
-                del self._number[self._value[number]]
-                heappush(self._free, number)
+                self._release(number)
         while self._held and not self._held[-1]:
             self._held.pop()
             self._value.pop()
+
+    def _release(self, number: int) -> None:
+        del self._number[self._value[number]]
+        heappush(self._free, number)
+
+
+class Tenants(Numbers):
+    """Numbers of the tenants with waiting texts, and the work that each has had: its virtual time.
+
+    A tenant that comes counts as having had as much as the one of those that wait that has had least, or more if it did before.
+    So an idle time gives no right to catch up, and nobody gains by leaving the queue for a moment.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._had = np.zeros(FIRST_ROOM, np.int64)  # by number
+        self._least = 0
+        self._ahead: dict[Hashable, int] = {}  # what tenants that do not wait have had, if it was more than the least
+
+    @property
+    def had(self) -> Array:
+        """By number."""
+        return self._had[: len(self)]
+
+    def take(self, value: Hashable, times: int = 1) -> int:
+        is_new, number = self.number_of(value) is None, super().take(value, times)
+        if is_new:
+            if number == len(self._had):
+                self._had = np.concatenate([self._had, np.zeros_like(self._had)])
+            self._had[number] = max(self._least, self._ahead.pop(value, 0))
+        return number
+
+    def serve(self, numbers: Array, work: Array) -> None:
+        """Counts work that tenants get, before it leaves the queue."""
+        self._least = int(self.had[np.array(self._held) > 0].min())
+        np.add.at(self._had, numbers, work)
+        if len(self._ahead) > 2 * len(self) + FIRST_ROOM:
+            self._ahead = {tenant: had for tenant, had in self._ahead.items() if had > self._least}
+
+    def _release(self, number: int) -> None:
+        self._ahead[self._value[number]] = int(self._had[number])
+        super()._release(number)
 
 
 class Column:
@@ -99,7 +140,7 @@ class Columns(Generic[T]):
         self._joined: list[Sequence[T]] = []  # the texts of the newest requests, which have no rows yet
         self._rows = np.empty(FIRST_ROOM, ROW)
         self._texts: dict[int, T] = {}  # by number
-        self._slot_keys, self._tenants = Numbers(), Numbers()
+        self._slot_keys, self._tenants = Numbers(), Tenants()
         self._requests = self._entries = 0
         for text in texts:
             self.add([text])
@@ -129,6 +170,13 @@ class Columns(Generic[T]):
     def demand(self) -> Array:
         """The waiting tokens of each tenant, by its number."""
         return np.bincount(self.tenant, self.tokens, len(self._tenants)).astype(np.int64)  # exact: below 2^53
+
+    @property
+    def had(self) -> Array:
+        """The virtual time of each tenant, by its number: the tokens that it has had, or that it counts as having had."""
+        if self._joined:
+            self._fill()
+        return self._tenants.had
 
     def number_of(self, tenant: Hashable) -> int | None:
         """Returns the number of a tenant that has waiting texts, else None."""
@@ -188,6 +236,12 @@ class Columns(Generic[T]):
         self._joined, self._entries = [], number
         self._rows[self._length - len(rows) : self._length] = rows
 
+    def serve(self, indexes: Array) -> list[T]:
+        """Removes these texts, as work that their tenants have had, and returns them in the order given."""
+        served = self.rows[indexes]
+        self._tenants.serve(served["tenant"], served["tokens"])
+        return self.remove(indexes)
+
     def remove(self, indexes: Array) -> list[T]:
         """Removes these texts and returns them in the order given."""
         if not len(indexes):
@@ -200,7 +254,7 @@ class Columns(Generic[T]):
             self.shares.remove(text.tenant, 1, text.bytes)
         if len(out) == self._length:  # nothing stays
             self._length = 0
-            self._slot_keys, self._tenants = Numbers(), Numbers()
+            self._slot_keys, self._tenants = Numbers(), Tenants()
             return out
         self._slot_keys.give_back(gone["slot_key"].tolist())
         self._tenants.give_back(gone["tenant"].tolist())

@@ -150,7 +150,7 @@ class DeadlineAware:
 
 
 def _came_before(columns: Columns, text: Array, others: Array) -> bool:
-    """Whether a text came before all others, none of which has a higher priority."""
-    priority = columns.priority
-    later = (priority[others] < priority[text]) | ((priority[others] == priority[text]) & (others > text))
+    """Whether a text came before all others, none of which is of its tenant and has a higher priority."""
+    own, priority = columns.tenant[others] == columns.tenant[text], columns.priority
+    later = np.where(own & (priority[others] != priority[text]), priority[others] < priority[text], others > text)
     return bool(later.all())

@@ -15,7 +15,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.scheduling.columns import Columns, Numbers
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.filling import fair_share
+from hplm.scheduling.fairness import fair_share
 
 BOUND = 0.7  # share of the engine that all tenants may use after a step up
 HORIZON_NS = 500_000_000  # the load is what has come in such a time

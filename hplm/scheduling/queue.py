@@ -55,7 +55,14 @@ class Queue(Generic[T]):
                     self._earliest = min(self._earliest, text.deadline_ns - needed)
 
     def remove(self, indexes: Array) -> list[T]:
+        """Removes texts that are not served."""
         texts = self.columns.remove(indexes)
+        self._forget_earliest()
+        return texts
+
+    def serve(self, indexes: Array) -> list[T]:
+        """Removes texts that are served: they count in the fair shares of their tenants."""
+        texts = self.columns.serve(indexes)
         self._forget_earliest()
         return texts
 
@@ -75,12 +82,9 @@ class Queue(Generic[T]):
         """Returns the indexes of the texts that had to start by this time, and of the others of their requests."""
         return self.columns.whole_requests(np.flatnonzero(self._last_starts(predicts) <= start_ns))
 
-    def urgency(self) -> tuple[int, int, int]:
-        """Returns by what the backbones with waiting texts are sorted: priority, its earliest deadline, its oldest text."""
-        columns = self.columns
-        highest = columns.priority.max()
-        own = columns.priority == highest
-        return -int(highest), int(columns.deadline[own].min()), int(columns.arrival[own].min())
+    def urgency(self) -> tuple[int, int]:
+        """Returns by what the backbones with waiting texts are sorted: the earliest deadline, then the oldest text."""
+        return int(self.columns.deadline.min()), int(self.columns.arrival.min())
 
     def bounded(self, capacity: Capacity, batch_ns: int) -> Capacity:
         """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch."""

@@ -147,7 +147,8 @@ class Scheduler(Queues[T]):
     def _take(self, queue: Queue[T], selection: Selection, now_ns: int) -> Batch[T]:
         """Takes the chosen texts out of the line."""
         is_crowd = self._waits_a_crowd()
-        batch = queue.batch(self._remove(queue, selection.indexes), now_ns, not self._running, selection.places)
+        self._recount()
+        batch = queue.batch(queue.serve(selection.indexes), now_ns, not self._running, selection.places)
         self._running.append(batch)
         held = batch.tokens, len(batch.texts), batch.slot_keys * queue.loaded
         left_some = len(queue.columns) > 0

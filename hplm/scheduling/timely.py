@@ -10,7 +10,8 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.scheduling.columns import NEVER, Columns
 from hplm.scheduling.cost import Cost
-from hplm.scheduling.filling import LONGEST, Room, by_priority, fair_first, first_come, fits, full_batch_ns
+from hplm.scheduling.fairness import fair_first
+from hplm.scheduling.filling import LONGEST, Room, by_priority, first_come, fits, full_batch_ns
 from hplm.scheduling.selection import Capacity
 
 HORIZON = 8  # batches planned
@@ -45,15 +46,18 @@ class Timely:
         batches = (columns.deadline - start_ns) * (1 / full_batch_ns(columns, capacity, cost))
         due = np.clip(batches, 0, HORIZON).astype(np.uint8)
         ordered = self._best_first(columns, due, capacity.tokens)
-        room = Room(columns, capacity)
-        room.prefix(np.flatnonzero(due), int(self._credit))
-        reserved = capacity.tokens - room.tokens
-        if reserved:
+        if columns.tenants > 1:
+            ordered = fair_first(columns, ordered, capacity.tokens)
+        room, reserve = Room(columns, capacity), int(self._credit)
+        if reserve < capacity.tokens:  # else it comes first: the next text may be too long for both, again and again
+            reserve = min(reserve, capacity.tokens - int(columns.tokens[ordered[0]]))
+        room.prefix(np.flatnonzero(due), reserve)
+        if reserved := capacity.tokens - room.tokens:
             self._credit -= reserved
             waits = np.ones(len(columns), bool)
             waits[room.taken] = False
             ordered = ordered[waits[ordered]]
-        room.greedily(fair_first(columns, ordered, room.tokens) if columns.tenants > 1 else ordered)
+        room.greedily(ordered)
         return room.taken
 
     def _best_first(self, columns: Columns, due: Array, room: int) -> Array:

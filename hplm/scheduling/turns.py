@@ -1,7 +1,7 @@
 """A queue in which tenants take turns, for work that comes before the scheduler: look-ups, prompts and forwarded requests.
 
-The turn of a piece of work is how much its tenant has asked for before it, and the lowest turn is next. So a tenant that sends
-little waits for a piece of each other tenant's work at most, however much they have sent.
+The tenant that has had least work is next. So a tenant that sends little waits for a piece of each other tenant's work at most,
+however much they have sent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from hplm.arrays import Array
 from hplm.errors import QueueFull
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import Cost
+from hplm.scheduling.fairness import served_before
 from hplm.scheduling.filling import Room, fits
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.queue import Queue, Queues
+from hplm.scheduling.queue import Queues
 from hplm.scheduling.selection import Capacity
 
 AT_ONCE = 64  # pieces that are taken at a time, at most
@@ -45,7 +46,7 @@ class Piece(Generic[W]):
     tenant: Hashable
     tokens: int  # its work; at least 1
     deadline_ns: int
-    arrival_ns: int = 0  # its turn, in place of a time
+    arrival_ns: int = 0
     priority: int = 0
     slot_key: int = 0
     backbone: int = 0
@@ -56,12 +57,15 @@ class Piece(Generic[W]):
 
 
 class InTurn:
-    """Takes the lowest turns, of equal ones the first that came, until a piece does not fit. All in any order, if all fit."""
+    """Takes pieces of the tenants that have had least, the first that came of equal ones, until a piece does not fit.
+
+    All in any order, if all fit.
+    """
 
     def select(self, columns: Columns, start_ns: int, capacity: Capacity, cost: Cost) -> Array:
         if fits(columns, capacity):
             return np.arange(len(columns))
-        room, turns = Room(columns, capacity), columns.arrival
+        room, turns = Room(columns, capacity), columns.had[columns.tenant] + served_before(columns, np.arange(len(columns)))
         order = (turns - turns.min()) * len(columns) + np.arange(len(columns))
         first = np.argpartition(order, last := min(capacity.texts, len(columns)) - 1)[: last + 1]
         room.prefix(first[np.argsort(order[first])])
@@ -77,8 +81,6 @@ class Turns(Queues[Piece[W]]):
         self._piece = piece
         self._now_ns = now_ns
         self._changed = threading.Condition()
-        self._turn = 0  # that was taken last; a tenant without waiting pieces joins at it
-        self._next: dict[Hashable, int] = {}  # the turns of tenants' next pieces, since the line was empty
 
     def join(self, item: W, *works: int) -> list[W]:
         """Adds an item, with the work of each of its pieces. Returns the items that have no place; the caller answers them.
@@ -108,8 +110,7 @@ class Turns(Queues[Piece[W]]):
             expired, taken = self._expired(), list[Piece[W]]()
             if len(self):
                 chosen = self._queue.select(0, Capacity(self._piece, most, 1), is_idle=True)
-                taken = self._queue.remove(chosen.indexes)
-                self._turn = max(piece.arrival_ns for piece in taken)
+                taken = self._queue.serve(chosen.indexes)
             return _items(taken), expired
 
     def expired(self) -> list[W]:
@@ -135,24 +136,6 @@ class Turns(Queues[Piece[W]]):
         with self._changed:
             super().close()
             self._changed.notify_all()
-
-    def _admit(self, texts: Sequence[Piece[W]], now_ns: int) -> None:
-        """Gives the pieces of an item their turns."""
-        if not len(self):
-            self._next.clear()  # nobody waits, so nobody is ahead
-        tenant = texts[0].tenant
-        turn = max(self._turn, self._next.get(tenant, 0))
-        for piece in texts:
-            piece.arrival_ns = turn
-            turn += piece.tokens
-        self._next[tenant] = turn
-
-    def _remove(self, queue: Queue[Piece[W]], indexes: Array) -> list[Piece[W]]:
-        """Removes pieces that get no turn, which their tenant's next ones then get."""
-        gone = super()._remove(queue, indexes)
-        for piece in gone:
-            self._next[piece.tenant] -= piece.tokens
-        return gone
 
     def _expired(self) -> list[W]:
         return _items([piece for _, late in self._late(self._now_ns(), predicts=False) for piece in late])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.columns import NEVER
-from hplm.scheduling.filling import beyond_share, fair_first
+from hplm.scheduling.fairness import beyond_share, fair_first
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
@@ -211,7 +211,11 @@ def test_more_tenants_than_16_bits_count_have_shares_of_their_own():
     last = 1 << 16  # in 16 bits it would be tenant 0
     tenant = np.array([*range(last + 1), *[0, last] * 10])
     columns = SimpleNamespace(
-        tenant=tenant, tenants=last + 1, tokens=np.ones(len(tenant), np.int64), demand=np.bincount(tenant)
+        tenant=tenant,
+        tenants=last + 1,
+        tokens=np.ones(len(tenant), np.int64),
+        demand=np.bincount(tenant),
+        had=np.zeros(last + 1, np.int64),
     )
     ordered = np.arange(len(tenant))[::-1]
     found = fair_first(columns, ordered, 100)

@@ -34,7 +34,7 @@ def run(scheduler, batch, now, took):
     return now + took
 
 
-def test_the_highest_priority_goes_first_then_the_earliest_deadline_then_the_oldest_text():
+def test_the_earliest_deadline_goes_first_then_the_oldest_text_and_priorities_count_within_a_tenant():
     scheduler = scheduler_of()
     scheduler.offer([text(0, arrival=1)], 1)
     scheduler.offer([text(1, arrival=2)], 2)
@@ -44,7 +44,7 @@ def test_the_highest_priority_goes_first_then_the_earliest_deadline_then_the_old
     order = []
     while batch := scheduler.choose(Capacity(10, 1, 1, in_flight=9), 6):
         order.append((batch.backbone, batch.texts[0].priority, batch.texts[0].deadline_ns))
-    assert order == [(0, 1, 10**13), (1, 1, 0), (0, 0, 10**11), (1, 0, 10**12), (0, 0, 0), (1, 0, 0)]
+    assert order == [(0, 1, 10**13), (0, 0, 10**11), (1, 1, 0), (1, 0, 10**12), (0, 0, 0), (1, 0, 0)]
 
 
 def test_the_oldest_waiting_text_of_a_backbone_is_known_also_when_its_batch_was_halved():

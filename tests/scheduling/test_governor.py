@@ -8,7 +8,7 @@ import pytest
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.filling import fair_share
+from hplm.scheduling.fairness import fair_share
 from hplm.scheduling.governor import CALM, HORIZON_NS, LOOKS, Governor
 from hplm.simulate.arrivals import SimulatedText
 

@@ -22,16 +22,18 @@ ROOM = Capacity(tokens=100, texts=8, tenants=2, in_flight=3)
 LIMITS = Limits(items=10, work=1000)
 FAR = 1 << 62
 ORDERS = {  # of the simple policies, and whether a batch ends at the first text that does not fit
-    "fcfs": (lambda text: -text.priority, True),
-    "sjf": (lambda text: (-text.priority, text.tokens), False),
-    "edf": (lambda text: (-text.priority, text.deadline_ns or FAR), False),
+    "fcfs": (lambda text: 0, True),
+    "sjf": (lambda text: text.tokens, False),
+    "edf": (lambda text: text.deadline_ns or FAR, False),
 }
 
 
 def filled(waiting, order, stops):
-    """Returns the batch of a policy that sorts texts and fills a batch with them."""
-    batch = []
-    for text in sorted(waiting, key=order):
+    """Returns the batch of a policy that sorts texts and fills a batch. A tenant's places go to its own texts by priority."""
+    batch, ordered = [], sorted(waiting, key=order)
+    own = {text.tenant: iter(sorted([one for one in ordered if one.tenant == text.tenant], key=lambda one: -one.priority))
+           for text in ordered}  # fmt: skip
+    for text in [next(own[text.tenant]) for text in ordered]:
         more = [*batch, text]
         fits = sum(one.tokens for one in more) <= ROOM.tokens and len(more) <= ROOM.texts
         if not batch or (fits and len({one.slot_key for one in more}) <= ROOM.tenants):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.filling import fair_share
+from hplm.scheduling.fairness import AHEAD, fair_share
 from hplm.scheduling.selection import Capacity
 from hplm.scheduling.timely import Timely
 from hplm.simulate.arrivals import SimulatedText
@@ -111,3 +111,62 @@ def test_a_long_text_is_chosen_by_the_reserve_after_a_bounded_number_of_batches(
         return [_text(tokens, is_urgent * (batch + 3) * FULL)] * (300 - len(columns))
 
     _serve_until(passed_over[-1], Timely(reserve=reserve), columns, arriving, bound)
+
+
+KINDS = st.fixed_dictionaries({
+    "tokens": st.integers(4, 700), "deadline": st.sampled_from([0, 2 * FULL, 10**12]), "priority": st.integers(-1, 1)
+})  # fmt: skip
+
+
+def _served(kinds, reserve):
+    """Returns the tokens that each tenant has had after 60 batches, in all of which it has texts waiting.
+
+    All texts of the first tenant came before those of the second one.
+    """
+    chooses, columns, had = Timely(reserve=reserve), Columns(), np.zeros(len(kinds))
+    for tenant, kind in enumerate(kinds):
+        for _ in range(2 * ROOM.tokens // kind["tokens"] + (3 if tenant else 70)):
+            columns.add([_text(**kind, tenant=tenant)])
+    for _ in range(60):
+        for text in columns.serve(chooses.select(columns, 0, ROOM, COST)):
+            had[text.tenant] += text.tokens
+            columns.add([text])
+    return had
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [{"tokens": 512}, {"tokens": 512}],  # each fills a batch alone
+        [{"tokens": 512, "priority": 2**31 - 1}, {"tokens": 512}],
+        [{"tokens": 512, "deadline": 2 * FULL}, {"tokens": 512}],
+        [{"tokens": 4}, {"tokens": 512}],
+        [{"tokens": 512}, {"tokens": 4}],
+        [{"tokens": 4, "deadline": 2 * FULL}, {"tokens": 21}],
+    ],
+)
+def test_two_tenants_get_equal_work_with_texts_of_any_length(kinds):
+    had = _served(kinds, Timely().reserve)
+    assert abs(had[0] - had[1]) <= (AHEAD + 2) * ROOM.tokens + 2 * max(kind["tokens"] for kind in kinds)
+
+
+@settings(max_examples=40)
+@given(kinds=st.lists(KINDS, min_size=2, max_size=4), reserve=st.sampled_from([0.0, Timely().reserve]))
+@example(kinds=[{"tokens": 4}, {"tokens": 101}, {"tokens": 101}], reserve=0.0)
+def test_no_tenant_starves_another_by_lengths_deadlines_or_priorities(kinds, reserve):
+    """Of texts longer than half a batch only one fits, and short ones fill the rest: a tenant may have half of a fair share."""
+    longest = max(kind["tokens"] for kind in kinds)
+    assert _served(kinds, reserve).min() >= 60 * ROOM.tokens / 2 / len(kinds) - (AHEAD + 2) * ROOM.tokens - 2 * longest
+
+
+def test_an_idle_tenant_saves_nothing_up_and_one_that_leaves_for_a_moment_loses_nothing():
+    columns, chooses = Columns([_text(200, tenant=0)] * 40), Timely(reserve=0.0)
+    for _ in range(9):
+        columns.serve(chooses.select(columns, 0, ROOM, COST))
+    come = _text(200, tenant=1)
+    order = []
+    for _ in range(16):
+        if columns.number_of(1) is None:
+            columns.add([come])  # it never has a second one
+        order += [text.tenant for text in columns.serve(chooses.select(columns, 0, ROOM, COST))]
+    assert abs(order.count(0) - order.count(1)) <= AHEAD + 2
