@@ -1,7 +1,7 @@
 """The requests that the engine has in batches, in memory that outlives its process.
 
 The model process makes the memory and reads it when the engine has ended, however it ended. The engine writes once for each
-batch: before it is staged, because staging reads tables, and after it is computed.
+batch: before it is computed, and after.
 """
 
 from __future__ import annotations

@@ -93,8 +93,6 @@ class Failing:
             texts, places = texts[1:], places and places.of([*range(1, len(texts))])
         staged = self._whole.stage(texts, broken, places) if texts else None
         self._world.has_places |= places is not None
-        if staged is not None:
-            self._world.staged(staged)
         return staged
 
     def run(self, staged, stage):

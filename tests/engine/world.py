@@ -102,8 +102,12 @@ class World:
 
     def _device_failed(self) -> None:
         """The process would end now. Those in a batch are the suspects."""
-        shown = {mark.number for mark in read(self._shown)}
-        assert {*self._numbers(self._computing)} <= shown
+        assert {*self._numbers(self._computing)} <= self.shown
+
+    @property
+    def shown(self) -> set[int]:
+        """The requests that an end of the engine would make suspects."""
+        return {mark.number for mark in read(self._shown)}
 
     def _numbers(self, staged) -> Iterable[int]:
         return map(self._number, staged.texts)
@@ -114,12 +118,9 @@ class World:
 
     # Reports of the parts.
 
-    def staged(self, staged) -> None:
-        shown = {mark.number for mark in read(self._shown)}
-        assert set(self._numbers(staged)) <= shown, "a staged request is not shown"
-
     def computes(self, staged) -> None:
         self._computing = staged
+        assert {*self._numbers(staged)} <= self.shown, "a computed request is not shown"
         self.clock.sleep(0.01)
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
