@@ -45,16 +45,18 @@ class Kind:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     threads: int  # that forward them. Triton's own pool for such requests has 32; answers to prompts take long
+    places: int  # that tenants share; 0: any tenant may have all threads
 
 
-ENCODER = Kind(("TEXT", "TEXT_PAIR"), OUTPUTS, 32)
+ENCODER = Kind(("TEXT", "TEXT_PAIR"), OUTPUTS, threads=32, places=32)
 DECODER = Kind(
     (
         *("text_input", "messages", "sampling_parameters", "stream", "exclude_input_in_output"),
         *("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_logprobs"),
     ),
     ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs"),
-    16,
+    threads=16,
+    places=0,
 )
 WAITING = Limits(items=1024, work=1024)  # the most requests of a kind that wait
 SECONDS_BETWEEN_LOOKS = 0.05  # for requests that can no longer be in time, and for clients that have gone
@@ -101,7 +103,7 @@ class TritonPythonModel(replies.Model):
         self._meter = Meter()
         self._publish(self._meter, self._name)
         self._prompts: dict[str, Forwarded] = {}  # that a decoder answers now, by their names
-        self._lines = {kind: Turns[Forwarded](WAITING, 1, time.monotonic_ns) for kind in (ENCODER, DECODER)}
+        self._lines = {kind: Turns[Forwarded](WAITING, 1, time.monotonic_ns, kind.places) for kind in (ENCODER, DECODER)}
         self._forwarding = [
             repeat(partial(self._forward_next, line), f"forward {number}")
             for kind, line in self._lines.items()
@@ -163,6 +165,9 @@ class TritonPythonModel(replies.Model):
                 self._refuse(forwarded.sender, error)
             else:
                 forwarded.sender.send(response)
+            finally:
+                if forwarded.kind.places:
+                    line.done(forwarded)
         return True
 
     def _answer(self, forwarded: Forwarded) -> pb_utils.InferenceResponse:

@@ -7,6 +7,7 @@ however much they have sent.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -73,10 +74,15 @@ class InTurn:
 
 
 class Turns(Queues[Piece[W]]):
-    """Threads may share it. `piece` is how much work is taken at once."""
+    """Threads may share it. `piece` is how much work is taken at once.
 
-    def __init__(self, limits: Limits, piece: int, now_ns: Callable[[], int]) -> None:
+    `places`: how many items may be taken and not `done`; 0: any number, and nobody calls `done`. A tenant gets another place
+    only while more are free than it has. So one tenant has half of them at most, and any newcomer finds a free one.
+    """
+
+    def __init__(self, limits: Limits, piece: int, now_ns: Callable[[], int], places: int = 0) -> None:
         super().__init__((InTurn(),), limits)
+        self._places, self._taken = places, Counter[Hashable]()  # by tenant: places that it has
         (self._queue,) = self._queues
         self._piece = piece
         self._now_ns = now_ns
@@ -98,20 +104,30 @@ class Turns(Queues[Piece[W]]):
         return _items(refused)
 
     def take(self, most: int = AT_ONCE) -> tuple[list[W], list[W]] | None:
-        """Waits for pieces. Returns the items whose turn it is, for a piece each, and those that have expired.
+        """Waits for pieces with a place. Returns the items whose turn it is, for a piece each, and those that have expired.
 
         It takes `most` and `piece` of work at most, but a piece that is larger is taken alone. An item has one piece that is
         smaller, its last. Returns None once the line is closed and empty.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self) or self.draining)
+            self._changed.wait_for(self._may_take)
             if not len(self):
                 return None
             expired, taken = self._expired(), list[Piece[W]]()
             if len(self):
-                chosen = self._queue.select(0, Capacity(self._piece, most, 1), is_idle=True)
+                chosen = self._queue.select(0, Capacity(self._piece, most, 1), is_idle=True, among=self._with_place())
                 taken = self._queue.serve(chosen.indexes)
+                if self._places:
+                    self._taken.update(piece.tenant for piece in taken)
             return _items(taken), expired
+
+    def done(self, item: W) -> None:
+        """Gives back the place of an item that was taken."""
+        with self._changed:
+            self._taken[item.owner] -= 1
+            if not self._taken[item.owner]:
+                del self._taken[item.owner]
+            self._changed.notify_all() if self.draining else self._changed.notify()
 
     def expired(self) -> list[W]:
         """Removes and returns the items that can no longer be in time."""
@@ -136,6 +152,18 @@ class Turns(Queues[Piece[W]]):
         with self._changed:
             super().close()
             self._changed.notify_all()
+
+    def _may_take(self) -> bool:
+        if not len(self):
+            return self.draining
+        return (indexes := self._with_place()) is None or len(indexes) > 0
+
+    def _with_place(self) -> Array | None:
+        """Returns the indexes of pieces whose tenants may have another place; None: all."""
+        free, columns = self._places - self._taken.total(), self._queue.columns
+        full = [columns.number_of(tenant) for tenant, taken in self._taken.items() if taken >= free]
+        full = [number for number in full if number is not None]
+        return np.flatnonzero(~np.isin(columns.tenant, full)) if full else None
 
     def _expired(self) -> list[W]:
         return _items([piece for _, late in self._late(self._now_ns(), predicts=False) for piece in late])

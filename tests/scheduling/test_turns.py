@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,3 +159,24 @@ def test_every_piece_leaves_once_in_its_items_order_and_the_bounds_hold(steps):
             waiting = {one: left for one, left in waiting.items() if left}
         assert len(line) == sum(map(len, waiting.values())) <= 6
     assert not len(line) and not waiting
+
+
+@pytest.mark.parametrize("tenants", [1, 2, 7, 40])
+def test_tenants_share_places_and_one_stays_free_for_a_newcomer(tenants):
+    line = Turns[Asked](Limits(1000, 1000), 1, lambda: 0, places=32)
+    for tenant in range(tenants):
+        for _ in range(20):
+            line.join(Asked(str(tenant)), 1)
+    taken = []
+    while line._may_take() and len(taken) < 32:
+        taken += line.take()[0]
+    held = Counter(item.owner for item in taken)
+    assert len(taken) < 32 or (tenants >= 32 and max(held.values()) == 1)
+    assert not held or (max(held.values()) - min(held.values()) <= 1 and len(held) == min(tenants, 32))
+    if len(taken) < 32:
+        line.join(new := Asked("new"), 1)
+        assert line.take()[0] == [new]
+        line.done(new)
+    for item in taken:
+        line.done(item)
+    assert line._may_take() and not line._taken

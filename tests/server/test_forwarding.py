@@ -1,5 +1,6 @@
 """Texts through the model `hplm` in one process: what is forwarded when, and what a probe sees."""
 
+from collections import Counter
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -70,3 +71,15 @@ def test_a_probe_passes_through_the_queue(alias, monkeypatch):
     for line in alias._lines.values():
         monkeypatch.setattr(line._queue, "add", lambda texts: {}[0])
     assert probe(alias).startswith("[internal]")
+
+
+def test_one_tenants_slow_requests_leave_forwarders_to_others(alias, backbone):
+    slow = [ask(alias, "acme") for _ in range(40)]
+    for _ in range(16):
+        backbone.hold.until_reached()
+    quick = [ask(alias, tenant) for tenant in ("city", "beta")]
+    for _ in quick:
+        backbone.hold.until_reached()
+    assert Counter(given["parameters"]["tenant"] for given in backbone.forwarded) == {"acme": 16, "city": 1, "beta": 1}
+    backbone.hold.open()
+    assert all(isinstance(request.next(), dict) for request in slow + quick)
