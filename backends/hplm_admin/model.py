@@ -16,7 +16,7 @@ from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.config import BackboneConfig
 from hplm.request.answers import Outputs
 from hplm.tenants.commands import Commands
-from hplm.tenants.keys import allows, key_of, presented_key
+from hplm.tenants.keys import allows, by_digest, key_of, presented_key
 from hplm.tenants.manager import Manager
 
 WAITING = 64  # the most commands that wait for others
@@ -35,7 +35,7 @@ class TritonPythonModel(replies.Model):
                 f"model {self._name!r} changes what is served, so it needs a state (hplm serve --state, HPLM_STATE) "
                 "and a key (HPLM_ADMIN_KEY): set both, or remove its folder from the repository"
             )
-        self._keys = (key_of(secret),)
+        self._keys = by_digest([key_of(secret)])
         self._commands = Commands(Manager(self._folder, state), BackboneConfig.load(self._folder / "backbone.json"))
         self._closing = threading.Event()
         self._waiting = Threads(self._run, "commands")

@@ -22,7 +22,7 @@ from hplm.engine.request import Answer, Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
 from hplm.engine.threads import Threads
-from hplm.errors import DeadlineMissed, Draining
+from hplm.errors import Draining, QueueFull
 from hplm.metrics.meter import Meter
 from hplm.model.cpu import apart, compute_with
 from hplm.registry.store import Place
@@ -143,7 +143,7 @@ class Service:
             if tenant.id in served.quarantined:
                 raise refusal(tenant.id)
             if now - head.received_ns > TICKET_SECONDS * 1_000_000_000:
-                raise DeadlineMissed(f"the request was on its way for more than {TICKET_SECONDS} s: send it again")
+                raise QueueFull(f"the request waited for more than {TICKET_SECONDS} s before the engine: retry after 1 s")
             served.quotas.take(tenant, form.texts, form.tokens)
         except Exception as error:
             served.instruments.left(request, error)

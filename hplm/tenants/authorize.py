@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from hplm.errors import Draining, InvalidInput, NoTenant
-from hplm.tenants.keys import allows, digest_in, new_key, presented_key
+from hplm.tenants.keys import allows, by_digest, digest_in, new_key, presented_key
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 HEADER = "hplm-tenant"  # names the tenant to proxies; Triton adds it to the parameters, in the client's upper and lower case
@@ -16,7 +16,7 @@ STALE = (
     "this server has not seen the registry of its tenants for longer than its lease, so the key may have been revoked: "
     "send the request to another server, or again when the registry answers"
 )
-_STAND_IN_KEYS = (new_key()[1],)  # compared for an unknown tenant, so that its refusal takes as long
+_STAND_IN = by_digest([new_key()[1]])  # looked up for an unknown tenant, so that its refusal takes as long
 
 
 LIST = "hplm_tenants"  # a parameter: the request asks which tenants it may name, instead of their answer
@@ -49,7 +49,7 @@ def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_s
     except NoTenant:
         tenant = None
     is_open = tenant is not None and not tenant.keys
-    allowed = is_open or allows(tenant.keys if tenant is not None else _STAND_IN_KEYS, presented_key(parameters), now)
+    allowed = is_open or allows(tenant.keys_by_digest if tenant is not None else _STAND_IN, presented_key(parameters), now)
     if tenant is None or not allowed:
         raise NoTenant
     if is_stale and tenant.keys:
@@ -68,7 +68,7 @@ def listed(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_
         tenant = admit(snapshot, parameters, now, is_stale)
         return msgspec.json.encode([{"tenant": tenant.id, "task": tenant.task, "labels": tenant.labels}])
     header = presented_key(parameters)
-    keyed = [tenant for tenant in snapshot.by_digest.get(digest_in(header), []) if allows(tenant.keys, header, now)]
+    keyed = [tenant for tenant in snapshot.by_digest.get(digest_in(header), []) if allows(tenant.keys_by_digest, header, now)]
     if is_stale and keyed:
         raise Draining(STALE)
     return msgspec.json.encode([{"tenant": tenant.id, "task": tenant.task} for tenant in (*snapshot.without_keys, *keyed)])

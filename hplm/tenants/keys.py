@@ -7,11 +7,11 @@ SHA-256 without salt or stretching is enough here. Salt and stretching protect p
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from hplm.errors import InvalidInput
 
@@ -64,18 +64,23 @@ def key_of_digest(digest: str, expires: int = 0) -> Key:
     return Key(secrets.token_hex(4), digest, expires)
 
 
-def allows(keys: Sequence[Key], header_value: str | None, now: float) -> bool:
-    """Whether `Bearer SECRET` matches one of these keys. Without keys, everybody is allowed.
+def by_digest(keys: Sequence[Key]) -> dict[str, float]:
+    """Returns until when each digest is valid."""
+    found: dict[str, float] = {}
+    for key in keys:
+        found[key.digest] = max(found.get(key.digest, 0), key.expires or inf)
+    return found
 
-    Compares all keys, even after a match, so that the time does not show which key matches.
+
+def allows(keys: Mapping[str, float], header_value: str | None, now: float) -> bool:
+    """Whether `Bearer SECRET` matches one of these keys (`by_digest`). Without keys, everybody is allowed.
+
+    It takes one digest and one look-up, however many keys there are. How long that takes tells nothing: nobody can choose the
+    digest of a secret.
     """
     scheme = (header_value or "").strip().partition(" ")[0]
-    presented = digest_in(header_value)
-    matches = False
-    for key in keys:
-        same = hmac.compare_digest(key.digest.encode(), presented.encode())
-        matches |= same & (key.expires == 0 or now < key.expires)
-    return not keys or (matches and scheme.lower() == "bearer")
+    is_valid = now < keys.get(digest_in(header_value), 0)
+    return not keys or (is_valid and scheme.lower() == "bearer")
 
 
 def digest_in(header_value: str | None) -> str:

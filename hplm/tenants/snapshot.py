@@ -24,7 +24,7 @@ from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, Store
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
-from hplm.tenants.keys import Key
+from hplm.tenants.keys import Key, by_digest
 from hplm.tenants.students import Student, Students
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,10 @@ class Tenant:
         if self.students is not None:
             return tuple(team.cost for team in self.students.teams)
         return tuple(plan.cost for plan in self.exits.plans) if self.exits is not None else (1.0,)
+
+    @cached_property
+    def keys_by_digest(self) -> dict[str, float]:
+        return by_digest(self.keys)
 
     @property
     def place(self) -> tuple[str, int]:

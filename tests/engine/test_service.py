@@ -11,7 +11,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import TICKET_SECONDS, Service
 from hplm.engine.settings import Settings
-from hplm.errors import DeadlineMissed, Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from testing.toy import WORDS, make_chat
 from tests.engine.asker import PARAMETERS, Asker, texts_of
 from tests.support.message import mentioning
@@ -55,7 +55,7 @@ def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
 FRAME = {  # the tenant of each request, its age in seconds, what its head says, and why it is refused
     "good": ("acme", 0, {}, None),
     "nearly too old": ("acme", TICKET_SECONDS - 5, {}, None),
-    "too old: it would be a key that nobody can revoke": ("acme", TICKET_SECONDS + 5, {}, DeadlineMissed),
+    "too old: it would be a key that nobody can revoke": ("acme", TICKET_SECONDS + 5, {}, QueueFull),
     "of another export, which one model may still have": ("acme", 0, {"export": 1}, Draining),
     "of an unknown tenant": ("acme", 0, {"uid": 999}, NoTenant),
     "cut off": ("acme", 0, {}, ValueError),
