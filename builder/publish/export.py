@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import re
@@ -37,17 +38,24 @@ class Exported:
     is_new: bool = True  # False: an earlier export has the same content, and stays
 
 
-def export(store: Store, repository: Path, options: ServingOptions, replace: bool = False) -> Exported:
+def export(
+    store: Store, repository: Path, options: ServingOptions, replace: bool = False, settings_only: bool = False
+) -> Exported:
     """Writes `<backbone>`, `<backbone>-lookup` and `<backbone>-upper`; of a decoder, `<backbone>` alone.
 
     If there is an export with the same content, only the configurations are written. `replace` writes all files, also over
-    another export, which a server or a registry may need.
+    another export, which a server or a registry may need. `settings_only` writes the configurations of an export of this root,
+    and keeps its tables and tenants.
     """
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
     _refuse_group(repository, store.config.name)
     tenants = store.tenants()
     name = store.config.name
+    if settings_only:
+        kept = _export_of_root(store, repository / name / "1")
+        write_configs(repository, store.config, options)
+        return Exported(name, len(kept.tenants), len(kept.branches), repository / name, is_new=False)
     is_new = replace or not (repository / name / "1").exists()
     branches = write_version(store, tenants, repository / name / "1", replace)
     write_configs(repository, store.config, options)
@@ -86,8 +94,17 @@ def _check_same(folder: Path, fresh: Path) -> None:
     if Snapshot.load(folder / Backbone.TENANTS, ELSEWHERE).export != Snapshot.load(fresh / Backbone.TENANTS).export:
         raise InvalidInput(
             f"{folder} has another content than this store, and servers and registries may need it: publish the changes with "
-            f"`hplm tenant publish` and `hplm domain update`, {ELSEWHERE}"
+            f"`hplm tenant publish` and `hplm domain update`, change settings alone with --settings-only, {ELSEWHERE}"
         )
+
+
+def _export_of_root(store: Store, folder: Path) -> Snapshot:
+    """Returns what an export of this root has."""
+    kept = Snapshot.load(folder / Backbone.TENANTS, "export without --settings-only")
+    for file in (Backbone.CONFIG, Backbone.UPPER):
+        if not filecmp.cmp(folder / file, store.folder / file, shallow=False):
+            raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
+    return kept
 
 
 def check_export(store: Store, options: ServingOptions) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hplm.cli.options import Device, Json, StoreFolder, open_store
+from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
 
 Engine = Annotated[str, Parameter(choices=("auto", *ENGINE_DTYPES))]
@@ -18,7 +19,7 @@ def export(
     *, store: StoreFolder, repository: Path = Path("model_repository"),
     dtype: Engine = "auto", device: Device = "auto", deadline_ms: float = 0, admin: bool = False, threads: int = 0,
     slots: int = 256, policy: str = "timely", no_admission: bool = False, packing: str = "packed", batch_tokens: int = 4096,
-    replace_: Annotated[bool, Parameter("--replace")] = False,
+    replace_: Annotated[bool, Parameter("--replace")] = False, settings_only: bool = False,
     max_sequences: int = 32, cache_tokens: int = 16_384, queue_texts: int = 8192, hot: int = 0, preload: bool = False,
     json: Json = False,
 ) -> dict:  # fmt: skip
@@ -28,6 +29,7 @@ def export(
 
     :param repository: model repository to write
     :param replace_: write all files anew, also over another export of this backbone, after its servers have stopped
+    :param settings_only: write the configurations alone; the tables and tenants of the export stay
     :param dtype: precision of the engine; auto measures whether int8 is faster on this machine's CPU, and close enough
     :param deadline_ms: deadline of requests that name none; 0: no deadline
     :param admin: also write the model `<backbone>-admin`, which changes tenants and domains
@@ -54,6 +56,8 @@ def export(
         batch_tokens=batch_tokens, max_sequences=max_sequences, cache_tokens=cache_tokens, queue_texts=queue_texts,
         deadline_ms=deadline_ms, plot_hot=hot, plot_preload=preload, admin=admin,
     )  # fmt: skip
+    if replace_ and settings_only:
+        raise InvalidInput("--replace and --settings-only exclude each other: give one of them")
     eight_bits, opened = None, open_store(store)
     refuse_mixture(repository, opened.config.name)
     check_export(opened, options)
@@ -61,9 +65,11 @@ def export(
     if dtype == "auto" and on_cpu and available() and not opened.config.is_decoder:
         eight_bits = measure_eight_bits(opened, threads)
         options = replace(options, auto_on_cpu=eight_bits.auto, auto_because=str(eight_bits))
-    exported = export(opened, repository, options, replace_)
+    exported = export(opened, repository, options, replace_, settings_only)
     print(f"exported backbone {exported.backbone}: {exported.tenants} tenants, {exported.tables} tables")
-    if not exported.is_new:
+    if settings_only:
+        print("only configurations were written: restart the servers, or load the models again")
+    elif not exported.is_new:
         print("the same content was exported before: only configurations were written; --replace writes all files")
     if eight_bits is not None:
         print(f"{eight_bits}: on a CPU it serves in {eight_bits.other if eight_bits.auto == 'auto' else eight_bits.auto}")

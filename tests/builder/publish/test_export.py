@@ -18,7 +18,7 @@ from hplm.parameters import parameters_of
 from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
-from testing.random_store import random_backbone, random_store, random_tenants
+from testing.random_store import random_backbone, random_store, random_tenant, random_tenants
 from testing.toy import CHAT, CONFIG, SERVED
 from tests.builder.stores import full_disk, give_other_values
 from tests.cli.commands import flip, printed
@@ -62,6 +62,30 @@ def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path):
     assert export(fewer, repository, ServingOptions(), replace=True).tenants == 1
     assert len(Backbone(version).view.snapshot.tenants) == 1
     assert [path.name for path in version.parent.iterdir() if path.is_dir()] == ["1"]
+
+
+def test_settings_change_although_a_tenant_was_built_and_published_since(tmp_path):
+    repository, version = tmp_path / "repository", tmp_path / "repository/toy/1"
+    store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 2, 2), corpus_tokens=500)
+
+    def settings(**own):
+        return export(store, repository, ServingOptions(dtype="fp32", **own), settings_only=True)
+
+    with pytest.raises(InvalidInput, match=mentioning(version, "--settings-only")):
+        settings()
+    assert not repository.exists()
+    export(store, repository, ServingOptions(dtype="bf16"))
+    random_tenant(store, TenantFile("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    before = {path: path.stat().st_ino for path in version.rglob("*")}
+    with pytest.raises(InvalidInput, match=mentioning(version, "hplm tenant publish", "--settings-only")):
+        export(store, repository, ServingOptions(dtype="fp32"))
+    done = settings()
+    assert (done.tenants, done.is_new) == (2, False) and {path: path.stat().st_ino for path in version.rglob("*")} == before
+    assert parameters_of(repository / "toy-upper/config.pbtxt")["dtype"] == "fp32"
+    (store.folder / "upper.safetensors").unlink()  # the export has a link to it
+    other_layers(store)
+    with pytest.raises(InvalidInput, match=mentioning(version, store.folder)):
+        settings()
 
 
 def other_layers(store):
