@@ -37,12 +37,12 @@ def import_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
     _write(picture.with_name("report.html"), title, facts_of(report), tables, picture)
 
 
-def imports_page(path: Path, picture: Path, matched: Mapping[str, Mapping[str, Any]], refused: Mapping[Path, str]) -> None:
+def imports_page(path: Path, matched: Mapping[str, Mapping[str, Any]], refused: Mapping[Path, str]) -> None:
     """Writes the page of many imports. `matched`: reports by tenant. `refused`: why, by folder."""
     facts = {**shown(totals([*matched.values()])), "folders that were refused": len(refused)}
     rows = [{"tenant": name, **facts_of(report)} for name, report in matched.items()]
     why = [{"folder": str(folder), "why": reason} for folder, reason in refused.items()]
-    _write(path, "Imports", facts, {"Those that agree least first": rows, "Refused": why}, picture)
+    _write(path, "Imports", facts, {"Those that agree least first": rows, "Refused": why})
 
 
 def branch_page(store: Store, table: Table, work: Path) -> None:
@@ -70,9 +70,13 @@ def branch_page(store: Store, table: Table, work: Path) -> None:
 
 
 def _write(
-    path: Path, title: str, facts: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], picture: Path
+    path: Path,
+    title: str,
+    facts: Mapping[str, Any],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    picture: Path | None = None,
 ) -> None:
-    shown = base64.b64encode(picture.read_bytes()).decode("ascii") if picture.exists() else None
+    shown = base64.b64encode(picture.read_bytes()).decode("ascii") if picture is not None and picture.exists() else None
     template = Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8"))
     path.parent.mkdir(exist_ok=True)
     with replaced(path) as writing:

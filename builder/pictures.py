@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,9 @@ if TYPE_CHECKING:
 
     from builder.evaluation.tenant import Evaluation
     from builder.store.store import TenantFile
-    from builder.tables.inspection import Coverage
     from hplm.placement.attained import Attained
     from hplm.placement.cluster import Cluster
     from hplm.placement.placement import Placement
-    from hplm.plot.table import TableMeta
 
 INK, GRID = "#333333", "#dddddd"
 OWN = "#1b6ca8"
@@ -176,48 +173,4 @@ def draw_placement(placement: Placement, cluster: Cluster, attained: Attained, p
     axes.set_xlim(-1.5, max(len(machine.devices) for machine in cluster.machines))
     axes.set_ylim(rows, 0)
     axes.axis("off")
-    save(figure, path)
-
-
-def draw_coverage(coverage: Coverage, meta: TableMeta, text: str, path: Path) -> None:
-    """Draws the coverage of a text against the size of the table."""
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
-
-    from builder.tables.inspection import mb
-
-    figure, (axes,) = panels(8, 5.2)
-    curve = coverage.curve
-    whole, *shorter = curve.within
-    axes.plot(curve.bytes, curve.here, color=OWN, linewidth=2.4, label=f"whole {whole} in this table")
-    lines = [(whole, f"whole {whole}, here or above"), *((name, f"{name} or longer") for name in shorter[:-1])]
-    if meta.parent is None:
-        lines = lines[1:]  # a root has no parent
-    for (name, label), color in zip(lines, OTHERS, strict=False):
-        axes.plot(curve.bytes, curve.within[name], color=color, linewidth=1.8, label=label)
-    now = sum(meta.sizes().values())
-    axes.axvline(now, color=INK, linewidth=1, linestyle=DASHED)
-    axes.annotate(f"now: {mb(now)} MB", (now, 0.02), xytext=(-6, 0), textcoords="offset points", ha="right", color=INK)
-    axes.set_xscale("log")
-    axes.set_ylim(0, 1.03)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: mb(value)))
-    if max(curve.bytes) < 30 * min(curve.bytes):  # less than two powers of ten: label 1, 2 and 5 times each
-        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: mb(value) if f"{value:e}"[0] in "125" else ""))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel(f"table, MB ({meta.dtype}, index included)")
-    axes.set_ylabel(f"windows of {text} ({coverage.tokens:,} tokens)", parse_math=False)
-    axes.set_title(f"{meta.domain} version {meta.version}: coverage against table size", loc="left", color=INK)
-    figure.legend(frameon=False, loc="outside lower center", ncols=3)
-    save(figure, path)
-
-
-def draw_agreement(matched: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws how many answers of tenants are those of the checkpoints that they were imported from."""
-    figure, (axes,) = panels(8, 4.2)
-    places = range(1, len(matched) + 1)
-    for name, colour in (("elsewhere", OTHERS[1]), ("where_sure", OWN)):
-        known = [(place, after[name]) for place, after in zip(places, matched, strict=True) if after.get(name) is not None]
-        axes.scatter(*zip(*known, strict=True) if known else ((), ()), s=14, color=colour, label=name.replace("_", " "))
-    axes.step(places, [after["agreement"] for after in matched], where="mid", color=INK, label="all answers")
-    axes.set(xlabel="checkpoints, those that agree least first", ylabel="answers that are the checkpoint's", ylim=(None, 1.01))
-    axes.legend(frameon=False, loc="lower right")
     save(figure, path)

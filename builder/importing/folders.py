@@ -20,7 +20,6 @@ from builder.importing.matching import MatchingOptions, Unlike, import_checkpoin
 from builder.importing.tenant import ImportOptions, checked, import_tenant, read_adapter
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
-from builder.pictures import draw_agreement
 from builder.said import no_progress_bars
 from builder.store.branches import Branches
 from builder.store.store import Store, TenantFile, check_name
@@ -29,7 +28,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.tenants.snapshot import NAME
 
-PAGE, PICTURE = "imports.html", "imports.png"
+PAGE = "imports.html"
 OWN_TEXTS = "texts.jsonl"  # in a checkpoint's folder
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 KILLED = (
@@ -237,11 +236,7 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
     stored = {name: report for name, report in store.reports().items() if "after" in report}
     others = {one.id: one.report for one in found if one.tenant is None and one.report}
     matched = sorted((stored | others).items(), key=lambda one: one[1]["after"]["agreement"])
-    picture = store.folder / PICTURE
-    picture.unlink(missing_ok=True)
-    if matched:
-        draw_agreement([report["after"] for _, report in matched], picture)
     titles = {name: called(name, Path(report["imported"]["from"])) for name, report in matched}
     rows = {titles[name] + " (not stored)" * (report != stored.get(name)): report for name, report in matched}
-    imports_page(store.folder / PAGE, picture, rows, {one.folder: one.refused for one in found if one.tenant is None})
+    imports_page(store.folder / PAGE, rows, {one.folder: one.refused for one in found if one.tenant is None})
     return store.folder / PAGE

@@ -31,7 +31,6 @@ from hplm.tenants.listing import branch_row
 TEXT_TOKENS = 5_000_000
 SAMPLED = 1_000_000  # tokens of a corpus, on the page of its table
 USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
-CURVE_POINTS = 60
 BATCH_DOCUMENTS = 500
 
 
@@ -120,21 +119,11 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Shares of a text's windows by table size, the smallest table first."""
-
-    bytes: list[int]
-    here: list[float]
-    within: dict[str, list[float]]  # by level: found in any table of the chain with at least so many tokens
-
-
-@dataclass(frozen=True)
 class Coverage:
     tokens: int
     cut: bool  # the text was longer than what was read
     levels: dict[str, float]  # of the actual table
     kept: list[Kept]
-    curve: Curve
 
     @property
     def rows(self) -> list[dict[str, str]]:
@@ -172,8 +161,7 @@ def cover(store: Store, domain: str, version: int, pieces: Pieces, keeps: Sequen
                 f"keep {keep:g} is {size:,} n-grams, and the table of {domain!r} has {meta.keys:,}: choose less, or build it "
                 "with more --keep"
             )
-    steps = np.unique([0.0, *np.geomspace(own / max(1, meta.keys), own, CURVE_POINTS), *keeps]).tolist()
-    steps = [keep for keep in steps if ranking.size(keep) <= meta.keys]
+    steps = sorted({*keeps})
     tokens, cut, looked, windows = 0, False, np.zeros(len(chain.space.masks) * len(chain.links), dtype=np.int64), []
     for piece, lengths in pieces:
         if cut := tokens >= TEXT_TOKENS:
@@ -189,10 +177,8 @@ def cover(store: Store, domain: str, version: int, pieces: Pieces, keeps: Sequen
         shorter = {name: float(within[i, step] - within[i - 1, step]) for i, name in enumerate(names) if i}
         fp16, int8 = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
         kept.append(Kept(keep, ngrams, fp16, int8, float(here[step]), float(within[0, step] - here[step]), shorter))
-    sizes = [table_bytes(meta, ranking.size(keep), meta.dtype) for keep in steps]
-    curve = Curve(sizes, here.tolist(), {name: within[i].tolist() for i, name in enumerate(names)})
     levels = {name: int(count) / tokens for name, count in count_levels(chain, looked).items()}
-    return Coverage(tokens, cut, levels, kept, curve)
+    return Coverage(tokens, cut, levels, kept)
 
 
 def _found(chain: Chain, root: bool, numbers: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

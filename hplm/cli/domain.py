@@ -14,7 +14,6 @@ from hplm.cli.options import (
     Learn,
     StoreFolder,
     about,
-    check_picture,
     device_of,
     open_store,
     read,
@@ -55,7 +54,7 @@ def inspect(
     *, store: StoreFolder, name: Name, version: int | None = None, top: int = 20,
     text: Annotated[Path | None, about(f"text to look up: {CORPUS}")] = None,
     keep: Annotated[list[float] | None, read(lambda given: [float(share) for share in given.split(",")])] = None,
-    picture: Path | None = None, json: Json = False,
+    json: Json = False,
 ) -> dict:  # fmt: skip
     """Print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers.
 
@@ -63,15 +62,13 @@ def inspect(
     :param top: print so many of the most frequent n-grams of each length
     :param keep: sizes of the table to compare on --text, as shares for --keep of `hplm build`, between commas (default: the
         table's own, and the smaller ones of 1,0.004,0.001,0)
-    :param picture: draw the coverage of --text against table size into a .png, .svg or .pdf file
     """
     from builder.said import progress_bar
     from builder.tables.inspection import cover, inspect_branch, read_pieces
     from builder.tables.text_files import check_file
 
-    if text is None and (picture or keep):
-        raise InvalidInput("--picture and --keep need a text: give one with --text")
-    check_picture(picture)
+    if text is None and keep:
+        raise InvalidInput("--keep needs a text: give one with --text")
     opened = open_store(store)
     result = inspect_branch(opened, name, version, top)
     _print_branch(result)
@@ -81,11 +78,6 @@ def inspect(
             coverage = cover(opened, name, result["version"], read_pieces(opened, text, bar.update), keep)
         result["coverage"] = asdict(coverage)
         _print_coverage(coverage, text)
-        if picture is not None:
-            from builder.pictures import draw_coverage
-
-            draw_coverage(coverage, opened.meta(name, result["version"]), text.name, picture)
-            print(f"\npicture: {picture}")
     return result
 
 

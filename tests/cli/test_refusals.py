@@ -80,7 +80,7 @@ STORES = [
     ("domain delete --name bio --version 1 {grown}", ["'bio'", 1, "acme"]),
     ("domain inspect --name bio --version 9 {grown}", ["'bio'", 9, 1, 2]),
     ("domain inspect --name law {grown}", ["'law'"]),
-    ("domain inspect --name bio --picture x.png {grown}", ["--picture", "--text"]),
+    ("domain inspect --name bio --keep 0.1 {grown}", ["--keep", "--text"]),
     ("domain inspect --name bio --text none.txt {grown}", ["none.txt"]),
     ("domain update --name bio --corpus none.txt {grown}", ["none.txt"]),
     ("verify --repository {tmp}", ["{tmp}"]),
