@@ -207,7 +207,8 @@ class EngineClient(ABC, Generic[P]):
             left, self._held = self._held, {}
         lost_in_batches = set(left)
         try:
-            computed = [] if closed else list(read(worker.batches))
+            # One that stood still while it staged a batch waited for a disk: its tenants are not to blame.
+            computed = [] if closed else list(read(worker.batches, staged=not worker.is_stuck))
             lost_in_batches = {mark.number for mark in computed}
             self._separation.ended(computed)
         except Exception:  # the requests must still be answered, and another engine started

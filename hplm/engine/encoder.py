@@ -120,6 +120,7 @@ class Encoder:
                 staged = self._stage(batch)
             finally:
                 if staged is None:
+                    self._in_flight.leave(batch)
                     self._may_choose = True
             if staged is not None:
                 return staged
@@ -155,12 +156,9 @@ class Encoder:
         return goes_on
 
     def begin(self, staged: StagedBatch) -> None:
-        """Notes that a batch starts to compute. From now on the next one may be chosen and staged.
-
-        From now on its tenants are suspects if the engine ends. A disk that hangs while a batch is staged is no tenant's fault.
-        """
+        """Notes that a batch starts to compute. From now on the next one may be chosen and staged."""
         batch = staged.batch
-        self._in_flight.enter(batch, [request.mark for request in {text.request for text in batch.texts}])
+        self._in_flight.compute(batch)
         with self._lock:
             self._scheduler.started(batch, self._now_ns())
         self._note(self._served[batch.backbone].instruments.started, staged)
@@ -198,6 +196,7 @@ class Encoder:
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""
         try:
+            self._in_flight.enter(batch, [request.mark for request in {text.request for text in batch.texts}])
             while self._computed:
                 self._computed.popleft()()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]

@@ -94,6 +94,11 @@ class Worker(Process):
         super().start()
         self._its.close()
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has not moved for so long that it is ended."""
+        return self.silent_s > STUCK_SECONDS
+
     def begin(self, begin: Begin, patience: float) -> Ready | None:
         """Tells it what to serve. Returns its answer; None: it has ended, or is silent for so long."""
         said = None
@@ -161,7 +166,7 @@ class Workers:
         if self._outage.is_given_up(self._time.monotonic()):
             raise Internal(GIVEN_UP)
         worker = self.current
-        if worker is None or worker.silent_s > STUCK_SECONDS:
+        if worker is None or worker.is_stuck:
             raise Draining(RESTARTING)  # a new one each time: an error keeps every frame that it was raised in
 
     def close(self, drain_s: float = CLOSE_SECONDS) -> None:
@@ -247,7 +252,7 @@ class Workers:
         worker = self.current
         if worker is not None:
             worker.silent_s += 1.0
-            if worker.silent_s > STUCK_SECONDS:
+            if worker.is_stuck:
                 log.error("the engine has not moved for %g s: it is ended", STUCK_SECONDS)
                 worker.end()
 

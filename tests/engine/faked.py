@@ -80,11 +80,13 @@ class Engine:
         """Says counts that nobody can take."""
         self.channel.send(Beat([Beaten(None, None)], 0.0))
 
-    def show(self, *numbers: int) -> None:
-        """Notes requests as computed, until the engine ends."""
+    def show(self, *numbers: int, computes: bool = True) -> None:
+        """Notes requests as computed or, before that, as staged, until the engine ends."""
         of = {number: self.has[number] for number in numbers}
         marks = [Mark(number, number_of(0, uid_of(name)), name.split()[0]) for number, name in of.items()]
         self.shown.enter("batch", [mark.packed() for mark in marks])
+        if computes:
+            self.shown.compute("batch")
 
     def damage(self) -> None:
         os.pwrite(self._batches, b"\xff" * 16, 0)

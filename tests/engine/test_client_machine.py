@@ -200,6 +200,18 @@ def test_neither_a_long_batch_nor_a_pause_of_all_processes_ends_an_engine(world)
     assert len(world.engines) == 1 and world.engine.returncode is None
 
 
+@pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("how", ["fall_silent", "end"])
+def test_only_an_engine_that_stands_still_before_it_computes_makes_nobody_a_suspect(world, how, computes):
+    """A disk that hangs is no tenant's fault. A table that was cut may end the process while it is read."""
+    asked = world.ask()
+    world.engine.show(*world.engine.has, computes=computes)
+    world.fall_silent() if how == "fall_silent" else world.engine.end()
+    is_suspect = computes or how == "end"
+    assert asked.word == ("crashed" if is_suspect else "draining")
+    assert bool(world.client._separation.apart.alone) == is_suspect
+
+
 def test_nobody_waits_for_an_engine_that_cannot_be_killed(world):
     """A process that waits for a driver or a disk keeps its end of the socket open, and outlives SIGKILL."""
     stubborn, asked, world.is_stubborn = world.engine, world.ask(), True

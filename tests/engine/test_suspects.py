@@ -100,7 +100,7 @@ def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(t
     assert of_two.apart.quarantined == none
 
 
-PLACE = struct.Struct("<qq")
+PLACE = struct.Struct("<qqq")
 
 
 @pytest.fixture
@@ -119,6 +119,9 @@ def test_all_batches_that_have_not_left_are_read(memory):
     shown.enter("staged", [Mark(4, number_of(1, 1), "c").packed()])
     assert sorted(read(memory)) == [Mark(2, 2, "b"), Mark(3, 2, "b"), Mark(4, number_of(1, 1), "c")]
     assert [backbone_of(mark.tenant) for mark in sorted(read(memory))] == [0, 0, 1]
+    shown.compute("computing")
+    shown.compute("computed")
+    assert sorted(read(memory, staged=False)) == [Mark(2, 2, "b"), Mark(3, 2, "b")]
 
 
 def test_the_longest_marks_have_room(memory):
@@ -129,10 +132,10 @@ def test_the_longest_marks_have_room(memory):
     assert list(read(memory)) == [longest] * 6
 
 
-@pytest.mark.parametrize("damage", [(-16, 0), (8, 0), (1 << 40, 0), (408, -1), (408, 1 << 40), (408, 393)])
+@pytest.mark.parametrize("damage", [(-16, 0), (8, 0), (1 << 40, 0), (408, -1), (408, 1 << 40), (408, 385)])
 def test_damaged_memory_is_told_from_an_engine_that_had_nothing(memory, damage):
     InFlight(2, 3, memory)
-    assert PLACE.unpack(os.pread(memory, PLACE.size, 400)) == (400, 0)
-    os.pwrite(memory, PLACE.pack(*damage), 400)
+    assert PLACE.unpack(os.pread(memory, PLACE.size, 408)) == (408, 0, 0)
+    os.pwrite(memory, PLACE.pack(*damage, 0), 408)
     with pytest.raises(ValueError):
         list(read(memory))
