@@ -1,1 +1,1 @@
-"""Several servers as one: their description, the HAProxy that routes requests to them, and all of it on one machine."""
+"""Several servers as one: their description, and the file of the HAProxy before them, a router or a front door."""

@@ -1,4 +1,4 @@
-"""The processes that we start: a tritonserver, an engine, what runs beside a server, and the servers of a cluster.
+"""The processes that we start: a tritonserver, an engine, and what runs beside a server.
 
 Each is started, found ready, started again when it ends by itself, asked to end, and killed. The bounds of that are here.
 """

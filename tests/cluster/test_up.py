@@ -15,6 +15,8 @@ from builder.store.store import Store
 from hplm.cli.main import main
 from loadtest.chaos.history import OK, Asker, History, Question, expected_answers
 from loadtest.cluster import ServedCluster, description, serve_commands
+from loadtest.encode import infer_request
+from loadtest.generator import Load
 from testing.toy import TENANTS, WORDS
 from tests.deploy.door import require_haproxy
 from tests.deploy.image import PAGES, commands_of_pages
@@ -57,6 +59,21 @@ def test_all_replicas_answer_what_one_server_answers_and_one_is_stopped_without_
         cluster.until_up(stopped)
         all_asked(cluster.requests())
     assert history.counts().keys() == {OK}, history.reasons()
+
+
+def test_a_limited_tenant_that_floods_the_router_gets_its_limit_and_not_one_at_each_replica(cluster):
+    rate, manager = 20.0, cluster.manager()
+    manager.limit(NAMES[0], rate=rate)
+    try:
+        assert manager.settle() == []
+        header = f"\r\nhplm-tenant: {NAMES[0]}\r\n".encode()
+        request = infer_request("toy", TEXTS[:1], NAMES[0]).replace(b"\r\n", header, 1)
+        report = Load(cluster.address, [request], seconds=3.0, connections=8).run()
+        assert report.failures.total() > report.succeeded >= rate, report.failures
+        assert report.succeeded <= 1.1 * (rate + rate * report.wall_s)  # as many at once as in a second
+    finally:
+        manager.limit(NAMES[0], rate=0)
+        assert manager.settle() == []
 
 
 def test_the_benchmark_measures_it_while_tenants_come_and_go(cluster, toy, tmp_path, monkeypatch, capfd):
