@@ -15,7 +15,7 @@ local LONGEST_FIELD = 1024 -- bytes of a gRPC field that is looked at as a whole
 local KEYS = {}
 for key in ([[
     id name shape datatype data parameters inputs outputs binary_data binary_data_output binary_data_size
-    tenant timeout truncate top_k hplm_priority hplm_rung priority TEXT TEXT_PAIR
+    tenant timeout truncate top_k hplm_priority hplm_rung hplm_tenants priority TEXT TEXT_PAIR
 ]]):gmatch("%S+") do
     KEYS[key] = true
 end

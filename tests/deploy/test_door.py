@@ -34,6 +34,8 @@ def test_json_of_any_text_gets_through(door):
     assert door.post(INFER, body_of(), authorization="Bearer " + "a" * 5_000).status == 200
     answer = door.post(INFER, body_of(["a" * (LONGEST_REQUEST - 1000)]))
     assert answer.status == 400 and mentions(answer.error, "100,000"), "this one hPLM refuses"
+    listed = door.post(INFER, body_of(outputs=[{"name": "LABEL"}], parameters={"hplm_tenants": True}))
+    assert listed.status == 200 and "acme" in listed.json["outputs"][0]["data"][0], listed
     assert door.send("GET", "/v2/health/live").status == door.send("GET", "/v2/health/ready").status == 200
 
 
@@ -48,7 +50,7 @@ def test_answers_are_those_of_the_server_also_to_large_requests_with_all_paramet
     ask = partial(infer, text=WORDS[0], deadline_ms=30_000, logits=True)
     assert call(ask, backbone=backbone) == way.call(way.url(server), ask, backbone=backbone)
     assert call(ready, backbone=backbone)
-    more = {"truncate": True, "top_k": 2, "priority": -3, "rung": 1, "deadline_ms": 500_000}
+    more = {"truncate": True, "top_k": 2, "priority": -3, "deadline_ms": 500_000, "parameters": {"hplm_rung": 1}}
     texts = [LONG] * 30 + ["a"] * 994
     answers = call(lambda client: client.infer_batch(texts, tenant="acme", **more), backbone=backbone)
     assert [len(answer.rows) for answer in answers] == [2] * 1024
