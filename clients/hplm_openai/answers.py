@@ -24,7 +24,7 @@ Token = list[tuple[str, float]]  # the text and logprob of a token, then those o
 
 def model_of(tenant: Tenant) -> dict[str, Any]:
     """Returns a tenant as a model. `task` and `labels` are ours."""
-    labels = {} if tenant.labels is None else {"labels": list(tenant.labels)}
+    labels = {"labels": list(tenant.labels)} if tenant.labels else {}
     return {"id": tenant.name, "object": "model", "created": 0, "owned_by": tenant.backbone, "task": tenant.task, **labels}
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import tritonclient.http
 from client_fakes import raising
+from openai_fakes import gateway
 
 from hplm.cli.main import main
 from hplm_client import HplmClient, InvalidInput, NoBackbone, NoTenant
@@ -107,6 +108,25 @@ def test_the_command_prints_the_answer(server, capsys):
     ):
         assert main([*asked, *sampling, *more]) == 0
         assert capsys.readouterr().out == text + "\n"
+
+
+def test_tenants_of_encoders_and_decoders_are_listed_by_key(ask):
+    open_ones = ask(lambda client: client.tenants())
+    kinds = {tenant.name: (tenant.task, tenant.backbone) for tenant in open_ones}
+    assert kinds["acme"] == ("classify", "toy") and kinds["plain"] == ("generate", "chat") and "keyed" not in kinds
+    own = ask(lambda client: client.tenants(api_key=SECRET), backbone="chat")
+    assert "keyed" in {tenant.name for tenant in own} and {tenant.backbone for tenant in own} == {"chat"}
+    (acme,) = ask(lambda client: client.tenants("acme"))
+    assert len(acme.labels) == 3
+    with raising(NoTenant):
+        ask(lambda client: client.tenants("keyed"))
+
+
+def test_the_gateway_knows_the_server_s_words_for_a_prompt_that_is_too_long(server):
+    with gateway(server.grpc_url) as served:
+        for ask, text in ((served.complete, "a " * 9000), (served.complete, "a" * 400_000), (served.chat, "a" * 400_000)):
+            status, answer = ask(text, model="plain", max_tokens=4)
+            assert status == 400 and answer["error"]["code"] == "context_length_exceeded", answer
 
 
 def test_a_model_that_was_unloaded_is_no_backbone(server):

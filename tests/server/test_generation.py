@@ -121,6 +121,11 @@ def test_a_decoder_lists_the_tenants_that_a_key_opens_and_one_that_is_named(serv
     names, opened = ([one["tenant"] for one in found(**more)] for more in ({}, {"authorization": f"Bearer {SECRET}"}))
     assert "plain" in names and {*opened} - {*names} == {"keyed"}
     assert found(tenant="plain") == [{"tenant": "plain", "task": "generate", "labels": []}]
+    before = settled(server, {"hplm_running_sequences": 0})
+    for more in ({"hplm_tenants": True}, {}):
+        assert "[no_tenant]" in Asked(server, "a", "nobody", parameters=more).error()
+    counts = settled(server, {"hplm_generations_total": 1}, before)
+    assert counts.of("hplm_generations_total", outcome="no_tenant") == 1, "a listing is no request for text"
 
 
 def test_a_chosen_token_is_told_before_the_likeliest(server):
