@@ -37,10 +37,6 @@ class Directory:
     def snapshots(self) -> list[Snapshot]:
         return [backbone.snapshot for backbone in self._backbones.values()]
 
-    def generations(self) -> dict[str, int]:
-        """Returns the generation of each backbone's snapshot."""
-        return {name: backbone.snapshot.generation for name, backbone in self._backbones.items()}
-
     def find(self, parameters: Mapping[str, object], now: float) -> tuple[str, Tenant]:
         """Returns the tenant that a request names, and its backbone, from what is known. It reads no files.
 

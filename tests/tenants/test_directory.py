@@ -181,7 +181,7 @@ def test_a_snapshot_that_cannot_be_read_is_not_read_at_each_look(served):
     directory.look()
     snapshot.write_bytes(content)
     directory.look()
-    assert directory.generations() == {"one": 0, "two": 0}
+    assert [one.generation for one in directory.snapshots()] == [0, 0]
     served.clock.seconds += LONGEST_PAUSE
     directory.look()
-    assert directory.generations() == {"one": 0, "two": 1}
+    assert [one.generation for one in directory.snapshots()] == [0, 1]
