@@ -86,6 +86,7 @@ def test_errors_and_models_have_the_classes_of_openai_s_client(client):
     assert keyed.completions.create(model="keyed", prompt="a").choices
     listed = {model.id for model in client.models.list()}
     assert {*OPEN} <= listed and "keyed" not in listed
+    assert client.models.retrieve("plain").owned_by == "chat"
     assert {model.id for model in keyed.models.list()} == {"keyed", *listed}
 
 

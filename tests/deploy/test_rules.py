@@ -142,12 +142,12 @@ PATHS = {
         "/v2/systemsharedmemory/region/any/register /v2/cudasharedmemory/status /v2/models/toy-lookup/infer "
         "/v2/models/toy-upper/infer /v2/models/toy-admin/infer /v2/models/nobody/infer /v2/models/toy/infer/ "
         "/v2//models/toy/infer /v2/models/toy-lookup/../toy/infer /v2/models/%74oy/infer /v2/models/toy/trace/setting "
-        "/v2/models/toy-upper/versions/1/infer /v2/models/toy/versions/x/infer /v1/models/plain /v1/embeddings /v1 "
+        "/v2/models/toy-upper/versions/1/infer /v2/models/toy/versions/x/infer /v1/embeddings /v1 "
         "/v1/completions/ /health /v1//completions"
     ),
     ("GET", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"): INFER,
     ("GET",): COMPLETIONS,
-    ("POST",): "/v1/models",
+    ("POST",): "/v1/models /v1/models/plain",
 }
 
 
