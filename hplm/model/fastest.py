@@ -35,7 +35,7 @@ SERVING, TRAINING = "serving", "training"
 WORTH = 1.03  # times the speed of fp32: below, bf16 is not worth its rounding
 ROUNDS, SECONDS = 3, 0.6  # of each format at least, and of both together
 HOPELESS = 3.0  # times the time of fp32: one round is enough
-TEXTS, TOKENS = {SERVING: 4, TRAINING: 1}, 128
+TEXTS, TOKENS = {SERVING: 4, TRAINING: 2}, 128
 BERT_BASE = BackboneConfig(
     "bert-base", vocabulary=1, hidden=768, heads=12, intermediate=3072, lower_layers=0, upper_layers=1, positions=TOKENS,
     segments=1, activation="gelu", norm_eps=1e-12, cls_id=UNUSED, sep_id=UNUSED, unk_id=UNUSED, mask_id=UNUSED,
