@@ -22,7 +22,7 @@ from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.registry import lease
 from hplm.registry.folder import Folder
-from hplm.registry.follower import Follower, Looking
+from hplm.registry.follower import Follower, Looking, Unchanged
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import Place, Remote, local, opened
 from hplm.tenants.filter import filtered
@@ -87,13 +87,8 @@ class Views:
         self.soon: Callable[[], None] | None = None  # lets the thread that refreshes do so at once; None: there is none
         self._asked: dict[int, float] = {}  # generations that requests wait for, and since when
         self._opened = threading.Condition()
-        self._follower: Follower | None = None
-        if self.state is None:
-            self._take(self._exported)
-        else:
-            self._seen = self.state.seen
-            self._follower = Follower(Folder(self.state.folder), self._follow, clock)
-            self._look(self._follower)
+        self._follower = Follower(Folder(self.state.folder) if self.state is not None else Unchanged(), self._follow, clock)
+        self._look()
 
     def refresh(self) -> bool:
         """Opens the newest generation if it is new, and forgets views that no ticket can name any more. One thread does so.
@@ -104,7 +99,7 @@ class Views:
         with self._lock:
             self._used[self.view] = self._time.monotonic()
             try:
-                return self._follower is None or self._look(self._follower)
+                return self._look()
             finally:
                 self._open_asked()
                 self._forget()
@@ -143,23 +138,24 @@ class Views:
     @property
     def age(self) -> float:
         """The seconds since the registry was seen whose newest tenants are served. Without one: 0."""
-        return lease.boot_time(self._time) - self._seen_at if self._follower is not None else 0.0
+        return lease.boot_time(self._time) - self._seen_at if self.state is not None else 0.0
 
     @property
     def is_stale(self) -> bool:
         """Whether a key may be valid here that was revoked long ago."""
-        return self._follower is not None and self.age > self._follower.pointer.lease_s
+        return self.state is not None and self.age > self._follower.pointer.lease_s
 
     @property
     def is_behind(self) -> bool:
         """Whether the newest generation could not be opened."""
-        return self._follower is not None and self._follower.is_behind
+        return self._follower.is_behind
 
-    def _look(self, follower: Follower) -> bool:
-        seen = lease.load(self._seen) if self.mirror is not None else None  # before: the copy may be changed meanwhile
-        is_whole, pointer = follower.look(), follower.pointer
+    def _look(self) -> bool:
+        copy = self.state if self.mirror is not None else None
+        seen = lease.load(copy.seen) if copy is not None else None  # before: the copy may be changed meanwhile
+        is_whole, pointer = self._follower.look(), self._follower.pointer
         if pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
-            self._seen_at = follower.seen_at if seen is None else seen
+            self._seen_at = self._follower.seen_at if seen is None else seen
             self.generation = pointer.generation if pointer.copied is None else pointer.copied.generation
         return is_whole
 

@@ -10,12 +10,19 @@ from typing import Any
 
 from hplm.clock import Clock
 from hplm.registry import lease
-from hplm.registry.pointer import Pointer, read_current
-from hplm.registry.store import Absent, Store, not_begun
+from hplm.registry.pointer import HasCurrent, Pointer, read_current
+from hplm.registry.store import Absent, not_begun
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds until what failed is tried again: it may be large
 ENDING_SECONDS = 5.0  # a folder that hangs keeps its thread, and nobody waits longer for that
+
+
+class Unchanged:
+    """In place of the registry of a server without a state: nothing changes after the export."""
+
+    def current(self, seen: Any = None) -> tuple[bytes, Any] | None:
+        return (Pointer(0, "").written(), True) if seen is None else None
 
 
 class Follower:
@@ -25,13 +32,13 @@ class Follower:
 
     def __init__(
         self,
-        store: Store,
+        store: HasCurrent,
         take: Callable[[Pointer], bool],
         clock: Clock = time,
         longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         """`take` takes over what CURRENT says, and returns whether that is whole. It is called again until it is."""
-        self.store = store
+        self._store = store
         self._take = take
         self._time = clock
         self._longest_pause = longest_pause
@@ -45,9 +52,9 @@ class Follower:
         """Reads CURRENT, and takes over what is new. Returns whether nothing is left to be tried again. It may raise."""
         asked = lease.boot_time(self._time)
         try:
-            found = read_current(self.store, self._tag)
+            found = read_current(self._store, self._tag)
         except Absent:
-            raise not_begun(self.store) from None
+            raise not_begun(self._store) from None
         now = self._time.monotonic()
         if found is not None:
             self.pointer, self._tag = found

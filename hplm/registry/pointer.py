@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -64,7 +64,13 @@ class Pointer(msgspec.Struct, frozen=True):
         return found
 
 
-def read_current(store: Store, seen: Any = None) -> tuple[Pointer, Any] | None:
+class HasCurrent(Protocol):
+    """What may be followed: a store, or the export alone."""
+
+    def current(self, seen: Any = None) -> tuple[bytes, Any] | None: ...
+
+
+def read_current(store: HasCurrent, seen: Any = None) -> tuple[Pointer, Any] | None:
     """Returns what CURRENT says and its tag. None: it has not changed since the tag `seen`. Raises Absent if there is none."""
     found = store.current(seen)
     return (Pointer.read(found[0], f"{store}/{CURRENT}"), found[1]) if found is not None else None

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 class Directory:
     def __init__(self, repository: Path, state: Place | None = None, clock: Clock = time, copied: bool = False) -> None:
-        """The exports are read once, here as in the backbones. `look` reads what is new in `state`.
+        """The exports are read once, here as in the backbones; what is new in `state`, once it follows.
 
         `copied`: of a bucket, whether to read the copy that the models of this server keep.
         """
@@ -57,11 +57,6 @@ class Directory:
             )
         return found[0]
 
-    def look(self) -> None:
-        """Reads the newest snapshots. What cannot be read is logged, and stays as it was. Not while it follows."""
-        for looking in self._looking:
-            looking.look()
-
     def follow(self) -> None:
         """Looks from now on, in a thread for each backbone: a folder that hangs holds up nobody else. Managers wait for it."""
         for looking, (name, backbone) in zip(self._looking, self._backbones.items(), strict=True):
@@ -83,6 +78,7 @@ class _Newest:
         self.snapshot = filtered(self._exported, folder)
         self._name: str | None = ""  # of the snapshot in the registry; "": the exported one
         self._follower: Follower | None = None
+        self._store: Store | None = None
         self._reader: Reader | None = None
         self.reports = False  # whether managers wait for it
         if state is None:
@@ -95,7 +91,7 @@ class _Newest:
             mirror.begin()
             mirror.close()  # the backbone's models go on with it
             store = Folder(copy.folder)
-        self._follower = Follower(store, self._take, clock)
+        self._store, self._follower = store, Follower(store, self._take, clock)
         try:
             self._follower.look()
         except (Away, Denied) as error:
@@ -118,8 +114,8 @@ class _Newest:
 
     def _take(self, pointer: Pointer) -> bool:
         if pointer.snapshot != self._name:
-            assert self._follower is not None
-            self.snapshot, self._name = self._read(self._follower.store, pointer), pointer.snapshot
+            assert self._store is not None, "it is followed"
+            self.snapshot, self._name = self._read(self._store, pointer), pointer.snapshot
         return True
 
     def _read(self, store: Store, pointer: Pointer) -> Snapshot:

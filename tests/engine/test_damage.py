@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.views import LONGEST_PAUSE
 from hplm.errors import Broken
 from hplm.plot.table import Table
+from hplm.registry.follower import LONGEST_PAUSE
 from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
 from testing.random_store import SPECIAL
 from testing.toy import WORDS

@@ -1,5 +1,6 @@
 """Live state of an engine: what changes while it starts, and a server that may not write to it."""
 
+import socket
 from contextlib import ExitStack, closing
 
 import pytest
@@ -13,7 +14,6 @@ from hplm.engine.views import Watch
 from hplm.errors import NoTenant
 from hplm.registry.store import place_of
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import READER
 from testing.bucket import bucket
 from tests.engine.asker import PARAMETERS
 from tests.support.wait import eventually
@@ -43,7 +43,7 @@ def test_the_first_answers_are_of_what_changed_while_the_engine_opened(toy, tmp_
 
 
 def test_a_server_with_a_read_only_volume_takes_each_change_and_no_manager_waits_for_it(toy, tmp_path, monkeypatch):
-    monkeypatch.setenv(READER, "/sys/server")  # its file would be where nobody may make one
+    monkeypatch.setattr(socket, "gethostname", lambda: "/sys/server")  # its file would be where nobody may make one
     live = Manager.open(toy.repository, tmp_path)
     live.registry.begin()
     backbone = Backbone(toy.folder, tmp_path)
