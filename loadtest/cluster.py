@@ -109,9 +109,14 @@ class ServedCluster:
         """Returns how many requests each replica has got."""
         return {name: int(row["stot"]) for name, row in self.socket.servers().items()}
 
-    def start(self, replica: str) -> None:
-        """Starts a replica again."""
-        self._servers[replica].start()
+    def start(self, replica: str, repository: Path | None = None, state: Path | None = None) -> None:
+        """Starts a replica again, from now on with another export and its registry if they are given."""
+        server = self._servers[replica]
+        for option, place in (("--repository", repository), ("--state", state)):
+            if place is not None:
+                at = server.command.index(option) + 1
+                server.command = [*server.command[:at], str(place), *server.command[at + 1 :]]
+        server.start()
 
     def until_up(self, replica: str) -> None:
         """Waits until a replica, which was started, gets requests."""

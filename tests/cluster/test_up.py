@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import Material
-from builder.store.store import Store
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
+from builder.store.store import Store, TenantFile
 from hplm.cli.main import main
-from loadtest.chaos.history import OK, Asker, History, Question, expected_answers
+from hplm.tenants.manager import Manager
+from loadtest.chaos.history import OK, REFUSED, Asker, History, Question, expected_answers
 from loadtest.cluster import ServedCluster, description, serve_commands
 from loadtest.encode import infer_request
 from loadtest.generator import Load
+from testing.random_store import random_tenant
 from testing.toy import TENANTS, WORDS
 from tests.deploy.door import require_haproxy
 from tests.deploy.image import PAGES, commands_of_pages
@@ -89,3 +93,28 @@ def test_the_benchmark_measures_it_while_tenants_come_and_go(cluster, toy, tmp_p
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert all(math.isfinite(figures[name]) for name in ("proxy_over_direct", "hop_p50_ms", "add_p99_s", "revoke_s"))
     assert figures["after_delete"] == 0  # answers for a tenant that all replicas have deleted
+
+
+def test_a_new_export_is_rolled_over_both_without_a_failed_request_of_tenants_with_keys(cluster, toy, tmp_path):
+    """The last one here: it leaves the cluster with the new export. Takes two ends and two starts of Triton."""
+    old, new, state = cluster.manager(), tmp_path / "new", tmp_path / "state"
+    questions = [Question(name, TEXTS[0], old.add_key(name)[0]) for name in NAMES]
+    old.settle()
+    store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
+    random_tenant(store, TenantFile("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)  # its content is another
+    export(store, new, ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
+    places = ["--repository", new, "--state", state, "--from", cluster.state, "--from-repository", cluster.repository]
+    assert main(["begin", *map(str, places)]) == 0
+    expected = expected_answers(cluster.address, "toy", questions)
+    with History([Asker(cluster.address, "toy") for _ in range(2)], expected) as history:
+        for replica in cluster.replicas:
+            cluster.terminate(replica)
+            cluster.start(replica, new, state)
+            cluster.until_up(replica)
+            before = cluster.requests()[replica]
+            eventually(lambda replica=replica, before=before: cluster.requests()[replica] > before + 20)
+    assert history.counts().keys() == {OK}, history.reasons()
+    Manager.open(new, state).delete(NAMES[0])
+    with Asker(cluster.address, "toy") as asker:
+        eventually(lambda: asker.ask(questions[0]).outcome == REFUSED)
+        assert asker.ask(questions[1]).outcome == OK
