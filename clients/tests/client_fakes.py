@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hplm_client.retry import Attempts
-from tests.support.threaded_server import ThreadedServer
+from tests.support.fakes import Listener
 
 HTTP2_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # what a gRPC client waits for before it sends its request
 
@@ -31,9 +31,9 @@ def before_each_pause(monkeypatch: Any, act: Callable[[], object]) -> None:
     monkeypatch.setattr(Attempts, "pause_s", lambda attempts, error: (act(), decide(attempts, error))[1])
 
 
-def fake(handle: Callable[..., Awaitable[object]]) -> Callable[..., ThreadedServer]:
+def fake(handle: Callable[..., Awaitable[object]]) -> Callable[..., Listener]:
     """Turns what answers a connection into a server. It is called with what comes behind the streams, and how to listen."""
-    return lambda *given, **listening: ThreadedServer(lambda *streams: handle(*streams, *given), **listening)
+    return lambda *given, **listening: Listener(lambda *streams: handle(*streams, *given), **listening)
 
 
 @fake

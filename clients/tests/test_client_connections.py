@@ -32,7 +32,7 @@ from hplm_client import (
 )
 from hplm_client.transports.sockets import is_quiet
 from loadtest.proxy import make_certificate
-from tests.support.threaded_server import answer as answer_of
+from tests.support.fakes import answer as answer_of
 from tests.support.wait import Hold, eventually
 from tests.support.ways import Way, generate, infer, read, ready
 

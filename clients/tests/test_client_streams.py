@@ -12,7 +12,7 @@ from triton_fakes import PART, STREAM, Refusal, chunk, event
 from hplm_client import AsyncHplmClient, ClientTimeout, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
 from hplm_client.retry import Attempts
 from hplm_client.settings import Settings
-from tests.support.threaded_server import answer as answer_of
+from tests.support.fakes import answer as answer_of
 from tests.support.wait import Clock, eventually
 from tests.support.ways import Way, generate, infer, read
 

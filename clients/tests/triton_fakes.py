@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor
 
-from tests.support.fake_endpoints import Asked, FakeEndpoints
+from tests.support.fakes import Asked, FakeEndpoints
 from tests.support.wait import PATIENCE
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -150,10 +150,10 @@ class FakeTriton(FakeEndpoints):
                 return
             asked.is_over = True
 
-    def over_http(self, asked: Asked, body: bytes) -> None:
+    def over_http(self, asked: Asked) -> None:
         _, _, kind, *rest = asked.path.split("/")
-        if asked.command == "POST":
-            self._answer(asked, *rest[:2], body)
+        if asked.method == "POST":
+            self._answer(asked, *rest[:2])
         elif rest == ["stats"]:
             asked.say(200, {"model_stats": [{"name": name} for name in sorted(self.models)]})
         elif kind == "models" and rest[-1] != "ready":
@@ -161,17 +161,16 @@ class FakeTriton(FakeEndpoints):
         else:
             asked.say(200 if kind == "health" or rest[0] in self.models else 400, {})
 
-    def _answer(self, asked: Asked, model: str, way: str, body: bytes) -> None:
-        size = int(asked.headers.get("inference-header-content-length", len(body)))
-        head, binary, inputs = json.loads(body[:size]), body[size:], {}
+    def _answer(self, asked: Asked, model: str, way: str) -> None:
+        size = int(asked.headers.get("inference-header-content-length", len(asked.body)))
+        head, binary, inputs = json.loads(asked.body[:size]), asked.body[size:], {}
         for tensor in head.get("inputs", []):
             length = tensor.get("parameters", {}).get("binary_data_size", 0)
             inputs[tensor["name"]] = tensor.get("data") or [text.decode() for text in deserialize_bytes_tensor(binary[:length])]
             binary = binary[length:]
-        headers = {name.lower(): value for name, value in asked.headers.items()}
         outputs = [output["name"] for output in head.get("outputs", [])]
         parameters = head.get("parameters", {}) if way == "infer" else head
-        request = Request(model, inputs, outputs, parameters, headers, head.get("id", ""))
+        request = Request(model, inputs, outputs, parameters, asked.headers, head.get("id", ""))
         try:
             if way == "infer":
                 found = self.take(request)
@@ -183,13 +182,13 @@ class FakeTriton(FakeEndpoints):
         if way == "generate":
             asked.say(200, parts[-1])
         elif way == "generate_stream":
-            asked.wfile.write(STREAM + b"".join(event(part) for part in parts))
+            asked.write(STREAM + b"".join(event(part) for part in parts))
             if parts[-1]["finish_reason"]:
-                asked.wfile.write(chunk(b""))
+                asked.write(chunk(b""))
             else:  # more would come: the stream ends when its client leaves
-                asked.rfile.read(1)
+                asked.until_gone()
                 request.end()
-        elif size < len(body):
+        elif size < len(asked.body):
             asked.say(200, *_as_binary(_response_of(found)))
         else:
             listed = {name: array.ravel().tolist() for name, array in found.items()}

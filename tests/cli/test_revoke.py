@@ -1,42 +1,22 @@
 """`hplm tenant key revoke --wait --servers` ends as soon as the named servers refuse the key, by what their metrics say."""
 
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from hplm.tenants import taken
 from tests.cli.commands import refused, run
+from tests.support.fakes import SmallServer, answer
 from tests.support.message import mentions
 
 pytestmark = pytest.mark.slow
 
 
-@contextmanager
 def metrics(generation):
-    """A server whose metrics say what `generation` returns. Yields its address."""
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self):
-            said = f'hplm_registry_generation{{backbone="toy",model="x"}} {generation()}\n'
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(f'# HELP\nhplm_registry_generation{{backbone="other"}} 99\n{said}'.encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield "127.0.0.1:{1}".format(*server.server_address)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    """A server whose metrics say what `generation` returns."""
+    own, other = '{backbone="toy",model="x"}', '{backbone="other"} 99'
+    name = "hplm_registry_generation"
+    return SmallServer(lambda *_: answer(body=f"# HELP\n{name}{other}\n{name}{own} {generation()}\n".encode()))
 
 
 def test_it_ends_when_all_of_them_have_taken_the_change_and_names_those_that_have_not(live, capsys, monkeypatch):
@@ -48,7 +28,8 @@ def test_it_ends_when_all_of_them_have_taken_the_change_and_names_those_that_hav
         looks.append(live.manager.current().generation)
         return began if len(looks) < 4 else f"{looks[-1]:.1f}"
 
-    with metrics(late) as one, metrics(lambda: live.manager.current().generation) as two:
+    with metrics(late) as first, metrics(lambda: live.manager.current().generation) as second:
+        one, two = first.url, second.url
         words = ["tenant", "key", "revoke", "tenant-0", "--key", gone, *places]
         for wrong in (["--servers", one], ["--wait", "--servers", "nowhere"]):
             assert mentions(refused(capsys, *words, *wrong), "--servers") and live.manager.current().generation == began

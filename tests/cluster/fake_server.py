@@ -8,15 +8,15 @@ from collections import Counter, deque
 import grpc
 from tritonclient.grpc import service_pb2
 
-from tests.support.fake_endpoints import Asked, FakeEndpoints
+from tests.support.fakes import Asked, FakeEndpoints
 from tests.support.wait import PATIENCE
 
 PROBED = b'"hplm_probe":true'
 
 
 class FakeServer(FakeEndpoints):
-    def __init__(self, name: str, larger_than: int = -1, ports: tuple[int, int] = (0, 0)) -> None:
-        """Only requests of more than so many bytes are counted and held. `ports`: of HTTP and gRPC."""
+    def __init__(self, name: str, larger_than: int = -1) -> None:
+        """Only requests of more than so many bytes are counted and held."""
         self.name = name
         self.tenants: Counter[str | None] = Counter()  # by the header that arrived
         self.headers: deque[dict[str, str]] = deque(maxlen=10)  # of the last requests, or their metadata
@@ -31,7 +31,7 @@ class FakeServer(FakeEndpoints):
         self._may_answer, self._answered = True, 0
         self._reached = threading.Event()
         self._reached.set()
-        super().__init__(ports)
+        super().__init__()
 
     def cut(self) -> None:
         """Is as good as cut off by the network over HTTP: nobody is told or answered, and connections stay open."""
@@ -72,15 +72,15 @@ class FakeServer(FakeEndpoints):
                 self._changed.wait_for(lambda: self._may_answer or mine <= self._answered, PATIENCE)
                 self.count -= 1
 
-    def over_http(self, asked: Asked, body: bytes) -> None:
+    def over_http(self, asked: Asked) -> None:
         assert self._reached.wait(PATIENCE)
-        if PROBED in body:
+        if PROBED in asked.body:
             self.probed.add(asked.path)
             is_dead = self.drains or asked.path.split("/")[3] in self.dead
             asked.say(*(503, {"error": "[draining] the server is being stopped"}) if is_dead else (200, {}))
             return
-        self.take({name.lower(): value for name, value in asked.headers.items()}, len(body))
-        said = {"error": self.refusal} if self.refusal else {"replica": self.name, "path": asked.path, "bytes": len(body)}
+        self.take(asked.headers, len(asked.body))
+        said = {"error": self.refusal} if self.refusal else {"replica": self.name, "path": asked.path, "bytes": len(asked.body)}
         asked.say(503 if self.refusal else 200, said)
 
     def ModelInfer(self, request, context):

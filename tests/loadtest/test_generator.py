@@ -17,8 +17,8 @@ from loadtest.encode import http_request
 from loadtest.generator import Generator, Load
 from loadtest.load import Report, send
 from loadtest.proxy import make_certificate
+from tests.support.fakes import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
-from tests.support.threaded_server import RESET, SILENCE, SmallServer, answer
 from tests.support.wait import PATIENCE, Clock
 
 pytestmark = pytest.mark.timeout(300)

@@ -24,9 +24,9 @@ from loadtest.isolation import judged
 from loadtest.load import send
 from loadtest.server import GUEST, ServedCopy
 from testing.toy import WITH_EXITS, WITH_STUDENTS
+from tests.support.fakes import SmallServer, answer
 from tests.support.lent import LentCopy
 from tests.support.message import mentions
-from tests.support.threaded_server import SmallServer, answer
 from tests.support.wait import eventually
 
 

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 from csv import DictReader
-from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -19,8 +17,8 @@ import pytest
 
 from hplm.server.ports import free_ports
 from tests.deploy.door import haproxy, require_haproxy
+from tests.support.fakes import SmallServer, answer
 from tests.support.message import mentions
-from tests.support.threaded_server import SmallServer
 from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
@@ -90,11 +88,11 @@ def test_a_trace_keeps_its_priorities_a_rung_is_fixed_and_outcomes_are_written_w
     """The metrics answer at the beginning, and are gone at the end."""
     rows = [{"arrival": 0, "text": "a b c"}, {"arrival": 0, "text": "a b c", "priority": 3}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with SmallServer() as server, HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as metrics:
-        Thread(target=lambda: (metrics.handle_request(), metrics.server_close())).start()
+    closing = answer(headers="Connection: close\r\n")
+    with SmallServer() as server, SmallServer(lambda *_: (metrics.listener.close(), closing)[1]) as metrics:
         fake = SimpleNamespace(http_url=server.url, grpc_url="127.0.0.1:1", repository="")
         options = ("--tenant-ids", "acme", "--backbone", "minilm", "--trace", "trace.jsonl", "--rung", "2")
-        outcomes, done = headless(fake, tmp_path, *options, "--metrics", f"127.0.0.1:{metrics.server_port}", "Replay")
+        outcomes, done = headless(fake, tmp_path, *options, "--metrics", metrics.url, "Replay")
         assert outcomes["Replay"]["requests"] == 2, done.stderr
         heads = [json.JSONDecoder().raw_decode(body.decode("latin-1"))[0] for body in server.bodies]
     assert sorted(head["parameters"]["hplm_priority"] for head in heads) == [0, 3]
