@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from hplm.engine.threads import Threads
 from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -28,6 +27,7 @@ from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
+from hplm.threads import Threads
 
 # The stub looks them up there for each tensor of strings. Its own take more than twice as long.
 pb_utils.serialize_byte_tensor, pb_utils.deserialize_bytes_tensor = serialized, deserialized

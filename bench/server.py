@@ -19,12 +19,12 @@ from builder.publish.model_configs import ServingOptions
 from hplm.adapters import records
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
 from hplm.engine.settings import Settings
 from hplm.engine.sheets import StagedBatch
 from hplm.engine.staging import Stager
 from hplm.errors import InvalidInput
+from hplm.lookup.lookup import Lookup
 from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
 from hplm.server.process_group import members

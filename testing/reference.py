@@ -20,7 +20,7 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.engine.exits import is_audited
-from hplm.engine.lookup import Lookup
+from hplm.lookup.lookup import Lookup
 from hplm.model.layer import activation
 from hplm.model.products import weight_levels
 from hplm.model.stacks import UpperStack

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from builder.tasks.tasks import training_task
-from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, InvalidInput
+from hplm.lookup.lookup import Lookup
 from hplm.tasks import TASKS, check_backbone, find_task
 from testing.toy import CHAT, CONFIG, WORDS
 from tests.support.message import mentioning

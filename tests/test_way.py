@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine import driver, encoder_client
-from hplm.engine.channel import Channel
+from hplm.engine import encoder_client
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.host import Host
 from hplm.engine.service import open_service
-from hplm.engine.worker import Workers
+from hplm.process import driver
+from hplm.process.channel import Channel
+from hplm.process.host import Host
+from hplm.process.worker import Workers
 from testing.toy import WORDS
 from tests.support.fake_triton import Request, model_of
 from tests.support.wait import eventually

@@ -11,13 +11,13 @@ import numpy as np
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.threads import Threads
 from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.config import BackboneConfig
 from hplm.request.answers import Outputs
 from hplm.tenants.commands import Commands
 from hplm.tenants.keys import allows, by_digest, key_of, presented_key
 from hplm.tenants.manager import Manager
+from hplm.threads import Threads
 
 WAITING = 64  # the most commands that wait for others
 

@@ -22,7 +22,6 @@ import triton_python_backend_utils as pb_utils
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, error_in
 from hplm.generation.sampling import SETTINGS
 from hplm.metrics import names
@@ -34,6 +33,7 @@ from hplm.scheduling.turns import Turns
 from hplm.tasks import TASKS
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.directory import Directory
+from hplm.threads import repeat
 
 log = logging.getLogger(__name__)
 

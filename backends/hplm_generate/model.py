@@ -16,7 +16,6 @@ from typing import Any
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.threads import repeat
 from hplm.errors import HplmError, word_of
 from hplm.generation.asked import RETURNED, Asked
 from hplm.generation.client import DecoderClient, PendingPrompt
@@ -26,6 +25,7 @@ from hplm.request.answers import End, Outputs, Reply, strings
 from hplm.server.inherited import restarts
 from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
 from hplm.tenants.authorize import LIST
+from hplm.threads import repeat
 
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 0.05  # for clients that have gone

@@ -11,10 +11,10 @@ import numpy as np
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.lookup import Lookup, LookupRequest, head_of
-from hplm.engine.lookup_service import LookupService
-from hplm.engine.views import Views, Watch
 from hplm.errors import DeadlineMissed, HplmError, InvalidInput
+from hplm.lookup.lookup import Lookup, LookupRequest, head_of
+from hplm.lookup.service import LookupService
+from hplm.lookup.views import Views, Watch
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us

@@ -9,10 +9,10 @@ import os
 
 from backends import replies
 from backends.replies import Request
-from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
 from hplm.metrics import names
 from hplm.metrics.meter import Outcomes
+from hplm.process.client import Pending
 from hplm.request.answers import Outputs, bits_of, outputs_of
 from hplm.request.form import PROBE, SAYING, check, read_head
 from hplm.server.inherited import restarts

@@ -21,8 +21,8 @@ from builder.tasks.examples import Example, key_of, read_unlabelled
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
-from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
+from hplm.lookup.lookup import LONGEST_TEXT
 from hplm.model.tensors import sent
 
 FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it

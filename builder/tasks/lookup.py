@@ -19,8 +19,8 @@ from builder.said import progress_bar
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
-from hplm.engine.lookup import check_length
 from hplm.errors import Broken, InvalidInput
+from hplm.lookup.lookup import check_length
 from hplm.model.tensors import sent
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer

@@ -1,1 +1,1 @@
-"""From a looked-up request to its answer: an opened backbone, lookup, staging, the engine, the pipeline."""
+"""From a looked-up request to its answer: an opened backbone, staging, the layers, exits, and the encoder that is stepped."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from hplm.adapters.layout import Layout
 from hplm.adapters.records import Records
-from hplm.engine.views import Views
+from hplm.lookup.views import Views
 from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 from hplm.tenants.snapshot import EXPORT_AGAIN

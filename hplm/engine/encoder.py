@@ -1,6 +1,6 @@
 """Admits, chooses, stages, computes and answers texts, a step at a time. It has no threads, no socket and no clock of its own.
 
-`hplm.engine.driver` drives it with threads, tests without. `hplm.simulate` calls `begin` and `end` instead of `compute`. While
+`hplm.process.driver` drives it with threads, tests without. `hplm.simulate` calls `begin` and `end` instead of `compute`. While
 a batch computes, another thread may call `offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts
 that it held.
 """
@@ -19,7 +19,6 @@ from functools import partial
 import torch
 
 from hplm.engine.engine import Computed
-from hplm.engine.in_flight import InFlight
 from hplm.engine.request import Text
 from hplm.engine.results import failure, read_answers
 from hplm.engine.served import Served
@@ -28,6 +27,7 @@ from hplm.errors import DeadlineMissed, Draining, HplmError, OutOfCapacity, Queu
 from hplm.metrics import names
 from hplm.metrics.meter import Series
 from hplm.model import faults
+from hplm.process.in_flight import InFlight
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import TERMS
 from hplm.scheduling.scheduler import Scheduler

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hplm.clock import Clock
-from hplm.engine.client import EngineClient, Pending, defer
-from hplm.engine.in_flight import number_of
-from hplm.engine.worker import Worker, Workers
 from hplm.errors import HplmError
 from hplm.metrics.meter import Outcome, Outcomes, outcome_of
+from hplm.process.client import EngineClient, Pending, defer
+from hplm.process.in_flight import number_of
+from hplm.process.worker import Worker, Workers
 from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 

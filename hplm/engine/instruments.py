@@ -20,13 +20,14 @@ from typing import Any, TextIO
 
 from hplm.adapters.layout import Layout
 from hplm.engine.exits import Watch
-from hplm.engine.request import Answer, Request, Text
+from hplm.engine.request import Request, Text
 from hplm.engine.settings import LOG, NONE
 from hplm.engine.sheets import StagedBatch
 from hplm.engine.staging import Stager
 from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series, outcome_of
+from hplm.request.answers import Answer
 
 log = logging.getLogger(__name__)
 

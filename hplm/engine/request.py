@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.in_flight import mark_of, number_of
-from hplm.engine.views import View
 from hplm.errors import DeadlineMissed, Draining, QueueFull
-from hplm.request.answers import CONFIDENCE, names_of
+from hplm.lookup.views import View
+from hplm.process.in_flight import mark_of, number_of
+from hplm.request.answers import CONFIDENCE, Answer, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
@@ -23,7 +23,6 @@ from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Team
 
 log = logging.getLogger(__name__)
-Answer = Answers | Exception
 
 
 class Request:

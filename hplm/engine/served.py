@@ -15,8 +15,8 @@ from hplm.engine.instruments import Instruments
 from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.engine.views import Watch
 from hplm.errors import HplmError, InvalidInput
+from hplm.lookup.views import Watch
 from hplm.model.config import BackboneConfig
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table

@@ -13,25 +13,26 @@ from pathlib import Path
 
 import torch
 
-from hplm.engine.channel import Apart, Begin, Channel, Passed
-from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
-from hplm.engine.host import Host, Outbox, run
-from hplm.engine.in_flight import InFlight
-from hplm.engine.request import Answer, Request, Text
+from hplm.engine.request import Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
-from hplm.engine.threads import Threads
 from hplm.errors import Draining, QueueFull
 from hplm.metrics.meter import Meter
 from hplm.model.cpu import apart, compute_with
+from hplm.process.channel import Apart, Begin, Channel, Passed
+from hplm.process.driver import Driver
+from hplm.process.host import Host, Outbox, run
+from hplm.process.in_flight import InFlight
 from hplm.registry.store import Place
+from hplm.request.answers import Answer
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
 from hplm.tenants.quarantine import refusal
+from hplm.threads import Threads
 
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long

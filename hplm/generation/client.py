@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hplm.engine.channel import Cancel
-from hplm.engine.client import EngineClient, Pending
 from hplm.errors import HplmError
+from hplm.process.channel import Cancel
+from hplm.process.client import EngineClient, Pending
 from hplm.request.answers import Reply
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Admits, plans, stages, computes, chooses and answers, a step at a time. It has no threads and no clock of its own.
 
-`hplm.engine.driver` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
+`hplm.process.driver` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
 thread may call `offer`, `cancel` and `expire`.
 """
 
@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hplm.engine.in_flight import InFlight
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, failure, say
 from hplm.generation.choosing import choose
@@ -27,6 +26,7 @@ from hplm.generation.running import Planned, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.model import faults
+from hplm.process.in_flight import InFlight
 
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds

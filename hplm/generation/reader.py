@@ -6,19 +6,19 @@ import logging
 import time
 from collections.abc import Callable
 
-from hplm.engine.threads import repeat
 from hplm.errors import DeadlineMissed, HplmError, QueueFull, for_client
 from hplm.generation.loop import Loop
 from hplm.generation.request import Request
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
+from hplm.threads import repeat
 
 log = logging.getLogger(__name__)
 SHORT = 2000  # bytes of a prompt that is read in less than a millisecond
 
 
 class Reader:
-    """A loop whose requests have their prompts read first: `hplm.engine.driver` drives it as it drives an encoder.
+    """A loop whose requests have their prompts read first: `hplm.process.driver` drives it as it drives an encoder.
 
     It ends requests that the loop does not get.
     """

@@ -20,11 +20,6 @@ import torch
 
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import Apart, Begin, Channel, Passed
-from hplm.engine.driver import Driver
-from hplm.engine.host import Host, run
-from hplm.engine.in_flight import InFlight, Mark, number_of
-from hplm.engine.views import View, Watch
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import LOGPROBS, NAMES, Asked
 from hplm.generation.cache import Cache
@@ -37,12 +32,17 @@ from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Settings, read_settings
 from hplm.generation.staging import Decoder, Stager
+from hplm.lookup.views import View, Watch
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
 from hplm.model.cpu import apart, compute_with
 from hplm.model.prompts import Prompts
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, yes_or_no
 from hplm.plot.table import Table
+from hplm.process.channel import Apart, Begin, Channel, Passed
+from hplm.process.driver import Driver
+from hplm.process.host import Host, run
+from hplm.process.in_flight import InFlight, Mark, number_of
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
 from hplm.tasks import check_backbone
@@ -56,7 +56,7 @@ NO_ADDRESSES = np.empty(0, dtype=np.int64)
 
 
 class Service:
-    """Its `reader` is what `hplm.engine.driver` drives."""
+    """Its `reader` is what `hplm.process.driver` drives."""
 
     def __init__(self, backbone: Backbone, prompts: Prompts, settings: Settings, host: Host | None = None) -> None:
         """`host`: of the process; None: nothing leaves it. The thread that makes a service should end (`hplm.model.cpu`)."""

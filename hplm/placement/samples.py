@@ -17,11 +17,11 @@ from hplm.adapters.layout import Layout
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import computed
-from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
+from hplm.lookup.lookup import Lookup
 from hplm.placement.profile import BackboneProfile, FitError, Shape, Terms
 from hplm.registry.store import Place
 from hplm.tenants.snapshot import Tenant

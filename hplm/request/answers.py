@@ -15,9 +15,10 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import BY_WORD, HplmError, Internal, InvalidInput, OutOfCapacity
-from hplm.tasks import LabelEach, TextAnswer
+from hplm.tasks import Answers, LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
+Answer = Answers | Exception  # to a request, before it is written as outputs
 _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the answer to a text
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"

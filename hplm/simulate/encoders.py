@@ -14,9 +14,9 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
-from hplm.engine.in_flight import InFlight
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, HplmError, QueueFull
+from hplm.process.in_flight import InFlight
 from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Places

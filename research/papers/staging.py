@@ -21,14 +21,14 @@ from bench.server import random_export, settings_of, texts_of
 from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
-from hplm.engine.driver import Driver
 from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
-from hplm.engine.lookup import Lookup
-from hplm.engine.request import Answer
 from hplm.engine.service import Service
 from hplm.engine.settings import EARLIEST
 from hplm.engine.sheets import StagedBatch
+from hplm.lookup.lookup import Lookup
+from hplm.process.driver import Driver
+from hplm.request.answers import Answer
 from hplm.request.form import Form
 from testing.random_store import SIZES
 

@@ -13,7 +13,7 @@ from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import apart, nested, table_of
 from bench.server import texts_of
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup, LookupRequest
+from hplm.lookup.lookup import Lookup, LookupRequest
 from hplm.simulate.arrivals import Arrivals
 from loadtest.load import Report
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup
 from hplm.engine.request import Request
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.stages import Stage
+from hplm.lookup.lookup import Lookup
 from hplm.request.answers import CONFIDENCE, bits_of
 from tests.support.device import DEVICE
 

@@ -8,10 +8,10 @@ import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import TICKET_SECONDS, Service
 from hplm.engine.settings import Settings
 from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
+from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from testing.toy import WORDS, make_chat
 from tests.engine.asker import PARAMETERS, Asker, texts_of
 from tests.support.message import mentioning

@@ -10,8 +10,8 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.served import open_engine
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
-from hplm.engine.views import Watch
 from hplm.errors import NoTenant
+from hplm.lookup.views import Watch
 from hplm.registry.store import place_of
 from hplm.tenants.manager import Manager
 from testing.bucket import bucket

@@ -12,11 +12,11 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
-from hplm.engine.lookup import Lookup
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.levels.calibration import Calibration
+from hplm.lookup.lookup import Lookup
 from hplm.request.answers import CONFIDENCE, bits_of
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import First

@@ -17,13 +17,13 @@ import numpy as np
 
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.in_flight import read
-from hplm.engine.lookup import Lookup
 from hplm.engine.request import Text
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, OutOfCapacity, QueueFull
+from hplm.lookup.lookup import Lookup
+from hplm.process.in_flight import read
 from hplm.scheduling.scheduler import Scheduler
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hplm.engine.channel import Cancel
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics.meter import Meter
+from hplm.process.channel import Cancel
 from hplm.request.answers import End, Reply, packed, strings
 from tests.support.wait import Hold, eventually
 

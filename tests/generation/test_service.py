@@ -7,7 +7,6 @@ import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.driver import Driver
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.generation.asked import Asked
 from hplm.generation.request import DEADLINE
@@ -16,6 +15,7 @@ from hplm.generation.service import Service
 from hplm.generation.settings import Settings
 from hplm.metrics.names import PROMISED
 from hplm.model.prompts import READ_CHARACTERS, Prompts
+from hplm.process.driver import Driver
 from hplm.tenants.manager import Manager
 from testing.toy import CHAT
 from tests.generation.small import written

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hplm.engine.driver import Driver
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
 from hplm.generation.reader import Reader
 from hplm.generation.sampling import Sampling
+from hplm.process.driver import Driver
 from hplm.scheduling.limits import Limits
 from tests.generation.fake import START, Fake
 from tests.generation.world import Said, World, greedy

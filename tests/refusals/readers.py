@@ -22,8 +22,8 @@ from builder.tasks.examples import read_corpus
 from builder.tasks.tasks import training_task
 from hplm.adapters.layout import head_layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import Lookup
 from hplm.errors import Broken, HplmError, Internal
+from hplm.lookup.lookup import Lookup
 from hplm.placement.cluster import Cluster
 from hplm.placement.placement import Group, Placement
 from hplm.placement.profile import Profile

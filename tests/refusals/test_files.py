@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hplm.engine.channel import Channel, End, Ready
 from hplm.errors import InvalidInput
+from hplm.process.channel import Channel, End, Ready
 from hplm.scheduling.policy import policy
 from loadtest.traffic import lengths_of
 from tests.refusals.contract import ODD

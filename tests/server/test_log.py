@@ -34,10 +34,10 @@ def test_the_error_of_a_failing_model_is_shown_once_and_readable():
 
 
 def test_lines_of_our_processes_have_the_form_of_tritons():
-    record = logging.LogRecord("hplm.engine.client", logging.ERROR, "client.py", 7, "cut", (), None)
+    record = logging.LogRecord("hplm.process.client", logging.ERROR, "client.py", 7, "cut", (), None)
     record.created, record.msecs, record.process = 1763630262.388, 388.0, 10626
     line = log.formatter().format(record)
-    assert line == "E1120 09:17:42.388000 10626 hplm.engine.client:7] cut"
+    assert line == "E1120 09:17:42.388000 10626 hplm.process.client:7] cut"
     assert log.complaints(f"{NOISE}{line}\n") == ["cut"]
 
 

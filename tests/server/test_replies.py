@@ -13,9 +13,9 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from hplm.engine.lookup_service import LookupService
 from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
+from hplm.lookup.service import LookupService
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Outcomes
 from hplm.request.answers import LARGE, End, Reply, SharedMemory, strings
@@ -225,7 +225,7 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
 
 
 def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_probe_is_answered_uncounted(toy, monkeypatch):
-    """Refusals to others wait (`tests/engine/test_lookup_service.py`): a client that asks again at once gains nothing."""
+    """Refusals to others wait (`tests/lookup/test_service.py`): a client that asks again at once gains nothing."""
     taken, mark = [], Mark(os.getppid())
     monkeypatch.setattr(LookupService, "submit", lambda service, requests: taken.extend(requests))
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
@@ -23,3 +25,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 @pytest.fixture(scope="session")
 def reference(toy: Toy) -> Reference:
     return Reference.open(toy.folder)
+
+
+@pytest.fixture
+def nothing_is_logged():
+    """pytest keeps logged errors. Their tracebacks hold requests, which nothing may hold at the end."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from builder.store.store import TenantFile
-from hplm.engine import views
 from hplm.engine.backbone import Backbone
 from hplm.engine.staging import Stager, StagingSettings
-from hplm.engine.views import KEPT_SECONDS, Watch
 from hplm.errors import Draining, InvalidInput, NoTenant
+from hplm.lookup import views
+from hplm.lookup.views import KEPT_SECONDS, Watch
 from hplm.options import LEASE_SECONDS
 from hplm.plot.rows import StoredRows
 from hplm.registry import follower

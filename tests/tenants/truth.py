@@ -20,9 +20,9 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.adapters.heads import sized
 from hplm.engine.backbone import Backbone
-from hplm.engine.views import View
 from hplm.errors import HplmError
 from hplm.levels.calibration import Calibration
+from hplm.lookup.views import View
 from hplm.registry.folder import LOCK, WRITING, Folder
 from hplm.registry.pointer import KEPT_SNAPSHOTS, begin
 from hplm.registry.store import Found

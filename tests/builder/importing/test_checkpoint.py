@@ -35,8 +35,8 @@ from builder.training.data import Data
 from builder.training.tenant import build_tenant, delete_tenant
 from builder.worker_processes import Killed
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
-from hplm.engine.lookup import LONGEST_TEXT
 from hplm.errors import InvalidInput
+from hplm.lookup.lookup import LONGEST_TEXT
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
 from tests.builder.stores import SMALL, add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hplm.engine.host import Outbox
 from hplm.errors import Internal, InvalidInput, OutOfCapacity
+from hplm.process.host import Outbox
 from hplm.request.answers import SPARE, SharedMemory, bits_of, replies_in
 from hplm.tasks import TextAnswer
 from tests.support.message import mentioning

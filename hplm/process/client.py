@@ -1,7 +1,7 @@
 """Passes requests on to the engine's process, and answers every one of them, whatever becomes of that process.
 
 If the engine ends or stops moving, its requests are answered with an error, and another engine is started. Clients retry those
-that only waited. Tenants whose requests were in a batch run alone (`hplm.engine.suspects`) and may end in quarantine.
+that only waited. Tenants whose requests were in a batch run alone (`hplm.process.suspects`) and may end in quarantine.
 This module does not import torch: the process that holds Triton's senders stays small.
 """
 
@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hplm.clock import Clock
-from hplm.engine.channel import Beat, Begin, request_parts
-from hplm.engine.in_flight import read
-from hplm.engine.suspects import Separation
-from hplm.engine.threads import Threads
-from hplm.engine.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.errors import Crashed, Draining, HplmError, for_client
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.process.channel import Beat, Begin, request_parts
+from hplm.process.in_flight import read
+from hplm.process.suspects import Separation
+from hplm.process.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.registry.store import Place
 from hplm.request.answers import Reply, replies_in
 from hplm.request.form import NO_HEAD, Head
 from hplm.tenants.quarantine import Quarantine
+from hplm.threads import Threads
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Where an engine is started again, and when it is given up. The clock is played: every time is given."""
 
-from hplm.engine.channel import Apart
-from hplm.engine.worker import PATIENCE_SECONDS, STEADY_SECONDS, Outage, Worker
+from hplm.process.channel import Apart
+from hplm.process.worker import PATIENCE_SECONDS, STEADY_SECONDS, Outage, Worker
 from tests.support.wait import PATIENCE
 
 

@@ -20,9 +20,9 @@ from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from hplm.engine.channel import Channel
-from hplm.engine.threads import repeat
 from hplm.model.cpu import compute_with
+from hplm.process.channel import Channel
+from hplm.threads import repeat
 
 log = logging.getLogger(__name__)
 DRAIN_SECONDS = 8.0  # less than the exit timeout that `hplm serve` gives Triton

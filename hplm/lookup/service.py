@@ -14,14 +14,14 @@ from heapq import heappop, heappush
 from math import inf
 
 from hplm.clock import Clock
-from hplm.engine.lookup import Lookup, LookupRequest
-from hplm.engine.threads import Beats, repeat
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
+from hplm.lookup.lookup import Lookup, LookupRequest
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tenants.quotas import Quotas
+from hplm.threads import Beats, repeat
 
 log = logging.getLogger(__name__)
 PIECE = 16_384  # characters that are read before the next tenant's turn: some milliseconds

@@ -15,8 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from hplm.engine.lookup import A_TEXT, LookupRequest, head_of
-from hplm.engine.lookup_service import (
+from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, Quota, word_of
+from hplm.lookup.lookup import A_TEXT, LookupRequest, head_of
+from hplm.lookup.service import (
     AT_ONCE,
     AT_ONCE_SECONDS,
     LEAST_PAUSE,
@@ -26,7 +27,6 @@ from hplm.engine.lookup_service import (
     STUCK_SECONDS,
     LookupService,
 )
-from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, Quota, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits

@@ -10,8 +10,8 @@ from operator import add
 import numpy as np
 
 from hplm.compiled import kernel
-from hplm.engine.views import View, Views
 from hplm.errors import HplmError, InvalidInput
+from hplm.lookup.views import View, Views
 from hplm.model.tokenizer import Encoded, Given
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain, Tally

@@ -14,10 +14,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from hplm.clock import Clock
-from hplm.engine.channel import Apart
-from hplm.engine.in_flight import Mark, backbone_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.process.channel import Apart
+from hplm.process.in_flight import Mark, backbone_of
 from hplm.tenants.quarantine import SECONDS, Quarantine
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import sys, types
 from pathlib import Path
 sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
 import backends.hplm_alias.model, backends.hplm_lookup.model, backends.hplm_upper.model
-from hplm.engine.lookup import Lookup
-from hplm.engine.views import Views
+from hplm.lookup.lookup import Lookup
+from hplm.lookup.views import Views
 views = Views(Path(sys.argv[1]), None, lambda table: table.index)
 tenant = views.view.snapshot.tenants[0]
 assert Lookup(views).resolve(views.view, tenant, ["ba be"]).tokens

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Passed, Ready, requests_in
-from hplm.engine.driver import Driver
-from hplm.engine.request import Answer
-from hplm.engine.threads import Beats
 from hplm.errors import HplmError, told
 from hplm.metrics.meter import Meter
-from hplm.request.answers import Reply, names_of, outputs_of, packed
+from hplm.process.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Passed, Ready, requests_in
+from hplm.process.driver import Driver
+from hplm.request.answers import Answer, Reply, names_of, outputs_of, packed
 from hplm.server.log import begin_log
 from hplm.tasks import LabelEach
+from hplm.threads import Beats
 
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
@@ -51,7 +50,7 @@ class Host:
         beat_s: float = BEAT_SECONDS,
         exit: Callable[[int], None] = os._exit,
     ) -> None:
-        """`shown`: the descriptor of memory that shows what is in batches (`hplm.engine.in_flight`).
+        """`shown`: the descriptor of memory that shows what is in batches (`hplm.process.in_flight`).
 
         `open` makes what is served, or raises. `beat_s`: between heartbeats. `exit` ends the process with a code.
         """

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.lookup import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, Lookup, LookupRequest
 from hplm.errors import InvalidInput
+from hplm.lookup.lookup import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, Lookup, LookupRequest
 from hplm.request.form import Form
 from testing.toy import WORDS
 from tests.support.message import mentioning
@@ -126,6 +126,6 @@ def test_requests_that_fail_behind_the_tokenizer_fail_alone(backbone, lookup):
 
 def test_an_answer_with_too_many_numbers_is_refused(backbone, lookup, monkeypatch):
     view = backbone.view
-    monkeypatch.setattr("hplm.engine.lookup.MOST_NUMBERS", 2 * len((tenant := view.snapshot.find("acme")).labels))
+    monkeypatch.setattr("hplm.lookup.lookup.MOST_NUMBERS", 2 * len((tenant := view.snapshot.find("acme")).labels))
     two, three = lookup.read([LookupRequest(view, tenant, WORDS[:texts]) for texts in (2, 3)], MOST_CHARACTERS)
     assert Form(two).texts == 2 and isinstance(three, InvalidInput) and "numbers" in str(three)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hplm.engine.in_flight import LONGEST, InFlight, Mark, backbone_of, number_of, read
-from hplm.engine.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Separation, Suspects
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.process.in_flight import LONGEST, InFlight, Mark, backbone_of, number_of, read
+from hplm.process.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Separation, Suspects
 from hplm.tenants.quarantine import SECONDS, Quarantine
 from tests.support.message import mentions
 from tests.support.wait import Clock

@@ -16,20 +16,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hplm.engine import host
 from hplm.engine.backbone import Backbone
-from hplm.engine.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
-from hplm.engine.driver import Driver
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.engine.service import Service, open_service
 from hplm.engine.settings import Settings
-from hplm.engine.threads import repeat
-from hplm.engine.worker import Workers
 from hplm.errors import Broken, DeadlineMissed, Draining, Internal, QueueFull
+from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import WAITING_TEXTS
+from hplm.process import host
+from hplm.process.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
+from hplm.process.driver import Driver
+from hplm.process.worker import Workers
 from hplm.request.answers import replies_in
+from hplm.threads import repeat
 from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, stages_of
 from tests.support.message import mentioning

@@ -13,12 +13,12 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from hplm.engine.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
-from hplm.engine.client import Pending
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.in_flight import InFlight, Mark, number_of
-from hplm.engine.worker import STUCK_SECONDS, Workers
 from hplm.metrics.meter import Outcomes
+from hplm.process.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
+from hplm.process.client import Pending
+from hplm.process.in_flight import InFlight, Mark, number_of
+from hplm.process.worker import STUCK_SECONDS, Workers
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
 from hplm.tenants.quarantine import Quarantine

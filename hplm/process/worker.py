@@ -15,11 +15,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from hplm.clock import Clock
-from hplm.engine.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
-from hplm.engine.threads import repeat
 from hplm.errors import Broken, Draining, HplmError, Internal
+from hplm.process.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
 from hplm.server.process import Popen, Process, Tie, longer
 from hplm.server.process_group import KILL_SECONDS, reason
+from hplm.threads import repeat
 
 log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # an engine that is not ready by then is ended

@@ -14,10 +14,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from hplm.engine.worker import PATIENCE_SECONDS
 from hplm.errors import Draining, Internal, OutOfCapacity
 from hplm.metrics import names
-from tests.engine.faked import World
+from hplm.process.worker import PATIENCE_SECONDS
+from tests.process.faked import World
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_is_logged")
