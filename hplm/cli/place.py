@@ -17,10 +17,8 @@ from hplm.cli.served import StatePlace, checked_state
 from hplm.errors import InvalidInput, some
 
 if TYPE_CHECKING:
-    from hplm.placement.placement import Placement
     from hplm.placement.problem import Problem
     from hplm.placement.profile import Profile
-    from hplm.placement.simulation import Serving
 
 
 TYPICAL_TOKENS = (16, 128)  # of the single texts whose times are printed
@@ -44,14 +42,9 @@ class Given:
     """tenants that are placed apart from their domain, as BACKBONE/TENANT"""
     rate: Positive = 1.0
     """multiple of the trace's rate of requests"""
-    batch_texts: AtLeastOne = 1
-    """most texts of a batch of the screen"""
-    serving: tuple[str, ...] = ()
-    """NAME=VALUE: parameters of the servers for the full simulator, as in config.pbtxt, and batch_texts (default: as
-    exported)"""
 
-    def problem(self, last_s: float | None = None) -> Problem:
-        """`last_s`: only with so many seconds at the end of the trace."""
+    def problem(self, batch_texts: int = 1) -> Problem:
+        """`batch_texts`: most texts of a batch, for the screen."""
         from hplm.placement.cluster import Cluster
         from hplm.placement.problem import Problem
         from hplm.placement.profile import Profile
@@ -62,16 +55,10 @@ class Given:
         cluster, profile = Cluster.read(self.cluster), Profile.together([Profile.read(path) for path in self.profiles])
         units = units_of(profile, self.hot)
         trace = read_trace(self.trace, units_by_name(profile, units)).at_rate(self.rate)
-        trace = trace if last_s is None else trace.last(last_s)
         trace.expect_known()
         if self.slo_scale is not None:
             trace = trace.with_timeouts(self.slo_scale * alone_ns(profile, trace))
-        return Problem(cluster, profile, units, trace, self.batch_texts)
-
-    def servers(self) -> Serving:
-        from hplm.placement.simulation import Serving
-
-        return Serving.of({name: value for name, _, value in (part.partition("=") for part in self.serving)})
+        return Problem(cluster, profile, units, trace, batch_texts)
 
     def words(self) -> str:
         """Returns the options that describe the same problem again."""
@@ -85,7 +72,7 @@ class Given:
 
 def profile(
     *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: AtLeastOne = 5,
-    wire: bool = False, state: StatePlace = None, json: Json = False,
+    state: StatePlace = None, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
 
@@ -96,19 +83,14 @@ def profile(
     :param intra: devices a stage, such as 1,2: threads on a CPU
     :param backbone: only this one; may be repeated (default: all encoders)
     :param rounds: how often each batch is measured
-    :param wire: also serve the repository for some seconds, to measure the way through the server (default: 2 ms are assumed)
     """
-    from hplm.cli.round_trips import round_trips
-    from hplm.placement.measuring import check_devices, cores_of, profile_repository, sources_of
+    from hplm.placement.measuring import check_devices, profile_repository, sources_of
     from hplm.placement.profile import KIND
 
     state = checked_state(state)
     check_target(to, KIND)
     check_devices(devices, intra)
-    sources = sources_of(repository, backbone)
-    cores = cores_of(devices)[: min(intra)]
-    served = round_trips(repository, state, [source.name for source in sources], cores) if wire else {}
-    measured = profile_repository(sources, devices, intra, state, rounds, served)
+    measured = profile_repository(sources_of(repository, backbone), devices, intra, state, rounds)
     measured.write(to)
     report = _told(measured)
     print(
@@ -176,18 +158,6 @@ def _told(profile: Profile) -> dict[str, Any]:
     error = profile.error
     print(f"predictions of other batches are off by {error.mean:.1%} on average, {error.max:.1%} at most")
     return {"backbones": backbones, "error": {"mean": round(error.mean, 4), "max": round(error.max, 4)}}
-
-
-def placement_of(path: Path, problem: Problem) -> Placement:
-    """Reads a placement, which must have the problem's units."""
-    from hplm.placement.placement import Placement
-
-    placement = Placement.read(path)
-    placement.check(problem.cluster, problem.profile)
-    if set(placement.units) != set(problem.units):
-        way_out = f"give --hot {' '.join(placement.hot)}" if placement.hot else "leave out --hot"
-        raise InvalidInput(f"{path} has other hot tenants: {way_out}, as in the search that made it")
-    return placement
 
 
 def check_target(path: Path, kind: str) -> None:

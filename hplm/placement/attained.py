@@ -50,14 +50,3 @@ class Attained:
 
     def p99_ms(self) -> float | None:
         return float(np.percentile(self.latency_ns, 99)) / 1e6 if self.served.any() else None
-
-
-def gain_points(current: Attained, found: Attained) -> float:
-    """Returns how many percentage points more of the same texts the found placement answers in time."""
-    more = int(np.count_nonzero(found.served)) - int(np.count_nonzero(current.served))
-    return 100 * more / len(found.trace)  # of whole numbers: exact at a wanted gain
-
-
-def is_worth(gain: float, least: float) -> bool:
-    """Whether a gain is as large as wanted. With 0 points there must still be one."""
-    return gain > 0 and gain >= least

@@ -37,18 +37,9 @@ from hplm.placement.samples import Sampler, Samples, fitted
 from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
-SHORTEST = Shape(3, 9, 1)  # of a text of one letter, with the special tokens
 HOP_TOKENS = (1, 64, 256, 1024)
 HOPS = 50
 WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such as cuda:0"
-
-
-@dataclass(frozen=True)
-class RoundTrip:
-    """A lone text of one letter, served on the fewest cores that are measured."""
-
-    ns: float  # that a client waits for the answer
-    core_ns: float  # that the server's processes compute meanwhile
 
 
 @dataclass(frozen=True)
@@ -70,10 +61,10 @@ def profile_repository(
     intra: Sequence[int],
     state: Place | None,
     rounds: int,
-    round_trips: Mapping[str, RoundTrip],
 ) -> Profile:
-    """`intra`: the numbers of devices a stage to measure. `round_trips`: through a server, by backbone. Where there is none,
-    ANSWERING_NS are assumed for the way through the server, and that it takes no time from the cores.
+    """`intra`: the numbers of devices a stage to measure.
+
+    For the way through the server ANSWERING_NS are assumed, and that it takes no time from the cores.
     """
     found: dict[str, BackboneProfile] = {}
     errors: list[FitError] = []
@@ -82,7 +73,7 @@ def profile_repository(
         for count in intra:
             with _busy(source.folder, cores_of(devices[count:])):
                 measured[count] = _apart(source, devices[:count], state, rounds)
-        own = _timed(measured, bool(cores_of(devices)), round_trips.get(source.name))
+        own = _timed(measured, bool(cores_of(devices)))
         found[source.name] = own
         errors += [samples.error(sum(own.times[count], Terms())) for count, (_, samples) in measured.items()]
     error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
@@ -203,29 +194,14 @@ def _keep_busy(folder: Path, core: int, begun: Event, stop: Event) -> None:
         begun.set()
 
 
-def _timed(
-    measured: Mapping[int, tuple[BackboneProfile, Samples]], on_cores: bool, round_trip: RoundTrip | None
-) -> BackboneProfile:
+def _timed(measured: Mapping[int, tuple[BackboneProfile, Samples]], on_cores: bool) -> BackboneProfile:
     """Returns a profile with its times. `measured`: by the number of devices a stage."""
     times = {count: tuple(map(samples.terms, samples.layer_ns.T)) for count, (_, samples) in measured.items()}
-    fewest = min(measured)
-    own, samples = measured[fewest]
-    core, around = _outside(sum(times[fewest], Terms()), samples.terms(samples.around_ns), round_trip, fewest)
+    own, samples = measured[min(measured)]
+    core, around = samples.terms(samples.around_ns), Terms(batch_ns=float(ANSWERING_NS))
     if not on_cores:  # a GPU does not wait for the work of cores
         core, around = Terms(), around + core
     return replace(own, times=times, around=around, core=core)
-
-
-def _outside(layers: Terms, inside: Terms, round_trip: RoundTrip | None, devices: int) -> tuple[Terms, Terms]:
-    """Returns what cores compute outside of the layers, and what a text waits for beyond that.
-
-    `inside`: lookup and staging. `devices`: on which the layers took so long, and the round trip was measured.
-    """
-    if round_trip is None:
-        return inside, Terms(batch_ns=float(ANSWERING_NS))
-    computing, known = layers.ns(*SHORTEST), inside.ns(*SHORTEST)
-    server = max(0.0, round_trip.core_ns - devices * computing - known)
-    return inside + Terms(text_ns=server), Terms(batch_ns=max(0.0, round_trip.ns - computing - (known + server) / devices))
 
 
 def _hop(devices: Sequence[str], configs: Sequence[BackboneConfig]) -> Terms:

@@ -1,7 +1,6 @@
 """Algorithm 2: the cluster in buckets, each cut into groups, each filled by Algorithm 1 (AlpaServe 4.2).
 
-A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace. The full simulator
-may then confirm these: it ranks them on the busiest part of the trace.
+A search ranks placements by the screen on a sample of the trace, and its best ones again on the whole trace.
 """
 
 from __future__ import annotations
@@ -12,15 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hplm.errors import InvalidInput
-from hplm.placement.attained import Attained
 from hplm.placement.partition import ALLOCATIONS, Parallel, backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.selection import Selection, Selector, completed, fast
-from hplm.placement.simulation import Serving, simulate
 
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
-NEAR = 0.01  # of the best share on the whole trace: placements that attain less are not confirmed
 Say = Callable[[str], None]
 Part = tuple[frozenset[str], int, int]  # a bucket of backbones, its first device, and its number of devices
 
@@ -53,23 +49,6 @@ def search(
         groups = tuple(replace(group, name=f"group-{i}") for i, group in enumerate(used))
         found.append(Found(groups, problem.screen.attained(groups), searched.screened + len(ranked), one.how))
     return sorted(found, key=lambda one: -one.share)
-
-
-def confirm(
-    found: Sequence[Found], problem: Problem, serving: Serving, seconds: float, say: Say = lambda _: None
-) -> list[tuple[Found, Attained]]:
-    """Returns the placements with their results by the full simulator, the best first. All get the same requests.
-
-    The busiest part may have requests of few units, so placements that attain less on the whole trace are left out.
-    """
-    part = problem.trace.busiest(seconds)
-    best = max(one.share for one in found)
-    confirmed: list[tuple[Found, Attained]] = []
-    for one in (own for own in found if own.share >= best - NEAR):
-        attained = simulate(one.groups, problem.profile, part, serving)
-        confirmed.append((one, attained))
-        say(f"{one.how}: {attained.share:.2%} of {len(part):,} in the full simulator")
-    return sorted(confirmed, key=lambda one: -one[1].share)  # stable: of equal ones the screen's best
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,6 @@
-"""The full simulator: each group's own encoder, as it serves, with simulated stages, all on one virtual clock.
+"""Simulates a placement: each group's own encoder, as it serves, with simulated stages, all on one virtual clock.
 
-The screen ranks placements; this one confirms the best. It batches, packs and drops texts as the server does. Its stages take
-the profile's time.
+It batches, packs and drops texts as the server does. Its stages take the profile's time.
 """
 
 from __future__ import annotations

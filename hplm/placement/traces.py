@@ -70,7 +70,7 @@ def _read_journals(paths: Sequence[Path], by_name: Mapping[str, str]) -> Trace:
     journals keep those that were deleted. Broken lines are those that a killed server began, or a running one has begun.
     """
     units = _numbers(by_name)
-    unknown: list[tuple[int, str]] = []
+    unknown: list[str] = []
     broken = 0
 
     def texts_of(row: Object | None) -> list[Text]:
@@ -91,13 +91,13 @@ def _read_journals(paths: Sequence[Path], by_name: Mapping[str, str]) -> Trace:
         arrival_ns = round(float(row["wall"]) * SECOND)
         _check(arrival_ns, max(tokens, count), timeout_ns)
         if tenant not in by_name:
-            unknown.extend([(arrival_ns, tenant)] * count)
+            unknown.extend([tenant] * count)
             return []
         return [(arrival_ns, units[by_name[tenant]], tokens, timeout_ns)] * count
 
     texts = sorted(text for path in paths for text in _texts(path, texts_of))
     skipped = f" without {broken:,} broken lines" if broken else ""
-    return _trace(texts, units, f"journal, {', '.join(map(str, paths))}{skipped}", sorted(unknown))
+    return _trace(texts, units, f"journal, {', '.join(map(str, paths))}{skipped}", unknown)
 
 
 def _numbers(by_name: Mapping[str, str]) -> dict[str, int]:
@@ -138,11 +138,11 @@ def _check(arrival_ns: int, tokens: int, timeout_ns: int) -> None:
         raise InvalidInput(f"a time of {max(abs(arrival_ns), timeout_ns) / SECOND:g} s has more than 64 bits: correct it")
 
 
-def _trace(texts: Sequence[Text], units: Mapping[str, int], source: str, unknown: Sequence[tuple[int, str]] = ()) -> Trace:
-    """Returns a trace that begins at 0. `unknown`: arrivals and tenants of the requests that it leaves out."""
+def _trace(texts: Sequence[Text], units: Mapping[str, int], source: str, unknown: Sequence[str] = ()) -> Trace:
+    """Returns a trace that begins at 0. `unknown`: the tenants of the requests that it leaves out."""
     arrival_ns, unit, tokens, timeout_ns = np.array(texts, np.int64).reshape(-1, 4).T
     begins = texts[0][0] if texts else 0
-    left_out = LeftOut(np.array([at - begins for at, _ in unknown], np.int64), [tenant for _, tenant in unknown])
+    left_out = LeftOut(unknown)
     if not texts:
         left_out.expect_few(0, source)
     return Trace(tuple(units), arrival_ns - begins, unit, tokens, timeout_ns, source, left_out)

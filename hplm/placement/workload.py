@@ -24,15 +24,10 @@ NAMED = 5  # tenants
 class LeftOut:
     """The requests of journals that placement leaves out, because the profile does not know their tenants."""
 
-    arrival_ns: Array = field(default_factory=lambda: np.empty(0, np.int64))  # in order
     tenants: Sequence[str] = ()  # of each request
 
     def __len__(self) -> int:
         return len(self.tenants)
-
-    def between(self, start_ns: int, end_ns: int) -> LeftOut:
-        first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
-        return LeftOut(self.arrival_ns[first:last], self.tenants[first:last])
 
     def expect_few(self, known: int, source: str) -> None:
         """Refuses too many, beside so many requests of known tenants."""
@@ -106,33 +101,12 @@ class Trace:
         arrival_ns, unit, tokens, timeout_ns = (own[chosen] for own in columns)
         return replace(self, arrival_ns=arrival_ns, unit=unit, tokens=tokens, timeout_ns=timeout_ns)
 
-    def between(self, start_ns: int, end_ns: int) -> Trace:
-        first, last = np.searchsorted(self.arrival_ns, (start_ns, end_ns))
-        part = self.only(np.arange(int(first), int(last)))
-        return replace(part, left_out=self.left_out.between(start_ns, end_ns))
-
-    def last(self, seconds: float) -> Trace:
-        """Returns the last so many seconds."""
-        return self.between(int(self.arrival_ns[-1]) + 1 - span_ns(seconds), np.iinfo(np.int64).max)
-
-    def divided(self, search_seconds: float, test_seconds: float) -> tuple[Trace, Trace]:
-        """Returns the end of the trace in two parts: one to search with, and the one after it, to test with."""
-        test_from = int(self.arrival_ns[-1]) + 1 - span_ns(test_seconds)
-        search_from = test_from - span_ns(search_seconds)
-        if not ((search_from <= self.arrival_ns) & (self.arrival_ns < test_from)).any():
-            raise InvalidInput(
-                f"no requests are left to search with: none came in the {search_seconds:,g} s before the last "
-                f"{test_seconds:,g} s ({self.source}). Give journals of a longer time, a longer --search-seconds, or a shorter "
-                "--test-seconds"
-            )
-        return self.between(search_from, test_from), self.last(test_seconds)
-
     def busiest(self, seconds: float) -> Trace:
         """Returns the part of so many seconds that has the most requests."""
         span = span_ns(seconds)
         held = np.searchsorted(self.arrival_ns, self.arrival_ns + span) - np.arange(len(self))
-        start = int(self.arrival_ns[held.argmax()])
-        return self.between(start, start + span)
+        first = int(held.argmax())
+        return self.only(np.arange(first, first + int(held[first])))
 
     def sampled(self, most: int) -> Trace:
         """Returns at most so many requests: evenly spread stretches of the trace, each as long as it was and as bursty."""
@@ -148,9 +122,8 @@ class Trace:
             return self
         if self.arrival_ns[-1] / factor > MOST_NS:
             raise InvalidInput(f"at {factor:g} times its rate the trace has times of more than 64 bits: give a higher --rate")
-        arrival_ns, left_out_ns = ((own / factor).astype(np.int64) for own in (self.arrival_ns, self.left_out.arrival_ns))
-        left_out = replace(self.left_out, arrival_ns=left_out_ns)
-        return replace(self, arrival_ns=arrival_ns, source=f"{self.source}, rate x {factor:g}", left_out=left_out)
+        arrival_ns = (self.arrival_ns / factor).astype(np.int64)
+        return replace(self, arrival_ns=arrival_ns, source=f"{self.source}, rate x {factor:g}")
 
     def with_timeouts(self, timeout_ns: Array) -> Trace:
         return replace(self, timeout_ns=np.clip(timeout_ns, 1, MOST_NS).astype(np.int64))

@@ -36,7 +36,6 @@ def words(made, built, toy, tmp_path_factory):
     repository, store = f"--repository {made}/repository", f"--store {made}/store"
     problem = f"--cluster {folder}/c.json --profiles {folder}/p.json --trace {folder}/t.jsonl"
     searched = f"{problem} --slo-scale 4 --to {folder}/placement.json"
-    renewing = f"--current {folder}/now.json --search-seconds 6 --test-seconds 2 --to {folder}/next.json"
     assert main(f"backup {repository} --state {made}/state --to {folder}/saved".split()) == 0
     return {
         "tmp": folder,
@@ -48,7 +47,7 @@ def words(made, built, toy, tmp_path_factory):
         "chat": f"build tenant --store {folder}/chat --id acme",
         "problem": problem,
         "search": f"place search {searched}",
-        "renew": f"place search {searched} {renewing}",
+        "simulate": f"place simulate {folder}/now.json {problem} --slo-scale 4",
         "profile": f"place profile --repository {toy.repository} --to {folder}/p2.json",
         "evaluate": f"evaluate {store} --id tenant-3 --test {folder}/data.jsonl",
         "import": f"import {store} --id new --device cpu --from",
@@ -127,21 +126,13 @@ PLACING = [
     ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),
     ("{search} --slo-scale 0.001", ["--slo-scale", "b0"]),
     ("{search} --search wide", ["wide", "beam:K"]),
-    ("{search} --serving batch=3", ["batch", "batch_texts"]),
     ("{search} --hot b0/z", ["b0/z"]),
-    ("{search} --confirm-seconds 0.0001", ["--confirm-seconds", "0.0001"]),
     ("{search} --to {tmp}/none/placement.json", ["{tmp}/none", "--to"]),
-    ("{search} --least-gain 2 --test-seconds 5", ["--least-gain", "--test-seconds", "--current"]),
-    ("{renew} --to {tmp}/./now.json", ["--to", "now.json"]),
-    ("{renew} --to {tmp}/none/next.json", ["--to", "{tmp}/none"]),
-    ("{renew} --test-seconds 0", ["--test-seconds", 0.001]),
-    ("{renew} --search-seconds nan", ["--search-seconds", "nan"]),
-    ("{renew} --hot b1/a", ["now.json", "--hot"]),
-    *(
-        (f"{{{command}}} --to {{tmp}}/{file}", ["--to", file])  # no placement
-        for command in ("search", "renew")
-        for file in ("c.json", "p.json", "t.jsonl", "notes.txt")
-    ),
+    ("{simulate} --seconds 0.0001", ["--seconds", "0.0001"]),
+    ("{simulate} --serving batch=3", ["batch", "batch_texts"]),
+    ("{simulate} --hot b1/a", ["now.json", "--hot"]),
+    ("place simulate {tmp}/now.json {problem}", ["--slo-scale", "deadline"]),
+    *((f"{{search}} --to {{tmp}}/{file}", ["--to", file]) for file in ("c.json", "p.json", "t.jsonl", "notes.txt")),
 ]
 
 

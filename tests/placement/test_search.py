@@ -1,4 +1,4 @@
-"""Algorithm 2, Algorithm 1 that fills its groups and is held to an exhaustive search, and when what they find is worth it."""
+"""Algorithm 2, and Algorithm 1, which fills its groups and is held to an exhaustive search."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,18 +7,14 @@ import numpy as np
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.placement.attained import REFUSED, Attained, gain_points, is_worth
 from hplm.placement.partition import Parallel, backbone_buckets, groups_of, parallels
 from hplm.placement.placement import Placement
 from hplm.placement.problem import Problem
 from hplm.placement.profile import Terms
 from hplm.placement.screen import alone_ns
-from hplm.placement.search import KEPT, Found, confirm, search
+from hplm.placement.search import KEPT, search
 from hplm.placement.selection import beam, completed, fast
-from hplm.placement.simulation import Serving, simulate
 from hplm.placement.units import units_of
-from hplm.placement.workload import Trace
-from hplm.simulate.arrivals import SECOND
 from research.papers.placements import replication
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, changed, cluster_of, filled, problem_of, profile_of
@@ -150,27 +146,6 @@ def test_a_search_says_first_how_many_ways_it_tries():
     assert mentions(said[0], "2 ways", "2 devices", 4)
 
 
-def test_the_full_simulator_ranks_what_the_screen_has_found():
-    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=40.0, seconds=10.0)
-    found = search(problem)
-    ranked = confirm(found, problem, Serving(), seconds=5.0)
-    shares = [attained.share for _, attained in ranked]
-    assert shares == sorted(shares, reverse=True) and ranked
-    assert all(len(attained.trace) == len(problem.trace.busiest(5.0)) for _, attained in ranked)
-
-
-def test_a_placement_that_leaves_out_a_backbone_of_quieter_hours_is_not_confirmed():
-    problem = problem_of(8.0, 8.0, devices=2, memory_mb=40, rate=60.0, seconds=10.0)
-    half = problem.trace.arrival_ns > problem.trace.arrival_ns[-1] // 3
-    problem = problem.on(replace(problem.trace, unit=np.where(half, 0, 1)))  # the busiest part has requests of b0 alone
-    groups = groups_of(problem, Parallel(1, 1))
-    both, twice = (filled(problem, groups, (0, "b0"), (1, own)) for own in ("b1", "b0"))
-    found = [Found(own, problem.screen.attained(own), 1, "") for own in (both, twice)]
-    only_busiest = simulate(twice, problem.profile, problem.trace.busiest(3.0), Serving()).share
-    ((best, attained),) = confirm(found, problem, Serving(), seconds=3.0)
-    assert only_busiest > attained.share and best is found[0]
-
-
 def test_units_without_requests_are_placed_where_they_fit():
     quiet = backbone(8.0)
     asked = replace(backbone(2.0), tenants={"law": ("a",), "bio": ("b",)}, table_bytes={"law": 1, "bio": 1})
@@ -195,30 +170,3 @@ def test_all_ways_to_cut_that_layers_and_times_allow_are_tried():
     found = parallels(problem_of(8.0, devices=8))
     assert set(found) == {Parallel(*own) for own in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))}  # 4 layers
     assert set(parallels(problem_of(8.0, devices=8), lambda one: one.stages == 1)) == {Parallel(1, 1), Parallel(1, 2)}
-
-
-def _trace(*seconds):
-    at = (np.array(seconds) * SECOND).astype(np.int64)
-    return Trace(("b0/law",), at, np.zeros(len(at), np.int64), np.full(len(at), 5), np.full(len(at), SECOND), "a test")
-
-
-def test_the_end_is_held_out_and_what_came_long_before_is_not_searched():
-    searched, held_out = _trace(0, 10, 11, 19.5, 20.5, 21).divided(search_seconds=10, test_seconds=1)
-    assert (searched.arrival_ns / SECOND).tolist() == [11, 19.5]
-    assert (held_out.arrival_ns / SECOND).tolist() == [20.5, 21]
-
-
-def test_without_requests_before_the_held_out_ones_there_is_nothing_to_search_with():
-    for at in (5, 50):
-        with refusing(InvalidInput, "--search-seconds", "--test-seconds", "a test"):
-            _trace(0, at).divided(search_seconds=10, test_seconds=6)
-
-
-@pytest.mark.parametrize(
-    "wanted, current, found, worth",
-    [(1.0, 930, 940, True), (1.0, 930, 939, False), (0.0, 930, 930, False), (0.0, 930, 931, True), (0.7, 930, 937, True)],
-)
-def test_a_placement_is_worth_it_from_the_wanted_gain_on(wanted, current, found, worth):
-    ends = [np.where(np.arange(1000) < served, 1.0, REFUSED) for served in (current, found)]
-    gain = gain_points(*(Attained(_trace(*range(1000)), own, np.zeros(1)) for own in ends))
-    assert gain == (found - current) / 10 and is_worth(gain, wanted) is worth

@@ -1,4 +1,4 @@
-"""The screen, in C and in Python, and the full simulator: what queueing theory says of them, and where they agree."""
+"""The screen, in C and in Python, and the simulator of what serves: what queueing theory says of them, and where they agree."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_units_of_the_same_groups_wait_in_one_line(most):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_screen_and_full_simulator_agree_at_a_light_load(stages):
+def test_screen_and_simulator_agree_at_a_light_load(stages):
     trace = trace_of(TWO, 25.0, 20.0, cv=1.0, scale=10.0)
     groups = [group_of(TWO, "g", tuple(f"cpu:{i}" for i in range(stages)), "b0", "b1")]
     screened, full = Screen(TWO, trace).attained(groups), simulate(groups, TWO, trace, Serving())
