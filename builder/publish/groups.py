@@ -13,21 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.publish.config_changes import with_backbones, with_parameters, with_stages, with_upper
 from builder.publish.export import check_copies, copy_file
-from builder.publish.model_configs import ALIAS
+from builder.publish.model_configs import ALIAS, write_group
 from builder.store.store import written_folder
 from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput, some
 from hplm.model.config import BackboneConfig
-from hplm.parameters import parameters_of
+from hplm.parameters import Parameters, parameters_of
 from hplm.placement.measuring import cores_of, device_parameters
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.registry.store import Place
 from hplm.tenants.filter import FILE, Filter
 from hplm.tenants.listing import served_branches, served_tenants
-from hplm.tenants.models import BACKBONES, upper_config, upper_name
+from hplm.tenants.models import BACKBONES, upper_config
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_TENANTS
 
@@ -72,7 +71,7 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Place | No
                 chosen = _filter(placement, group.units, repository, backbone, state)
                 tenants += _check_tenants(placement, group, backbone, chosen, served_tenants(repository, state, backbone))
                 _emit_backbone(group, repository, backbone, writing / group.name, chosen)
-            _emit_upper(placement, group, repository, writing / group.name)
+            write_group(writing / group.name, [*group.cuts], _parameters(placement, group, repository), _stages(group))
             if (repository / ALIAS).is_dir():
                 _copy_model(repository / ALIAS, writing / group.name / ALIAS)
             place = sum(other.group.machine == group.machine for other in emitted)
@@ -176,26 +175,19 @@ def _emit_backbone(group: Group, repository: Path, backbone: str, target: Path, 
         if file.is_file() and file.name != FILE:
             copy_file(file, to / file.relative_to(source))
     chosen.write(to)
-    for model in (backbone, f"{backbone}-lookup", f"{backbone}-admin"):
-        if not model.endswith("-admin") or (repository / model).is_dir():  # not every export has an admin
-            _copy_model(repository / model, target / model)
-    ensemble = target / backbone / CONFIG
-    ensemble.write_text(with_upper(ensemble.read_text("utf-8"), upper_name([*group.cuts])), "utf-8")
+    _copy_model(repository / f"{backbone}-lookup", target / f"{backbone}-lookup")
+    if (repository / f"{backbone}-admin").is_dir():  # not every export has one
+        _copy_model(repository / f"{backbone}-admin", target / f"{backbone}-admin")
 
 
-def _emit_upper(placement: Placement, group: Group, repository: Path, target: Path) -> None:
-    """Writes the model that computes all backbones of the group, with the group's devices and the profiled precision."""
-    backbones = [*group.cuts]
-    sources = {backbone: upper_config(repository, backbone) for backbone in backbones}
-    upper = target / upper_name(backbones)
-    _copy_model(sources[backbones[0]].parent, upper)
-    parameters = {backbone: parameters_of(source) for backbone, source in sources.items()}
+def _parameters(placement: Placement, group: Group, repository: Path) -> Parameters:
+    """Returns the parameters of the group's engine: the export's, on the group's devices and in the profiled precision."""
+    parameters = {backbone: parameters_of(_config(upper_config(repository, backbone))) for backbone in group.cuts}
+    first = next(iter(parameters))
     for backbone, own in parameters.items():
         _check_parameters(group, backbone, own, placement.precisions[backbone])
-        _check_alike(group, parameters, backbones[0], backbone)
-    changed = {**device_parameters(group.devices_of(0)), "dtype": placement.precisions[backbones[0]]}
-    text = with_parameters(with_backbones((upper / CONFIG).read_text("utf-8"), backbones), changed)
-    (upper / CONFIG).write_text(with_stages(text, _stages(group)), "utf-8")
+        _check_alike(group, parameters, first, backbone)
+    return Parameters({**parameters[first], **device_parameters(group.devices_of(0)), "dtype": placement.precisions[first]})
 
 
 def _check_parameters(group: Group, backbone: str, parameters: Mapping[str, str], precision: str) -> None:
@@ -221,10 +213,15 @@ def _check_alike(group: Group, parameters: Mapping[str, Mapping[str, str]], firs
 
 def _copy_model(source: Path, target: Path) -> None:
     """Copies a model's configuration: it may be edited in place, so it is not linked."""
-    if not (source / CONFIG).is_file():
-        raise InvalidInput(f"{source / CONFIG} is missing: export the repository again")
     (target / "1").mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / CONFIG, target / CONFIG)
+    shutil.copyfile(_config(source / CONFIG), target / CONFIG)
+
+
+def _config(path: Path) -> Path:
+    """Returns the path of a configuration, which must be there."""
+    if not path.is_file():
+        raise InvalidInput(f"{path} is missing: export the repository again")
+    return path
 
 
 def _stages(group: Group) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import torch
 
-from hplm.engine.settings import check
+from hplm.engine.settings import STAGES, check
 from hplm.errors import InvalidInput
 from hplm.generation.cache import least_tokens
 from hplm.generation.settings import read_settings
 from hplm.model.config import BackboneConfig
 from hplm.options import LAYER_DTYPES
+from hplm.parameters import Parameters, parameters_of
 from hplm.scheduling import policy
+from hplm.tenants.models import BACKBONES, upper_name
 
 ALIAS = "hplm"
 CONFIGS = Path(__file__).with_name("configs")
@@ -80,23 +83,42 @@ def _check_generation(config: BackboneConfig, options: ServingOptions) -> None:
 
 def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
     tensors = {name: template(name) for name in ("answers", "prompts", "generated")}
-    values = {**_parameters(options), "name": config.name, "max_texts": MAX_TEXTS, **tensors}
+    own = {"upper": upper_name([config.name]), "computes": "backbone", "backbones": config.name, "more": ""}
+    values = {**_parameters(options), "name": config.name, "max_texts": MAX_TEXTS, **tensors, **own}
     models = {ALIAS: "alias"}
     if config.is_decoder:
         models[config.name] = "generate"
     else:
-        models |= {config.name: "ensemble", f"{config.name}-lookup": "lookup", f"{config.name}-upper": "upper"}
+        models |= {config.name: "ensemble", f"{config.name}-lookup": "lookup", own["upper"]: "upper"}
     admin = repository / f"{config.name}-admin"
     if options.admin:
         models[admin.name] = "admin"
     elif _is_admin(admin):
         shutil.rmtree(admin)
     for model, kind in models.items():
-        folder = repository / model
-        (folder / "1").mkdir(parents=True, exist_ok=True)
-        temporary = folder / "config.pbtxt.writing"
-        temporary.write_text(Template(template(kind) + "\n").substitute(values), "utf-8")
-        temporary.rename(folder / "config.pbtxt")
+        _write(repository / model, kind, values)
+
+
+def write_group(repository: Path, backbones: Sequence[str], parameters: Parameters, stages: str) -> None:
+    """Writes the model that computes all these backbones, with these parameters, and the models that call it."""
+    upper = upper_name(backbones)
+    computes = "backbone" if len(backbones) == 1 else BACKBONES
+    known = {*parameters_of(CONFIGS / "upper.pbtxt"), "backbone", BACKBONES, STAGES}
+    others = {name: value for name, value in parameters.items() if name not in known} | ({STAGES: stages} if stages else {})
+    more = "\n".join(f'parameters {{ key: "{name}"  value {{ string_value: "{value}" }} }}' for name, value in others.items())
+    own = {"upper": upper, "computes": computes, "backbones": " ".join(backbones), "more": more}
+    fixed = {"max_texts": str(MAX_TEXTS), "answers": template("answers"), "auto_because": "the profiled precision"}
+    _write(repository / upper, "upper", Parameters({**parameters, **fixed, **own}))
+    for backbone in backbones:
+        _write(repository / backbone, "ensemble", {**fixed, "name": backbone, "upper": upper})
+
+
+def _write(folder: Path, kind: str, values: Mapping[str, object]) -> None:
+    """Writes a model's configuration, whole or not at all."""
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    temporary = folder / "config.pbtxt.writing"
+    temporary.write_text(Template(template(kind)).substitute(values).rstrip("\n") + "\n", "utf-8")
+    temporary.rename(folder / "config.pbtxt")
 
 
 def _parameters(options: ServingOptions) -> dict[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from builder.publish.config_changes import with_parameters
 from builder.publish.export import export
 from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
@@ -170,11 +170,23 @@ def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path):
     assert {path.name for path in group.iterdir()} == {*("hplm", "toy", "toy-lookup", "deep", "deep-lookup", "toy+deep-upper")}
     text = (group / "toy+deep-upper/config.pbtxt").read_text()
     assert 'name: "toy+deep-upper"' in text and "# toy+deep-upper: " in text and "toy-upper" not in text
-    assert "At the export: " in (two / "toy-upper/config.pbtxt").read_text() and "At the export: " not in text
     parameters = parameters_of(group / "toy+deep-upper/config.pbtxt")
     assert (parameters["backbones"], parameters["stages"]) == ("toy deep", "0-0@cpu:4 1-1@cpu:2; 0-1@cpu:4 2-3@cpu:2")
     assert {upper_of(group, name) for name in ("toy", "deep")} == {"toy+deep-upper"} and upper_of(two, "toy") == "toy-upper"
     assert found.tenants == 2 * len(SERVED)
+
+
+def with_slots(config, slots):
+    return re.sub(r'("slots" .* string_value: )"4"', rf'\g<1>"{slots}"', config)
+
+
+def test_what_was_edited_in_the_parameters_of_an_export_stays_in_its_groups(toy, tmp_path):
+    repository, placement = copied(toy.repository, tmp_path), placement_of(toy.folder, group("one", "toy/root"))
+    config = repository / "toy-upper/config.pbtxt"
+    config.write_text(with_slots(config.read_text(), "9") + NEWER)
+    emit(placement, repository, tmp_path / "groups")
+    expected = {**parameters_of(config), "device": "cpu", "threads": "1", "dtype": "fp32"}
+    assert expected["slots"] == "9" and parameters_of(tmp_path / "groups/one/toy-upper/config.pbtxt") == expected
 
 
 NEWER = 'parameters { key: "newer" value { string_value: "7" } }\n'
@@ -195,7 +207,7 @@ def test_backbones_that_cannot_share_an_engine_are_refused(two, tmp_path, change
     for name, changed in changes.items():
         config = repository / f"{name}-upper/config.pbtxt"
         text = config.read_text()
-        config.write_text(text + changed if isinstance(changed, str) else with_parameters(text, changed))
+        config.write_text(text + changed if isinstance(changed, str) else with_slots(text, changed["slots"]))
     placement = placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT)
     placement = replace(placement, precisions=precisions or placement.precisions)
     with pytest.raises(InvalidInput, match=mentioning("'both'", *named)):
