@@ -40,7 +40,6 @@ def doctor(
         checks.shared_memory(SHARED_MEMORY, os.statvfs(SHARED_MEMORY)),
         checks.regions(SHARED_MEMORY),
         checks.draining(inherited.draining()),
-        checks.command_lines(Path("/proc")),
         checks.secret_files(secrets),
         checks.admin_keys(os.environ, secrets),
         checks.number_format(),

@@ -36,8 +36,6 @@ SHORTEST_KEY = 20  # characters
 ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
 _IPC_LOCK = 1 << 14  # the capability that lifts the limit of locked memory
 _REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
-# `hplm serve` leaves asterisks.
-_SECRET = re.compile(rb"--(?:http-restricted-api|grpc-restricted-protocol)=[^=]*=(?!\*+(?:=|$))")
 
 
 @dataclass(frozen=True)
@@ -153,25 +151,6 @@ def regions(folder: Path) -> Finding:
         way_out = "let no other users onto the machine, or give the server a /dev/shm of its own, as a container has"
         return Finding("regions", PROBLEM, f"other users may read texts of requests in {some(seen)}", way_out)
     return Finding("regions", OK, f"{len(found)} regions of servers in {folder}, none readable by others")
-
-
-def command_lines(processes: Path) -> Finding:
-    seen: list[str] = []
-    for path in sorted(processes.glob("[0-9]*/cmdline")):
-        try:
-            line = path.read_bytes().replace(b"\0", b"=")  # the value of a flag may be the next word
-        except OSError:  # it has ended, or is another user's where /proc is closed
-            continue
-        if _SECRET.search(line):
-            seen.append(path.parent.name)
-    if seen:
-        return Finding(
-            "command lines",
-            WARNING,
-            f"every user of this machine may read the administrator's secret of process {some(seen)}",
-            "start the server with `hplm serve`, which overwrites it, or mount /proc with hidepid=2",
-        )
-    return Finding("command lines", OK, "no secret of a server is on a command line")
 
 
 def number_format() -> Finding:

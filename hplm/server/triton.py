@@ -24,7 +24,6 @@ from hplm.server.held import holders, wait_until_idle
 from hplm.server.ports import Ports, in_use, listens_at, reachable, resolve
 from hplm.server.process import Process, Tie
 from hplm.server.repository import model_names
-from hplm.server.secrecy import hide
 from hplm.server.stubs import make_private, region_prefix
 
 DRAIN_SECONDS = 10.0  # for requests in flight when a server is stopped
@@ -32,7 +31,6 @@ _EXIT_TIMEOUT_S = 10  # how long Triton itself waits after a SIGTERM from somebo
 _EMPTY_SERVER_GRACE_S = 2.0
 _ATTEMPTS = 3  # at ports that are free when they are chosen, but may be taken before Triton listens on them
 _STOOD_STILL = "boost::interprocess::lock_exception"  # Triton's last words if a model's process did not move for a second
-_STARTED = re.compile(r"^[IWE]\d{4} ", re.MULTILINE)  # a line of Triton's log: its arguments are read
 
 
 class TritonServer:
@@ -238,14 +236,10 @@ class TritonServer:
         ]
 
     def _becomes_ready(self, process: Process, deadline: float) -> bool:
-        control, hidden = self.control(), False
+        control = self.control()
 
         def is_ready() -> bool:
-            nonlocal hidden
             pid = process.pid
-            if pid and not hidden and _STARTED.search(process.said()):
-                hide(pid, self._secret)
-                hidden = True
             # Others, who answer too, may have taken a port that was free. That of metrics is the last one.
             return bool(pid) and control.ready() and listens_at(pid, (self._ports.http, self._ports.metrics))
 

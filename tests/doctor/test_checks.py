@@ -96,19 +96,6 @@ def test_a_missing_file_of_secrets_is_a_finding(tmp_path):
         assert checks.admin_keys({}, [tmp_path / name]).status == UNKNOWN
 
 
-def test_a_secret_on_a_command_line_is_told(tmp_path):
-    for pid, line in ((1, b"init\0"), (7, b"")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cmdline").write_bytes(line)
-    for between in (b"=", b"\0"):
-        (tmp_path / "7" / "cmdline").write_bytes(b"--http-restricted-api" + between + b"logging:hplm-admin=hidden\0--x\0")
-        finding = checks.command_lines(tmp_path)
-        assert finding.status == WARNING and mentions(finding.says, 7) and "hidden" not in finding.says + finding.do
-    for hidden in (b"", b"tritonserver\0--http-restricted-api=logging:hplm-admin=******\0"):
-        (tmp_path / "7" / "cmdline").write_bytes(hidden)
-        assert checks.command_lines(tmp_path).status == OK
-
-
 def test_tenants_without_keys_are_a_problem_on_an_open_address(toy, tmp_path):
     finding = checks.tenants(toy.repository, None, is_open=True)
     assert finding.status == PROBLEM and mentions(finding.says, "acme", len(SERVED))
