@@ -1,17 +1,12 @@
-"""A tritonserver's log: the form of our lines in it, its errors, how large it may grow, and where threads stand."""
+"""A tritonserver's log: the form of our lines in it, its errors, and how large it may grow."""
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import logging
 import os
 import re
-import signal
 import time
 from pathlib import Path
-
-from hplm.server import process_group
 
 _LINE = "%(levelname).1s%(asctime)s.%(msecs)03d000 %(process)d %(name)s:%(lineno)d] %(message)s"  # as Triton's
 _GLOG = re.compile(r'^E\d{4} \S+\s+\d+ \S+:\d+\] +"?(?P<said>.*?)"?\s*$')
@@ -27,8 +22,6 @@ _NOISE = (
 _MOST_LINES = 30
 LARGEST = 64_000_000  # bytes of a log; it may grow within seconds when somebody floods the server
 _KEPT = 1_000_000  # bytes of its end that are kept in a second file
-_ASKED = signal.SIGUSR1  # asks a model process or an engine to write the stacks of its threads into the log
-_LONGEST_WAIT = 5.0  # seconds, for processes that are kept from computing
 
 
 def formatter() -> logging.Formatter:
@@ -38,11 +31,10 @@ def formatter() -> logging.Formatter:
 
 
 def begin_log() -> None:
-    """Lets this process write its log to standard error, and where its threads stand when somebody asks."""
+    """Lets this process write its log to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(formatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    faulthandler.register(_ASKED)
 
 
 def read(path: Path, offset: int = 0) -> str:
@@ -89,35 +81,3 @@ def complaints(text: str) -> list[str]:
 def tail(text: str, count: int = 15) -> list[str]:
     """Returns the last lines, without Triton's tables of settings."""
     return [line for line in text.splitlines() if line.strip() and line[0] not in "|+"][-count:]
-
-
-def stacks_of(group: int, log_file: Path) -> str:
-    """Returns the stacks of the processes of a group that write them into this log when they are asked."""
-    begin = log_file.stat().st_size
-    for pid in process_group.members(group):  # one after the other, or their lines would mix
-        if _is_heard(pid):
-            _ask(pid, log_file)
-    return read(log_file, begin)
-
-
-def _ask(pid: int, log_file: Path) -> None:
-    before = seen = log_file.stat().st_size
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        os.kill(pid, _ASKED)
-    deadline = time.monotonic() + _LONGEST_WAIT
-    while time.monotonic() < deadline:
-        time.sleep(0.05)
-        size = log_file.stat().st_size
-        if before < seen == size:  # it has written, and writes no more
-            return
-        seen = size
-
-
-def _is_heard(pid: int) -> bool:
-    """Returns whether a process handles the signal, which would end another one."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1]
-    return bool(int(caught, 16) >> (_ASKED - 1) & 1)

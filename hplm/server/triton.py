@@ -252,7 +252,6 @@ class TritonServer:
     def _failure(self, process: Process) -> HplmError:
         if process.pid:
             what, said = f"tritonserver was not ready within {self._start_timeout:.0f} s", self.last_words()
-            said += "\n" + log.stacks_of(process.pid, self.log_file) if self.log_file is not None else ""
         else:
             for flag, port in self._lost_ports(process):
                 return HplmError(in_use(self.address, port, flag))

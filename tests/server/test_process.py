@@ -10,28 +10,12 @@ from unittest.mock import Mock
 import pytest
 
 from hplm.errors import HplmError
-from hplm.server import Gateway, log, process_group
+from hplm.server import Gateway, process_group
 from hplm.server.process import Process
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, Clock, eventually
 
 SLEEPING = [sys.executable, "-c", "print('Ready', flush=True); import time; time.sleep(600)"]
-
-HANGING = """
-import faulthandler, signal, subprocess, threading
-faulthandler.register(signal.SIGUSR1)
-lock, waits = threading.Lock(), threading.Event()
-def wait_for_a_dead_disk():
-    waits.set()
-    with lock:
-        pass
-with lock:
-    threading.Thread(target=wait_for_a_dead_disk).start()
-    waits.wait()
-    other = subprocess.Popen(["sleep", "600"])
-    print("Ready", flush=True)
-    other.wait()
-"""
 
 
 @pytest.fixture
@@ -214,11 +198,3 @@ def test_a_gateway_that_ends_is_started_again_by_a_thread_of_its_own(tmp_path):
         eventually(lambda: said)
     assert gateway.pid is None and mentions(said[0], "restarting", "OpenAI", "code 1")
     assert "no url" in (tmp_path / "log").read_text()
-
-
-def test_a_process_that_hangs_says_where_its_threads_stand_and_others_live_on(make, tmp_path):
-    process = make([sys.executable, "-c", HANGING])
-    process.start()
-    process.wait_until(lambda: "Ready" in process.said(), PATIENCE)
-    assert mentions(log.stacks_of(process.pid, tmp_path / "logs" / "it.log"), "in wait_for_a_dead_disk", "in <module>")
-    assert len(process_group.members(process.pid)) == 2
