@@ -48,14 +48,6 @@ def stubs(group: int | None) -> list[Stub]:
     return found
 
 
-def size_of(region: Path) -> int:
-    """Returns the memory that a region takes, or 0 if it has just gone."""
-    try:
-        return region.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
-
-
 def _own_name(arguments: list[str]) -> str | None:
     """Returns the name of a model whose code is in its own folder. Its number could be taken for that of an instance."""
     folder = Path(arguments[1]).parent.parent.name

@@ -7,7 +7,6 @@ held any requests, the whole server is started again: closed connections are an 
 from __future__ import annotations
 
 import http.client
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,14 +18,12 @@ from hplm.server import process_group
 from hplm.server.held import Holder, holders
 from hplm.server.probing import Probe, State
 from hplm.server.process import SOON_SECONDS, longer, restarting
-from hplm.server.stubs import make_private, regions, size_of, stubs
+from hplm.server.stubs import make_private, regions, stubs
 from hplm.server.triton import TritonServer
 
 LOOK_SECONDS = 1.0  # between two looks
 PROBE_SECONDS = 5.0  # for an answer: a busy machine may take long
-REGIONS_SHARE = 0.5  # of /dev/shm; a region grows with the largest request and never shrinks
 SILENT_SECONDS = 15.0  # a model that says nothing, or that it is broken, for so long does not recover
-RECYCLE_SECONDS = 60.0  # the least between two processes that are replaced for their memory
 
 
 @dataclass(eq=False)
@@ -37,12 +34,10 @@ class Supervisor:
     say: Callable[[str], None]
     look_s: float = LOOK_SECONDS
     probe_s: float = PROBE_SECONDS
-    regions_share: float = REGIONS_SHARE
     clock: Clock = time
 
     def __post_init__(self) -> None:
         self._pause = 0.0
-        self._recycled = 0.0  # when
         self._begin()
 
     def look(self) -> None:
@@ -68,7 +63,6 @@ class Supervisor:
                 return
             if self.server.wait(0) is not None:
                 return
-        self._recycle()
 
     def _ask(self, model: str, probe: Probe) -> str | None:
         """Asks a model, and loads it again if its process has ended. Returns why the server must be started again instead."""
@@ -130,19 +124,6 @@ class Supervisor:
         """Returns what is known of model processes that have ended without being told to."""
         alive = process_group.members(self.server.group)
         return [holder for holder in holders(self.server.id) if holder.pid not in alive]
-
-    def _recycle(self) -> None:
-        """Replaces the process with the largest region when regions take too much of /dev/shm."""
-        taken = sum(map(size_of, regions(self.server.id)))
-        bound = self.regions_share * shutil.disk_usage(process_group.SHARED_MEMORY).total
-        if taken < bound or self.clock.monotonic() - self._recycled < RECYCLE_SECONDS:
-            return
-        largest = max(stubs(self.server.group), key=lambda stub: size_of(stub.region), default=None)
-        self._recycled = self.clock.monotonic()
-        if largest is not None:
-            size = size_of(largest.region)
-            if self._load(largest.model):
-                self.say(f"loaded        {largest.model} again, because its shared memory had grown to {size / 1e6:,.0f} MB")
 
     def _restart(self, why: str) -> None:
         """Starts the server again, as often as it takes."""

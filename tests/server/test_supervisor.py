@@ -3,7 +3,6 @@
 import http.client
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +18,12 @@ from hplm.errors import HplmError, error_in
 from hplm.plot.table import Table
 from hplm.server import Supervisor, TritonServer
 from hplm.server.held import holders
-from hplm.server.stubs import regions, size_of, stubs
+from hplm.server.stubs import regions, stubs
 from testing.random_store import SPECIAL
 from testing.toy import WORDS
 from tests.backbones import NAMES
 from tests.server.asking import Asking
-from tests.server.stock import LIBRARIES, body_of, posted
+from tests.server.stock import LIBRARIES
 from tests.support.message import mentioning, mentions
 from tests.support.metrics import Scraped
 from tests.support.servers import engine_of, kill_model
@@ -46,12 +45,9 @@ class Watched:
         self.server, self.stock = lease.server, lease.stock()
         self.expected = self.ask()
         (self.upper,) = (stub.model for stub in stubs(self.server.pid) if stub.model.endswith("-upper"))  # of both backbones
-        self.supervise()
-
-    def supervise(self, **limits):
-        """Looks more often than `hplm serve` does, and waits less for what a server that is not busy does at once."""
         self.said = []
-        self.supervisor = Supervisor(self.server, self.said.append, look_s=0.1, probe_s=1.5, **limits)
+        # It looks more often than `hplm serve` does, and waits less for what a server that is not busy does at once.
+        self.supervisor = Supervisor(self.server, self.said.append, look_s=0.1, probe_s=1.5)
 
     def ask(self):
         """Returns the labels of both backbones, or why there are none."""
@@ -129,18 +125,6 @@ def test_a_model_that_stands_still_is_replaced(watched):
     watched.until(lambda: all(stub.pid != still for stub in stubs(watched.server.pid or 0)) and engine_of(watched.server))
     watched.until_as_before()
     assert watched.said[-1].startswith(("loaded", "Ready again"))
-
-
-@on_group
-def test_a_process_whose_shared_memory_has_grown_is_replaced_between_requests(watched):
-    assert posted(watched.server, ("toy", "infer"), body_of(["x" * 30_000_000], parameters={}))[0] == 404
-    assert size_of(watched.stub("toy-lookup").region) > 25_000_000
-    server = watched.server.pid
-    watched.supervise(regions_share=30_000_000 / shutil.disk_usage("/dev/shm").total)
-    watched.until_loaded("MB")
-    watched.until_as_before()
-    assert watched.server.pid == server
-    watched.until(lambda: all(size_of(region) < 25_000_000 for region in regions(watched.server.id)))
 
 
 @on_group
