@@ -1,9 +1,8 @@
-"""A tritonserver's log: the form of our lines in it, its errors, and how large it may grow."""
+"""A tritonserver's log: the form of our lines in it, and its errors."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from pathlib import Path
@@ -20,8 +19,6 @@ _NOISE = (
     "which has no loaded version",
 )
 _MOST_LINES = 30
-LARGEST = 64_000_000  # bytes of a log; it may grow within seconds when somebody floods the server
-_KEPT = 1_000_000  # bytes of its end that are kept in a second file
 
 
 def formatter() -> logging.Formatter:
@@ -41,27 +38,6 @@ def read(path: Path, offset: int = 0) -> str:
     with path.open("rb") as log:
         log.seek(offset)
         return log.read().decode(errors="replace")
-
-
-def rotate(path: Path) -> bool:
-    """Keeps the end of a log that is too large in FILE.1, and empties it. Returns whether it did. Somebody may have removed it.
-
-    The server goes on writing to the same file: it was opened to append.
-    """
-    try:
-        if path.stat().st_size <= LARGEST:
-            return False
-    except FileNotFoundError:
-        return False
-    with path.open("rb") as log:
-        log.seek(-_KEPT, os.SEEK_END)
-        end = log.read()
-    os.truncate(path, 0)  # before anything is written: it may have filled the disk
-    try:
-        path.with_name(f"{path.name}.1").write_bytes(end)
-    except OSError as error:  # the server goes on without its older lines
-        logging.getLogger(__name__).warning("the last lines of %s are lost: %s", path, error)
-    return True
 
 
 def complaints(text: str) -> list[str]:

@@ -118,11 +118,6 @@ class Process:
         """Returns what it has printed since it was started."""
         return log.read(self.log_file, self._begins) if self.log_file is not None else ""
 
-    def limit_log(self) -> None:
-        """Keeps the log's last lines in a second file when it has grown too large, and empties it."""
-        if self.log_file is not None and log.rotate(self.log_file):
-            self._begins = 0
-
     def last_words(self) -> str:
         return "\n".join(f"  {line}" for line in log.tail(self.said()))
 

@@ -50,7 +50,6 @@ class Supervisor:
             if holder.may_have_lost:
                 self._restart(_lost(holder))
                 return
-        self.server.limit_log()
         make_private(self.server.id)  # also those of models that were loaded meanwhile
         self._take_models()
         if not self._models and self.clock.monotonic() - self._since > SILENT_SECONDS:

@@ -144,11 +144,6 @@ class TritonServer:
         """Returns the errors in the log."""
         return "\n".join(f"  {line}" for line in log.complaints(self._process.said() if self._process else ""))
 
-    def limit_log(self) -> None:
-        """Keeps the log's last lines in a second file when it has grown too large, and empties it."""
-        if self._process is not None:
-            self._process.limit_log()
-
     def control(self) -> Control:
         """Returns what calls this server's restricted APIs."""
         host = reachable(self.address)

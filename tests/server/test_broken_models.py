@@ -33,9 +33,6 @@ class Played(Clock):
     def wait(self, seconds):
         return None
 
-    def limit_log(self):
-        pass
-
     def control(self):
         return self
 
