@@ -50,8 +50,6 @@ def doctor(
         from hplm.server.repository import model_names
 
         model_names(repository)
-        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        findings.append(checks.locked_memory(repository, state, limit, checks.capabilities()))
         findings.append(checks.tenants(repository, state, is_open))
     problems = [finding.check for finding in findings if finding.status == checks.PROBLEM]
     for finding in findings:

@@ -42,7 +42,7 @@ def export(
     :param max_sequences: decoders: most sequences that run together
     :param cache_tokens: decoders: tokens whose keys and values have room in memory
     :param queue_texts: most texts that may wait
-    :param hot: rows of each table to lock in memory, or to keep on the GPU
+    :param hot: rows of each table to read into memory before serving, or to keep on the GPU
     :param preload: read the tables into memory before serving
     """
     from builder.publish.export import check_export, export, refuse_mixture

@@ -9,20 +9,14 @@ import os
 import re
 import resource
 import stat
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import MISFITS, HplmError, some
 from hplm.model.fastest import FILE, fastest
-from hplm.parameters import parameters_of
-from hplm.plot.table import Table
-from hplm.registry.store import Place, local
+from hplm.registry.store import Place
 from hplm.tenants.directory import Directory
-from hplm.tenants.models import upper_config
-from hplm.tenants.state import EXPORTED_TABLES, State
-from hplm.tenants.verification import versions
 
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
 
@@ -34,7 +28,6 @@ SHARED_MEMORY = 1 << 30
 FREE_SHARED_MEMORY = 1 << 28
 SHORTEST_KEY = 20  # characters
 ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
-_IPC_LOCK = 1 << 14  # the capability that lifts the limit of locked memory
 _REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
 
 
@@ -108,27 +101,6 @@ def shared_memory(folder: Path, space: os.statvfs_result) -> Finding:
     if free < FREE_SHARED_MEMORY:
         return Finding("shared memory", PROBLEM, seen, f"stop what fills it; `ls -l {folder}` shows the files of ended servers")
     return Finding("shared memory", OK, seen)
-
-
-def locked_memory(repository: Path, state: Place | None, limit: int, capabilities: int) -> Finding:
-    needed = Counter[Path]()  # by the engine, which may compute several backbones
-    for tables in sorted(repository.glob(f"*/1/{EXPORTED_TABLES}")):
-        config = upper_config(repository, tables.parents[1].name)
-        needed[config] += _hot_bytes(config, tables, state)
-    largest = max(needed.values(), default=0)
-    if not largest:
-        return Finding("locked memory", OK, "no rows of tables are to be locked in memory")
-    seen = f"`--hot` locks {_mb(largest)} on a CPU"
-    if capabilities & _IPC_LOCK or limit == resource.RLIM_INFINITY:
-        return Finding("locked memory", OK, f"{seen}, and this process may lock all memory")
-    if limit >= largest:
-        return Finding("locked memory", OK, f"{seen}, and this process may lock {_mb(limit)}")
-    way_out = (
-        f"start the server after `ulimit -l {largest // 1024 + 1}`, with `docker run --ulimit memlock=-1`, or export with less"
-    )
-    return Finding(
-        "locked memory", PROBLEM, f"{seen}, but this process may lock {_mb(limit)}: the model is not loaded", way_out
-    )
 
 
 def secret_files(files: Sequence[Path]) -> Finding:
@@ -231,12 +203,6 @@ def is_open_address(address: str) -> bool:
         return address != "localhost"
 
 
-def capabilities() -> int:
-    """Returns the effective capabilities of this process, as a set of bits."""
-    found = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text("utf-8"), re.MULTILINE)
-    return int(found[1], 16) if found else 0
-
-
 def _ask(server: str, method: str, path: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(server, timeout=10)
     try:
@@ -245,20 +211,6 @@ def _ask(server: str, method: str, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-def _hot_bytes(config: Path, tables: Path, state: Place | None) -> int:
-    """Returns the bytes of a backbone's tables that an engine with this configuration locks."""
-    if not config.is_file():  # a decoder locks no rows
-        return 0
-    parameters = parameters_of(config)
-    rows = int(parameters.get("plot_hot") or 0)
-    if not rows or parameters.get("device", "auto").startswith("cuda"):  # then the rows are on the device
-        return 0
-    folders = versions(tables)
-    if state is not None:
-        folders += versions(State(local(state) / tables.parents[1].name).tables)
-    return sum(Table(folder).rows.first_bytes(rows) for folder in folders if (folder / "meta.json").exists())
 
 
 def _may_read(file: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -64,9 +64,7 @@ class Served:
     def __init__(self, folder: Path, settings: Settings, state: Place | None = None) -> None:
         self._settings = settings
         self._serving = False
-        self._locked_rows = 0 if settings.on_accelerator else settings.plot_hot
         self.backbone = Backbone(folder, state, self._prepare)
-        self._lock(self.backbone.view.forest.tables())
         self._serving = True
         self.engine, self.stager = open_engine(self.backbone, settings)
         self.instruments = Instruments(settings.journal, self.name)
@@ -96,8 +94,6 @@ class Served:
     def _bring_in_beside(self, rows: StoredRows) -> None:
         try:
             self._preload(rows)
-            if self._locked_rows:
-                rows.lock(self._locked_rows)
         except (HplmError, OSError) as error:
             log.error("a new table is served from disk instead of memory: %s", error)
 
@@ -107,14 +103,3 @@ class Served:
             rows.preload()
         elif self._settings.plot_hot:
             rows.preload(self._settings.plot_hot)
-
-    def _lock(self, tables: Sequence[Table]) -> None:
-        """Locks the hot rows of all tables, or raises: what was asked to stay in memory must not be read from disk."""
-        if not self._locked_rows:
-            return
-        try:
-            for table in tables:
-                table.rows.lock(self._locked_rows)
-        except InvalidInput as error:
-            needed = sum(table.rows.first_bytes(self._locked_rows) for table in tables)
-            raise InvalidInput(f"{error}. All {len(tables)} tables together take {needed:,} bytes") from None

@@ -1,4 +1,4 @@
-"""The stored rows of a table, memory-mapped: read ahead in parallel, checked at first use, and locked on request.
+"""The stored rows of a table, memory-mapped: read ahead in parallel, and checked at first use.
 
 They store vectors in 16 bits a number, or in 8 bits with a scale and an offset for each vector. The engine and the reference
 read the same numbers.
@@ -9,7 +9,6 @@ all rows of a batch that may not be in memory, and reads them together. One thre
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
@@ -25,14 +24,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hplm.arrays import Array
-from hplm.errors import InvalidInput
 from hplm.options import TABLE_DTYPES
 from hplm.plot.table import SCALE_AND_OFFSET, TableMeta
 
 BLOCK = 8 << 20
 READERS = 8
 ROWS_CHECKED = 4096  # rows in one step of a check of all rows
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SixteenBit:
@@ -119,7 +116,6 @@ class StoredRows:
             warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to it
             stored = torch.frombuffer(mapped, dtype=torch.uint8)
         self.typed = self._coding.typed(stored.view(-1, meta.vector_bytes))
-        self._locked = 0
         self._sound = np.zeros(meta.rows, dtype=bool)  # the row has matched its checksum
         self._warm = np.zeros(meta.rows, dtype=bool)  # the row was read, and no sign says that it has left memory
 
@@ -142,8 +138,8 @@ class StoredRows:
         return unseen[~good]
 
     def count_as_cold(self) -> None:
-        """Reads all rows but locked ones ahead again. If touched rows were on disk, memory is short, and any may be gone."""
-        self._warm[self._locked :] = False
+        """Reads all rows ahead again. If touched rows were on disk, memory is short, and any may be gone."""
+        self._warm[:] = False
 
     def raw(self, rows: Array) -> Array:
         """Returns the bytes of rows, which must have been touched."""
@@ -157,13 +153,9 @@ class StoredRows:
         """Copies the first rows to a device."""
         return self.typed[: rows * self._vectors].to(device, copy=True)
 
-    def first_bytes(self, rows: int) -> int:
-        """Returns the bytes of the first rows."""
-        return min(rows, len(self)) * self._stride
-
     def preload(self, rows: int | None = None) -> None:
         """Reads the first `rows` (default: all) into the page cache."""
-        size = self.first_bytes(len(self) if rows is None else rows)
+        size = min(len(self) if rows is None else rows, len(self)) * self._stride
 
         def read(start: int) -> None:
             os.pread(self._file.fileno(), min(BLOCK, size - start), start)
@@ -171,20 +163,6 @@ class StoredRows:
         with ThreadPoolExecutor(READERS) as pool:
             list(pool.map(read, range(0, size, BLOCK)))
         self._warm[: size // self._stride] = self._sound[: size // self._stride]
-
-    def lock(self, rows: int) -> None:
-        """Locks the first rows in memory, so that they are never evicted. Call `preload` first: it reads many pages at once."""
-        rows = min(rows, len(self))
-        size = self.first_bytes(rows)
-        if _libc.mlock(ctypes.c_void_p(self.typed.data_ptr()), ctypes.c_size_t(size)):
-            limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-            allowed = "no limit" if limit == resource.RLIM_INFINITY else f"a limit of {limit:,} bytes"
-            raise InvalidInput(
-                f"locking {rows:,} rows of {self._path} in memory takes {size:,} bytes and was refused "
-                f"({os.strerror(ctypes.get_errno())}, with {allowed} for this process): raise the limit (ulimit -l, docker run "
-                "--ulimit memlock=-1), lower plot_hot (hplm export --hot), or use plot_preload"
-            )
-        self._locked = rows
 
     def broken(self, progress: Callable[[int], object] = lambda size: None) -> Iterator[int]:
         """Yields the rows that do not match their checksums. Calls `progress` with the number of bytes read."""

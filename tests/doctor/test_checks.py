@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,22 +53,6 @@ FOUND = [  # a check, what it looks at, its status, and what it names
 def test_a_check_says_how_bad_it_is_and_names_it(check, given, status, named):
     finding = check(*given)
     assert finding.status == status and mentions(f"{finding.says} {finding.do}", *named)
-
-
-def test_locked_memory_must_suffice_for_hot_rows_of_all_backbones_of_an_engine(toy, tmp_path):
-    export(toy.store, tmp_path, ServingOptions(dtype="fp32", plot_hot=10))
-    assert checks.locked_memory(toy.repository, None, 0, 0).status == OK, "nothing is locked"
-    few = checks.locked_memory(tmp_path, None, 0, 0)
-    assert few.status == PROBLEM and "--hot" in few.says
-    needed = 3 * 10 * (3 * 32 * 2)  # tables, rows, bytes of a row: vectors of 32 values in fp16
-    assert checks.locked_memory(tmp_path, None, needed - 1, 0).status == PROBLEM
-    assert checks.locked_memory(tmp_path, None, needed, 0).status == OK
-    assert checks.locked_memory(tmp_path, None, 0, 1 << 14).status == OK, "root"
-    assert checks.locked_memory(tmp_path, None, INF, 0).status == OK
-    shutil.copytree(tmp_path / "toy", tmp_path / "more")
-    (tmp_path / "toy-upper").rename(tmp_path / "toy+more-upper")
-    assert checks.locked_memory(tmp_path, None, 2 * needed - 1, 0).status == PROBLEM
-    assert checks.locked_memory(tmp_path, None, 2 * needed, 0).status == OK
 
 
 READABLE = [(0o600, OK), (0o400, OK), (0o640, PROBLEM), (0o644, PROBLEM), (0o604, PROBLEM)]

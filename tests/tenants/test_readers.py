@@ -227,16 +227,6 @@ def test_requests_do_not_wait_while_a_table_is_read_into_memory(place, live, mon
     asker.close()
 
 
-def test_a_new_table_that_cannot_be_locked_is_served_from_disk(place, live, monkeypatch, caplog):
-    asker = Asker(live.folder, place[2], plot_hot="5")
-    monkeypatch.setattr("hplm.plot.rows._libc", type("Libc", (), {"mlock": staticmethod(lambda *_: -1)}))
-    add_lawyer(place[0], live)
-    asker.backbone.refresh()
-    assert not isinstance(asker.wait(asker.ask("lawyer", [WORDS[0]])), Exception)
-    eventually(lambda: names_in(caplog.text, "values", "ulimit -l"))
-    asker.close()
-
-
 def test_a_state_that_is_put_back_renews_no_lease_because_its_changes_do_not_arrive(place, live):
     clock, before = Clock(), live.state.current_file.read_bytes()
     live.add_key("tenant-0")
