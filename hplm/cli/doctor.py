@@ -16,33 +16,25 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def doctor(
     *, repository: Path | None = None, state: StatePlace = None, address: str = "127.0.0.1", server: str | None = None,
-    triton: str | None = None, secrets: tuple[Path, ...] = (), json: Json = False,
+    triton: str | None = None, json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
-    """Check an installation: known holes, limits, readable secrets. Exit with 1 if there is a problem.
+    """Check an installation: known holes, limits, tenants without keys. Exit with 1 if there is a problem.
 
     Run it on the server's machine and as the server's user.
 
-    :param repository: the served model repository: tenants and `--hot`
+    :param repository: the served model repository
     :param address: the address that clients reach; holes are problems on every other than loopback
     :param server: HOST:PORT of a running server's HTTP: its version, and what it restricts
     :param triton: Triton's release, such as 26.06, if it is not on this machine
-    :param secrets: files with secrets, such as hplm.env
     """
     from hplm.doctor import checks
-    from hplm.server import inherited, reply_sockets
 
     state = checked_state(state)
     is_open = checks.is_open_address(address)
     findings = [
         checks.triton(triton or _version(server), is_open),
         checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
-        checks.reply_buffers(_room(), reply_sockets.ROOM, reply_sockets.ANSWER),
         checks.shared_memory(SHARED_MEMORY, os.statvfs(SHARED_MEMORY)),
-        checks.regions(SHARED_MEMORY),
-        checks.draining(inherited.draining()),
-        checks.secret_files(secrets),
-        checks.admin_keys(os.environ, secrets),
-        checks.number_format(),
     ]
     if server:
         findings.append(checks.restricted(server))
@@ -59,15 +51,6 @@ def doctor(
     if problems:
         print(f"hplm doctor: problems with {', '.join(problems)}", file=sys.stderr)
     return {"ok": not problems, "checks": [vars(finding) for finding in findings]}, int(bool(problems))
-
-
-def _room() -> int:
-    """Returns the size of the buffers for answers of the servers that run here; without any, of a new one."""
-    from hplm.server import reply_sockets
-    from hplm.server.held import running_servers
-    from hplm.server.inherited import pid_of
-
-    return min((reply_sockets.room(pid_of(server)) for server in running_servers()), default=reply_sockets.usual())
 
 
 def _version(server: str | None) -> str | None:

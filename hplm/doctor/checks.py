@@ -6,15 +6,11 @@ import http.client
 import ipaddress
 import json
 import os
-import re
 import resource
-import stat
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import MISFITS, HplmError, some
-from hplm.model.fastest import FILE, fastest
 from hplm.registry.store import Place
 from hplm.tenants.directory import Directory
 
@@ -26,9 +22,6 @@ NEWEST_BULLETIN = "2026-08-18"  # NVIDIA's bulletins until this day are all abou
 OPEN_FILES = 8192  # two for each connection, and some for tables
 SHARED_MEMORY = 1 << 30
 FREE_SHARED_MEMORY = 1 << 28
-SHORTEST_KEY = 20  # characters
-ADMIN_KEYS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY")
-_REGIONS = ("hplm-*", "triton_python_backend_shm_region*")
 
 
 @dataclass(frozen=True)
@@ -78,20 +71,6 @@ def open_files(limits: tuple[int, int]) -> Finding:
     )
 
 
-def reply_buffers(size: int, enough: int, answer: int) -> Finding:
-    """`size`: of a new Unix socket's buffer, through which Triton's answers over HTTP go; `answer`: what each takes of it."""
-    seen = f"{size // answer:,} answers over HTTP may wait for a thread of Triton"
-    if size >= enough:
-        return Finding("reply buffers", OK, seen)
-    return Finding(
-        "reply buffers",
-        WARNING,
-        f"{seen}: it loses the next ones, and their clients wait for ever",
-        f"serve through the front door, or with `hplm serve`, which widens the buffers where it may; elsewhere `sysctl -w "
-        f"net.core.wmem_default={enough}` before the start",
-    )
-
-
 def shared_memory(folder: Path, space: os.statvfs_result) -> Finding:
     size, free = space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
     seen = f"{folder} has {_mb(size)}, of which {_mb(free)} are free"
@@ -101,35 +80,6 @@ def shared_memory(folder: Path, space: os.statvfs_result) -> Finding:
     if free < FREE_SHARED_MEMORY:
         return Finding("shared memory", PROBLEM, seen, f"stop what fills it; `ls -l {folder}` shows the files of ended servers")
     return Finding("shared memory", OK, seen)
-
-
-def secret_files(files: Sequence[Path]) -> Finding:
-    unread = [str(file) for file in files if not _may_read(file)]
-    if unread:
-        way_out = "name files that exist, and run this as a user who may read them"
-        return Finding("secret files", PROBLEM, f"cannot read {some(unread)}", way_out)
-    seen = [f"{file} ({_mode(file):04o})" for file in files if _mode(file) & 0o077]
-    if seen:
-        return Finding(
-            "secret files", PROBLEM, f"other users may read {some(seen)}", "`chmod 600` them, and change the secrets"
-        )
-    return Finding("secret files", OK, f"{len(files)} files of secrets are their owner's alone" if files else "none was named")
-
-
-def regions(folder: Path) -> Finding:
-    found = [path for pattern in _REGIONS for path in sorted(folder.glob(pattern))]
-    seen = [str(path) for path in found if _mode(path) & 0o066]
-    if seen:
-        way_out = "let no other users onto the machine, or give the server a /dev/shm of its own, as a container has"
-        return Finding("regions", PROBLEM, f"other users may read texts of requests in {some(seen)}", way_out)
-    return Finding("regions", OK, f"{len(found)} regions of servers in {folder}, none readable by others")
-
-
-def number_format() -> Finding:
-    found, way_out = fastest(), ""
-    if not found.kept:
-        way_out = f"let the server's user write {FILE}, or name `hplm export --dtype`: each start measures again"
-    return Finding("number format", OK if found.kept else WARNING, f"by `--dtype auto`, {found}", way_out)
 
 
 def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
@@ -145,30 +95,6 @@ def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
         f"{len(everybody):,} of {total:,} tenants{source} have no key and answer everybody: {some(sorted(everybody))}",
         "`hplm tenant key add TENANT` for each; it prints the key once",
     )
-
-
-def draining(servers: Sequence[str]) -> Finding:
-    """`servers`: of this machine, that drain."""
-    if servers:
-        says = f"{some(servers)} refuses all requests, because of `hplm drain` or a stop that has begun"
-        return Finding("draining", PROBLEM, says, "start the server again: only a new one takes requests")
-    return Finding("draining", OK, "no server here refuses requests because it is to be stopped")
-
-
-def admin_keys(environment: Mapping[str, str], files: Iterable[Path]) -> Finding:
-    """Looks at the keys of the environment, and at the lines `NAME=KEY` of files."""
-    given = [(name, environment[name].strip()) for name in ADMIN_KEYS if environment.get(name)]
-    for file in filter(_may_read, files):
-        given += re.findall(
-            rf"^\s*(?:export\s+)?({'|'.join(ADMIN_KEYS)})=[\"']?([^\s\"']*)", file.read_text("utf-8", "replace"), re.MULTILINE
-        )
-    weak = sorted({name for name, key in given if len(key) < SHORTEST_KEY or len(set(key)) < SHORTEST_KEY // 3})
-    if weak:
-        says = f"{some(weak)} can be guessed: it has less than {SHORTEST_KEY} characters, or nearly the same ones"
-        return Finding("admin keys", PROBLEM, says, "take one of `openssl rand -hex 24`")
-    if not given:
-        return Finding("admin keys", UNKNOWN, f"neither the environment nor a named file has {' or '.join(ADMIN_KEYS)}")
-    return Finding("admin keys", OK, f"{some(sorted({name for name, _ in given}))} cannot be guessed")
 
 
 def restricted(server: str) -> Finding:
@@ -211,17 +137,6 @@ def _ask(server: str, method: str, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-def _may_read(file: Path) -> bool:
-    return os.access(file, os.R_OK) and not file.is_dir()
-
-
-def _mode(path: Path) -> int:
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:  # removed meanwhile
-        return 0
 
 
 def _mb(size: float) -> str:

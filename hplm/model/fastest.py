@@ -49,7 +49,6 @@ LIMITS = "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "
 class Fastest:
     work: str
     speed: float | None  # of bf16, in times the speed of fp32; None: the CPU has no instructions for it
-    kept: bool = True  # whether the next process finds it
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +77,6 @@ def fastest(work: str = SERVING) -> Fastest:
         log.warning(
             "%s cannot be written (%s): each process measures again whether bf16 or fp32 is faster", FILE, error.strerror
         )
-        return _said(Fastest(work, speed, kept=False))
     return _said(Fastest(work, speed))
 
 

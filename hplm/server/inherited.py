@@ -43,12 +43,6 @@ def server_name(server_id: str, pid: int) -> str:
     return "-".join([server_id, str(pid), *facts(pid)[_STARTED : _STARTED + 1]])
 
 
-def pid_of(server: str) -> int:
-    found = SERVER.fullmatch(server)
-    assert found is not None, "a server's name"
-    return int(found["pid"])
-
-
 def is_running(server: str) -> bool:
     """Whether the server of this name runs on this machine, in this container."""
     found = SERVER.fullmatch(server)
@@ -78,12 +72,6 @@ def start_to_drain(server: str) -> None:
     """Makes the server's models refuse new requests. Returns when all of them do."""
     _make(SHARED_MEMORY / f"{server}{_DRAINING}")
     time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def draining() -> list[str]:
-    """Returns the names of the servers of this machine that leave or drain."""
-    found = {path.name.removesuffix(sign) for sign in (_LEAVING, _DRAINING) for path in SHARED_MEMORY.glob(f"*{sign}")}
-    return sorted(filter(is_running, found))
 
 
 class Drain:

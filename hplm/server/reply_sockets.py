@@ -41,14 +41,6 @@ def widen(pid: int) -> None:
         )
 
 
-def room(pid: int) -> int:
-    """Returns the size of the smallest buffer of a server; where it cannot be seen, the usual one."""
-    try:
-        return min(copied.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for copied in _unix_sockets(pid))
-    except (OSError, ValueError):
-        return usual()
-
-
 def usual() -> int:
     """Returns the size of a buffer that nobody has widened."""
     try:

@@ -34,16 +34,12 @@ def space(mb, free_mb):
 
 SHM = Path("/dev/shm")
 FOUND = [  # a check, what it looks at, its status, and what it names
-    (checks.draining, [[]], OK, []),
-    (checks.draining, [["one-7-7"]], PROBLEM, ["one-7-7", "hplm drain"]),
     *((checks.triton, [release, True], OK, [release]) for release in SAFE),
     *((checks.triton, [release, True], PROBLEM, [release, "26.06"]) for release in HOLED),
     (checks.triton, ["2.51.0", False], WARNING, []),
     *((checks.triton, [unknown, True], UNKNOWN, []) for unknown in (None, "x", "25", "1.9")),
     *((checks.open_files, [(1024, hard)], status, []) for hard, status in ((1024, PROBLEM), (65536, WARNING))),
     *((checks.open_files, [(limit, limit)], OK, []) for limit in (65536, INF)),
-    (checks.reply_buffers, [212992, 8 << 20, 768], WARNING, [f"{212992 // 768:,}", 8 << 20]),
-    (checks.reply_buffers, [8 << 20, 8 << 20, 768], OK, [f"{(8 << 20) // 768:,}"]),
     *((checks.shared_memory, [SHM, space(*mb)], PROBLEM, [SHM]) for mb in ((64, 64), (2048, 100))),
     (checks.shared_memory, [SHM, space(2048, 2000)], OK, [SHM]),
 ]
@@ -53,30 +49,6 @@ FOUND = [  # a check, what it looks at, its status, and what it names
 def test_a_check_says_how_bad_it_is_and_names_it(check, given, status, named):
     finding = check(*given)
     assert finding.status == status and mentions(f"{finding.says} {finding.do}", *named)
-
-
-READABLE = [(0o600, OK), (0o400, OK), (0o640, PROBLEM), (0o644, PROBLEM), (0o604, PROBLEM)]
-
-
-@pytest.mark.parametrize(("mode", "status"), READABLE)
-def test_files_of_secrets_and_regions_are_their_owners_alone(tmp_path, mode, status):
-    (tmp_path / "other").touch(0o644)
-    for name in ("hplm.env", "hplm-00ff-1", "triton_python_backend_shm_region_1"):
-        file = tmp_path / name
-        file.touch()
-        file.chmod(mode)
-        finding = checks.secret_files([file]) if name == "hplm.env" else checks.regions(tmp_path)
-        assert finding.status == status, f"{name} of mode {mode:o} is {finding.status}"
-        assert name != "hplm.env" or mentions(finding.says, file) == (status == PROBLEM)
-        file.unlink()
-
-
-def test_a_missing_file_of_secrets_is_a_finding(tmp_path):
-    finding = checks.secret_files([tmp_path / "none.env"])
-    assert finding.status == PROBLEM and mentions(finding.says, tmp_path / "none.env")
-    (tmp_path / "binary.p12").write_bytes(b"\xff\n")
-    for name in ("none.env", "binary.p12"):
-        assert checks.admin_keys({}, [tmp_path / name]).status == UNKNOWN
 
 
 def test_tenants_without_keys_are_a_problem_on_an_open_address(toy, tmp_path):
@@ -89,17 +61,6 @@ def test_tenants_without_keys_are_a_problem_on_an_open_address(toy, tmp_path):
     tenants = [replace(tenant, keys=(new_key()[1],)) for tenant in stored.tenants]
     Snapshot(0, stored.branches, tenants, stored.export).save(path)
     assert checks.tenants(tmp_path, None, is_open=True).status == OK
-
-
-@pytest.mark.parametrize(
-    ("key", "status"), [("short", PROBLEM), ("a" * 40, PROBLEM), ("0b6c1d0e7f2a4b58a9d3c4e5f6071829", OK), ("", UNKNOWN)]
-)
-def test_admin_keys_that_can_be_guessed_are_a_problem(tmp_path, key, status):
-    file = tmp_path / "hplm.env"
-    file.write_text(f"OTHER=1\nHPLM_ADMIN={key}\n" if key else "")
-    for finding in (checks.admin_keys({"HPLM_ADMIN_KEY": key}, []), checks.admin_keys({}, [file])):
-        assert finding.status == status
-        assert not key or key not in finding.says + finding.do
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """Answers wait inside Triton in the buffers of Unix sockets, and those that find no room there are lost."""
 
 import json
-import os
 import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,19 +23,6 @@ def test_buffers_that_cannot_be_widened_are_logged_with_the_way_out(caplog):
         pass
     reply_sockets.widen(ended.pid)
     assert mentions(caplog.text, "net.core.wmem_default", reply_sockets.ROOM)
-
-
-def test_the_doctor_sees_the_buffers_of_a_server_and_not_the_usual_ones(monkeypatch):
-    with ExitStack() as stack:
-        for end in socket.socketpair():
-            stack.enter_context(end)
-        reply_sockets.widen(os.getpid())
-        room = reply_sockets.room(os.getpid())
-        monkeypatch.setattr(reply_sockets, "usual", lambda: 1)
-        assert room == reply_sockets.room(os.getpid()) > 1
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    assert reply_sockets.room(ended.pid) == 1
 
 
 @pytest.mark.slow
