@@ -5,16 +5,23 @@ import os
 
 import pytest
 
+from builder.store.store import TenantFile
 from hplm.cli.main import main
 from testing.random_store import random_store
-from testing.toy import CHAT
+from testing.toy import CHAT, CONFIG
 from tests.builder.importing.stores import FIXTURES
 from tests.cli.commands import refused
 from tests.placement.problems import write_problem
 from tests.support.message import mentions
+from tests.tasks import make_tasks
 
 pytestmark = pytest.mark.slow
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
+NAMES = ("", "Acme", "a/b", "../x", "-a", "a" * 65, "ü")  # which are not safe as folders
+NO_STUDENTS = (
+    "--hardest 0", "--hardest 1.5", "--drawn -0.1", "--drawn 2", "--drawn 0.3", "--augmented -1", "--drop -1", "--students 17",
+    "--rank 0", "--rank 33", "--learning-rate 0", "--stacking -1", "--layers 0", "--layers 3",
+)  # fmt: skip
 LORA, LOWER = FIXTURES / "adapters-lora-tag", FIXTURES / "peft-lower"
 IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
 
@@ -23,10 +30,15 @@ IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
 def words(made, built, toy, tmp_path_factory):
     """The words that stand for folders and options in the tables."""
     folder = tmp_path_factory.mktemp("refused")
-    random_store(folder / "chat", CHAT, [], corpus_tokens=100)
+    random_store(folder / "chat", CHAT, [TenantFile("plain", 1, "root", 1, "generate", [], 0)], corpus_tokens=100)
+    random_store(folder / "empty", CONFIG, [], corpus_tokens=500)
+    tasks = make_tasks(folder / "tasks").store.folder
     (folder / "data.jsonl").write_text(IN_JSON * 20)
+    (folder / "few.jsonl").write_text('{"text": "w", "label": "yes"}\n' * 99)
+    (folder / "same.jsonl").write_text('{"text": "w", "label": 3}\n' * 100)
     (folder / "notes.txt").write_text("mine")
-    (folder / "folder.png").mkdir()
+    for name in ("folder.png", "s"):  # a build makes the folder of its store first
+        (folder / name).mkdir()
     (folder / "mixed/toy").mkdir(parents=True)
     (folder / "whole/dedicated/1").mkdir(parents=True)
     for name in ("backbone.json", "whole.json"):
@@ -50,6 +62,12 @@ def words(made, built, toy, tmp_path_factory):
         "simulate": f"place simulate {folder}/now.json {problem} --slo-scale 4",
         "profile": f"place profile --repository {toy.repository} --to {folder}/p2.json",
         "evaluate": f"evaluate {store} --id tenant-3 --test {folder}/data.jsonl",
+        "judge": f"evaluate --store {tasks}",
+        "calibrate": f"calibrate --store {tasks} --dtype fp32 --id",
+        "exits": f"tenant exits --store {tasks} --dtype fp32 --texts {folder}/same.jsonl",
+        "students": f"tenant students --store {tasks} --layers 1 --rank 8",
+        "root": f"build root --store {folder}/s --model x --corpus {folder}/notes.txt",
+        "export": f"export --repository {folder}/r",
         "import": f"import {store} --id new --device cpu --from",
     }
 
@@ -107,6 +125,36 @@ STORES = [
     *((f"generate --tenant x {given}", ["--chat"]) for given in ("", "a --chat b", "a --system b")),
     *((f"infer --tenant x a {given}", [given.split()[1]]) for given in ("--deadline-ms 0.0", "--url http://somewhere")),
 ]
+UNFIT = [  # for a tenant, a training or an engine
+    ("{calibrate} nobody --texts few.jsonl", ["'nobody'"]),
+    ("{calibrate} pair --texts few.jsonl", ["few.jsonl", 99, 100]),
+    ("{calibrate} pair --texts data.jsonl", ["data.jsonl", "'label-0'"]),
+    ("{calibrate} word --texts few.jsonl", ["few.jsonl", "`tokens`"]),
+    ("{calibrate} pair --texts few.jsonl --delta 1", ["delta 1", "'pair'", "classify"]),
+    ("{calibrate} mark --texts few.jsonl --delta nan", ["delta nan"]),
+    ("{calibrate} mark --texts same.jsonl", ["same.jsonl", "--delta"]),
+    ("{judge} --id mark --test absent.jsonl --picture a.png", ["--picture", "'mark'", "regress"]),
+    ("{exits} find", ["'find'", "windows"]),
+    ("{exits} pair --drop 2 1", ["2.0, 1.0"]),
+    ("{exits} pair --drop -1", ["-1.0"]),
+    ("{exits} mark --delta nan", ["delta nan"]),
+    ("{exits} mark", ["same.jsonl", "same"]),
+    *((f"{{exits}} pair {option}", [option.split()[1]]) for option in ("--picture a.txt", "--texts absent", "--seen gone")),
+    *((f"{command} --seed {seed}", [f"seed {seed}"]) for command in ("{exits} pair", "{root}") for seed in (-1, 2**64)),
+    *((f"{{students}} pair {option}", [option]) for option in NO_STUDENTS),
+    ("{students} many --augmented 1", ["--augmented", "multilabel"]),  # a row has several labels
+    ("{students} many --drop 1", ["--drop", "multilabel"]),
+    ("{students} find", ["'find'", "span"]),
+    *((f"{{root}} {option}", [option]) for option in ("--minutes -1", "--minutes inf", "--minutes nan", "--steps -1")),
+    ("{root} --until 94", ["--until 94"]),
+    *((f"build tenant {{store}} --id={name} --task tag --train x", [repr(name)]) for name in NAMES),
+    ("{export} --store {tmp}/empty", ["{tmp}/empty", "hplm build tenant"]),
+    ("{export} {store} --batch-tokens 10", ["batch_tokens", 10, 64]),
+    ("{export} {store} --packing dense", ["packing", "'dense'"]),
+    ("{export} --store {tmp}/chat --dtype int8", ["int8"]),
+    (f"{{export}} --store {{tmp}}/chat --cache-tokens {CHAT.positions - 1}", ["cache_tokens", CHAT.positions]),
+    ("{export} --store {tmp}/chat --cache-tokens 255", ["cache_tokens", 256]),  # a block on CUDA
+]
 PLACING = [
     *(
         (f"{{profile}} --devices {devices}", named)
@@ -136,11 +184,16 @@ PLACING = [
 ]
 
 
-@pytest.mark.parametrize("command, named", [*STORES, *PLACING], ids=lambda one: one if isinstance(one, str) else "")
+def content(folder):
+    """Returns the bytes of files, and the names of folders."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("command, named", [*STORES, *UNFIT, *PLACING], ids=lambda one: one if isinstance(one, str) else "")
 def test_what_is_wrong_is_named_in_one_line_and_nothing_is_written(words, capsys, monkeypatch, command, named):
     monkeypatch.chdir(words["tmp"])
-    before = {path: path.read_bytes() for path in words["tmp"].iterdir() if path.is_file()}
+    before = content(words["tmp"])
     *progress, said = refused(capsys, *command.format(**words).replace("CORE", CORE).split()).splitlines()
     assert said.startswith("hplm ") and mentions(said, *(str(one).format(**words) for one in named))
     assert all("screens" in line or "are divided" in line for line in progress)
-    assert {path: path.read_bytes() for path in words["tmp"].iterdir() if path.is_file()} == before
+    assert content(words["tmp"]) == before

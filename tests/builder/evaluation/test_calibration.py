@@ -20,10 +20,10 @@ from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text
 from tests.builder.training.small_tenants import write
-from tests.cli.commands import refused, run
+from tests.cli.commands import run
 from tests.support.device import DEVICE
 from tests.support.killed import content
-from tests.support.message import mentioning, mentions
+from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -154,26 +154,3 @@ def test_texts_that_any_version_has_learned_are_left_out(store, files, tmp_path)
     assert not calibrated(store, "classify", files, seen=[moved])[1]
     with pytest.raises(InvalidInput, match=mentioning(files["classify"], 300, "'pair'", 0, 100)):
         calibrated(store, "classify", files, seen=[moved, files["classify"]])
-
-
-def test_labels_that_no_picture_shows_are_named_before_the_texts_are_read(store, capsys):
-    command = ["evaluate", "--store", store.folder, "--id", "mark", "--test", "absent.jsonl", "--picture", "confusion.png"]
-    assert mentions(refused(capsys, *command), "--picture", "'mark'", "regress")
-
-
-def test_bad_input_is_named(store, files, tmp_path, capsys):
-    few, strange, flat = tmp_path / "few.jsonl", tmp_path / "strange.jsonl", tmp_path / "flat.jsonl"
-    few.write_text("".join(files["classify"].read_text().splitlines(keepends=True)[:99]))
-    strange.write_text('{"text": "a", "label": "other"}\n')
-    flat.write_text('{"text": "a", "label": 3}\n' * 100)
-    for arguments, named in [
-        (["nobody", "--texts", few], ["'nobody'"]),
-        (["pair", "--texts", few], [few, 99, 100]),
-        (["pair", "--texts", strange], [strange, "'other'"]),
-        (["word", "--texts", few], [few, "`tokens`"]),
-        (["pair", "--texts", few, "--delta", "1"], ["delta 1", "'pair'", "classify"]),
-        (["mark", "--texts", few, "--delta", "nan"], ["delta nan"]),
-        (["mark", "--texts", flat], [flat, "--delta"]),
-    ]:
-        command = ["calibrate", "--store", store.folder, "--dtype", "fp32", "--id", *arguments]
-        assert mentions(refused(capsys, *command), *named), (arguments, named)

@@ -9,7 +9,6 @@ from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
 from builder.store import resumable
-from hplm.errors import InvalidInput
 from tests.builder.training.small_tenants import made
 from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
@@ -101,12 +100,3 @@ def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round():
     assert both.used(Progress(5, seconds=3.0)) == 0.5 and both.used(Progress(5, seconds=45.0)) == 0.75
     epochs = Epochs([range(50)] * 2, 3)
     assert epochs.rate(Progress(0)) < epochs.rate(Progress(10)) > epochs.rate(Progress(50)) > epochs.rate(Progress(99)) > 0
-
-
-def test_impossible_budgets_are_refused():
-    for wrong in ({}, {"minutes": -1}, {"minutes": math.inf}, {"minutes": math.nan}, {"steps": -1}):
-        named = [f"--{name} {value:g}" for name, value in wrong.items()] or ["minutes", "steps"]
-        with pytest.raises(InvalidInput, match=mentioning(*named)):
-            Budget(**wrong)
-    with pytest.raises(InvalidInput, match=mentioning("--until", 94)):
-        Budget(minutes=1, until=94)

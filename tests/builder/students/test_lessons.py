@@ -290,34 +290,6 @@ def test_the_seed_is_that_of_a_dedicated_teacher_too(store, monkeypatch):
     assert seeds == [7]
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("hardest", 0), ("hardest", 1.5), ("drawn", -0.1), ("drawn", 2), ("drawn", 0.3), ("augmented", -1), ("drop", -1),
-     ("students", 17), ("rank", 0), ("learning_rate", 0), ("stacking", -1)],
-)  # fmt: skip
-def test_numbers_that_make_no_students_are_refused(option, value):
-    with refusing(InvalidInput, f"--{option.replace('_', '-')} {value}"):
-        StudentOptions(1, **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("tenant", "options", "teacher", "named"),
-    [
-        ("multilabel", {"augmented": 1}, "own", ["--augmented", "multilabel"]),  # a row has several labels
-        ("multilabel", {"drop": 1}, "own", ["--drop", "multilabel"]),
-        ("classify", {"depth": 4}, "own", ["--layers 4", "1 to 3"]),
-        ("classify", {"depth": 0}, "own", ["--layers 0", "1 to 3"]),
-        ("classify", {"rank": 33}, "own", ["--rank 33", "32"]),
-        ("classify", {}, "mine", ["--teacher mine"]),
-    ],
-)
-def test_students_that_a_tenant_cannot_have_are_refused(store, tenant, options, teacher, named):
-    with refusing(InvalidInput, *named):
-        build_students(store, tenant, replace(OPTIONS, **options), DEVICE, teacher)
-    with refusing(InvalidInput, "'find'", "span"):
-        build.check(store, "find", "span", OPTIONS)
-
-
 def test_dev_says_which_students_are_asked_first(store, monkeypatch):
     given, options = [], replace(OPTIONS, drop=1.5)
 
