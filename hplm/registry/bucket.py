@@ -25,8 +25,6 @@ BLOCK = 16 << 20  # bytes that one request fetches of a file: its time does not 
 
 
 class Bucket(Store):
-    """Has no end, and so keeps no reserve."""
-
     def __init__(self, place: Remote) -> None:
         self._place = place
         self._store, self._looked_at = self._opened(TIMEOUT), self._opened(LOOKING)

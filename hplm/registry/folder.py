@@ -19,7 +19,7 @@ from hplm.plot.room import check_room
 from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Denied, Found
 
 WRITING = ".writing"  # ends the name of a file that is not complete
-LOCK, RESERVE = "LOCK", "RESERVE"
+LOCK = "LOCK"
 LOCK_SECONDS = 60.0  # that somebody waits for others
 
 
@@ -75,24 +75,6 @@ class Folder:
 
     def expect_room(self, size: int, what: str) -> None:
         check_room(self.path, size, what, f"free some space for {self.path}")
-
-    def keep_reserve(self, size: int) -> None:
-        file = self.path / RESERVE
-        if file.exists() and file.stat().st_size >= size:
-            return
-        try:
-            with open(file, "wb") as reserve:
-                os.posix_fallocate(reserve.fileno(), 0, size)
-        except OSError:
-            file.unlink(missing_ok=True)
-            raise
-
-    def give_up_reserve(self) -> bool:
-        try:
-            (self.path / RESERVE).unlink()
-        except FileNotFoundError:
-            return False
-        return True
 
     def names(self, folder: str) -> Iterator[Found]:
         for path in sorted((self.path / folder).rglob("*")):

@@ -89,13 +89,6 @@ class Store(Protocol):
     def expect_room(self, size: int, what: str) -> None:
         """Raises if there is no room for so many bytes, where there is an end."""
 
-    def keep_reserve(self, size: int) -> None:
-        """Keeps so many bytes of the disk for removals."""
-
-    def give_up_reserve(self) -> bool:
-        """Frees these bytes. Returns whether there were any."""
-        return False
-
     def names(self, folder: str) -> Iterator[Found]:
         """Yields all objects whose names begin with `folder/`."""
         ...

@@ -50,8 +50,6 @@ Result = TypeVar("Result")
 
 CHANGES = "changes"
 PATIENCE = 60.0  # seconds in which a change is made again and again
-REMOVALS = ("tenant key revoke", "tenant delete", "domain delete")  # changes that also a full disk must take
-RESERVE_BYTES = 256 << 10  # besides two snapshots
 ORPHAN_SECONDS = 86400.0  # after which an object that no generation names belongs to no change on its way
 
 
@@ -61,18 +59,10 @@ class Registry:
         self.exported = exported
         self._time = clock
         self.decided = self._told = 0  # the last generation that was made here, and that was written down
-        self._size = 0  # bytes of the last snapshot
 
     def begin(self, lease_s: float = LEASE_SECONDS) -> bool:
         """Makes a registry with no change since the export, unless there is one. Returns whether it was made now."""
-        if not begin(self.store, lease_s):
-            return False
-        self._size = len(self.exported.written())
-        try:
-            self._keep_reserve()
-        except (HplmError, OSError) as error:
-            log.warning("%s has no reserve for removals on a full disk: %s", self.store, error)
-        return True
+        return begin(self.store, lease_s)
 
     def begin_with(
         self, action: str, edit: Callable[[Change], object], lease_s: float, lost: Snapshot | None = None, lineage: str = ""
@@ -115,12 +105,7 @@ class Registry:
         """
         kept = kept or Kept(self.store)
         try:
-            try:
-                return self._change(kept, action, edit)
-            except OutOfCapacity:
-                if action not in REMOVALS or not self.store.give_up_reserve():
-                    raise
-                return self._change(kept, action, edit)
+            return self._change(kept, action, edit)
         except (InvalidInput, Busy, OutOfCapacity):  # it was not made
             with suppress(OSError):  # on a read-only file system
                 kept.remove()
@@ -157,7 +142,6 @@ class Registry:
             self.store.delete(objects_of(self.store, gone))
             if after.ledger.swept == now:
                 self.collect()
-            self._keep_reserve()
         except (HplmError, OSError) as error:  # the change is made
             log.warning("a later change finishes the clean-up of %s: %s", self.store, error)
         return result
@@ -212,7 +196,6 @@ class Registry:
     def _publish(self, pointer: Pointer, tag: Any, after: Snapshot) -> bool:
         """Returns whether this is the newest generation now. Another manager may have been faster."""
         content = after.written()
-        self._size = len(content)
         name = f"{after.generation}-{hashlib.sha256(content).hexdigest()[:16]}"
         self.store.put(f"{SNAPSHOTS}/{name}", content)
         try:
@@ -263,9 +246,6 @@ class Registry:
         if snapshot.generation > self._told:
             self.store.put(f"{CHANGES}/{snapshot.generation}", msgspec.json.encode(snapshot.ledger.change))
             self._told = snapshot.generation
-
-    def _keep_reserve(self) -> None:
-        self.store.keep_reserve(RESERVE_BYTES + 2 * self._size)
 
 
 def registries_of(repository: Path, state: Place, backbone: str | None = None) -> dict[str, Registry]:

@@ -13,7 +13,7 @@ import pytest
 from builder.publish.live import publish_tenant
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import BINS, Calibration
-from hplm.registry.folder import LOCK, RESERVE, Folder
+from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import Source
 from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
 from hplm.tenants.backup import back_up, restore
@@ -86,42 +86,27 @@ def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
 
 
 class Full(Folder):
-    """A disk that has room for a change only without the reserve, and then none for another reserve."""
+    """A disk without room."""
 
     def put(self, name, content):
-        if (self.path / RESERVE).exists():
-            raise OutOfCapacity
-        super().put(name, content)
-
-    def keep_reserve(self, size):
-        super().keep_reserve(-1)  # which no file system gives, so that it has to be removed again
+        raise OutOfCapacity
 
 
-@pytest.mark.parametrize("remove", ["revoke", "delete"])
-def test_a_full_disk_changes_nothing_and_has_a_reserve_for_removals(live, remove):
-    (_, first), (_, second) = live.add_key("tenant-0"), live.add_key("tenant-0")
-    reserve, largest = live.state.folder / RESERVE, max(path.stat().st_size for path in live.state.snapshots.iterdir())
-    assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size > 2 * largest
+def test_a_full_disk_changes_nothing(live):
+    (_, key), _ = live.add_key("tenant-0"), live.add_key("tenant-0")
     before, store = live.current(), live.registry.store
     live.registry.store = Full(live.state.folder)
-    with pytest.raises(OutOfCapacity):
-        live.add_key("tenant-0")
-    assert reserve.exists() and live.current().tenants == before.tenants
-    live.revoke_key("tenant-0", first.id) if remove == "revoke" else live.delete("tenant-0")
-    assert not reserve.exists(), "the change was made without the reserve"
+    for change in (
+        lambda: live.add_key("tenant-0"),
+        lambda: live.revoke_key("tenant-0", key.id),
+        lambda: live.delete("tenant-1"),
+    ):
+        with pytest.raises(OutOfCapacity):
+            change()
+    assert live.current().tenants == before.tenants
     live.registry.store = store
-    left = [tenant.keys for tenant in live.current().tenants if tenant.id == "tenant-0"]
-    assert left == ([(second,)] if remove == "revoke" else [])
-    live.add_key("tenant-1")
-    assert reserve.exists(), "the next change has not made the reserve anew"
-
-
-def test_a_new_state_has_the_reserve_before_its_first_change(place, tmp_path):
-    live = Manager.open(place[1], tmp_path / "new" / "state")
-    live.registry.begin()
-    live.registry.store = Full(live.state.folder)
     live.delete("tenant-0")
-    assert not (live.state.folder / RESERVE).exists(), "the change was made without the reserve"
+    assert "tenant-0" not in {tenant.id for tenant in live.current().tenants}
 
 
 @pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
@@ -154,11 +139,10 @@ def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(place, tmp_
         live = Manager.open(place[1], place_of(where))
         live.registry.begin()
         (_, first), _ = live.add_key("tenant-0"), live.add_key("tenant-0")
-        live.registry.store.give_up_reserve()
         with broken(server), refusing(kind, where, first.id, opens, "'tenant-0'"):
             live.revoke_key("tenant-0", first.id)
         assert first in live.current().find("tenant-0").keys
-        with mock.patch.object(live.registry, "_keep_reserve", server.stop):  # it is away when the change is made
+        with mock.patch.object(live.registry.store, "delete", lambda _: server.stop()):  # it is away when the change is made
             live.revoke_key("tenant-0", first.id)
         server.go_on()
         assert first not in live.current().find("tenant-0").keys
