@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from hplm.errors import Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
+from hplm.errors import RESEND, Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
@@ -53,7 +53,7 @@ class Sender:
     only one thread at a time talks to Triton about a request.
     """
 
-    __slots__ = ("_ended", "_has_room", "_held", "_request", "_response", "_sender", "_talking", "is_probe")
+    __slots__ = ("_ended", "_has_room", "_held", "_request", "_response", "_sender", "_talking", "is_probe", "resends")
 
     def __init__(self, request: Request, held: Held, has_room: Callable[[int], bool] | None = None) -> None:
         """`held` has counted the request. `has_room`: whether a response of a size may be returned; None: all are deferred."""
@@ -62,7 +62,7 @@ class Sender:
         self._sender: pb_utils.InferenceResponseSender | None = None
         self._response: pb_utils.InferenceResponse | None = None  # that is returned
         self._held = held
-        self.is_probe = False
+        self.is_probe = self.resends = False
         self._ended = False
         if has_room is None:
             self.defer()
@@ -90,7 +90,7 @@ class Sender:
     def answer(self, answer: Outputs | HplmError, is_last: bool = True) -> HplmError | None:
         """Sends the answer to a request, or a part of it. Returns the error that was sent instead, and is its end."""
         if isinstance(answer, HplmError):
-            self.send(failure(answer))
+            self.send(failure(answer, resends=self.resends))
             return None
         try:
             # Not through numpy's DLPack: this stub takes a used capsule for a fresh one.
@@ -210,6 +210,7 @@ class Model:
             parameters = json.loads(given)
         if parameters.get(PROBE) is True:
             sender.take_for_probe()
+        sender.resends = RESEND in parameters
         if DRAIN.begun or (sender.is_probe and DRAIN.leaving):
             raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
         return parameters
@@ -239,7 +240,7 @@ class Model:
         `execute` would wait for each, and behind it all requests that Triton has not handed over yet: a tenant that is
         refused a thousand times a second would delay everybody.
         """
-        response = failure(error, self.doing)
+        response = failure(error, self.doing, sender.resends)
         if sender.is_deferred:
             self._refusing.put((sender, response))
         else:
@@ -286,10 +287,10 @@ def flag(inputs: Inputs, name: str, otherwise: bool = False) -> bool:
     return bool(inputs[name].as_numpy().reshape(-1)[0]) if name in inputs else otherwise
 
 
-def failure(error: Exception, doing: str = "the request") -> pb_utils.InferenceResponse:
+def failure(error: Exception, doing: str = "the request", resends: bool = False) -> pb_utils.InferenceResponse:
     """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`."""
     own = told(error, doing)
-    return failure_with(own.status, own.wire())
+    return failure_with(own.status_for(resends), own.wire())
 
 
 def failure_with(status: str, message: str) -> pb_utils.InferenceResponse:

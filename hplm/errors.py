@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 # Code that reads a file of ours raises these if the file's JSON has another form.
 MISFITS = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 LONGEST_QUOTING = 900  # bytes of a message that quotes what was given
+RESEND = "hplm-resend"  # header of a proxy that sends what is refused as draining to another server, which it knows by 501
 _FULL = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # reasons of the operating system
 
 
@@ -23,6 +24,11 @@ class HplmError(Exception):
 
     word = "internal"
     status = "INTERNAL"
+
+    @classmethod
+    def status_for(cls, resends: bool) -> str:
+        """`resends`: whether the sender of the request has set RESEND."""
+        return cls.status
 
     def wire(self) -> str:
         """Returns the message as clients of the server see it: the word in brackets, then the sentence."""
@@ -83,6 +89,10 @@ class DeadlineMissed(HplmError):
 class Draining(HplmError):
     word = "draining"
     status = "UNAVAILABLE"
+
+    @classmethod
+    def status_for(cls, resends: bool) -> str:
+        return "UNSUPPORTED" if resends else cls.status  # of no other answer that goes to another server
 
 
 class OutOfCapacity(HplmError):

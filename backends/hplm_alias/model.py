@@ -236,7 +236,7 @@ def _forward(forwarded: Forwarded) -> pb_utils.InferenceResponse:
     call = ask(forwarded, inputs, forwarded.outputs, parameters, forwarded.timeout_us)
     answer = _only_response(call) if is_prompt else call.exec()
     if answer.has_error():
-        return refusal(answer, forwarded.backbone)
+        return refusal(answer, forwarded.backbone, forwarded.sender.resends)
     tensors = answer.output_tensors()  # already in shared memory
     if is_prompt:
         tensors = [pb_utils.Tensor(one.name(), one.as_numpy().reshape(1, -1)) for one in tensors]
@@ -281,7 +281,7 @@ def ask(
     )
 
 
-def refusal(answer: pb_utils.InferenceResponse, model: str) -> pb_utils.InferenceResponse:
+def refusal(answer: pb_utils.InferenceResponse, model: str, resends: bool = False) -> pb_utils.InferenceResponse:
     """Returns the error in a backbone's answer as the client gets it.
 
     Triton does not pass on its code, but the word in its message.
@@ -290,4 +290,4 @@ def refusal(answer: pb_utils.InferenceResponse, model: str) -> pb_utils.Inferenc
     error = error_in(message)
     if error is None and not pb_utils.is_model_ready(model):
         error, message = Draining, Draining(f"backbone {model!r} is being unloaded or loaded: send the request again").wire()
-    return replies.failure_with((error or Internal).status, message)
+    return replies.failure_with((error or Internal).status_for(resends), message)

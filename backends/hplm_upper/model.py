@@ -10,6 +10,7 @@ import os
 from backends import replies
 from backends.replies import Request
 from hplm.engine.encoder_client import EncoderClient
+from hplm.errors import RESEND
 from hplm.metrics import names
 from hplm.metrics.meter import Outcomes
 from hplm.process.client import Pending
@@ -18,6 +19,8 @@ from hplm.request.form import PROBE, SAYING, check, read_head
 from hplm.server.inherited import restarts
 from hplm.tenants.models import backbones_of
 from hplm.tenants.secret import SharedSecret
+
+_RESENDS = f'"{RESEND}":'
 
 
 class TritonPythonModel(replies.Model):
@@ -41,6 +44,8 @@ class TritonPythonModel(replies.Model):
         form = ticket.as_numpy().tobytes()
         if form == PROBE:
             sender.take_for_probe()
+        # Not parsed: JSON has quotation marks inside texts only behind a backslash.
+        sender.resends = _RESENDS in (request.parameters() or "")
         return form
 
     def _well(self, request: Request) -> Outputs:

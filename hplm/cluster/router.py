@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from hplm.cluster.description import LARGEST_PORT, Replica, Replicas, is_address
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import RESEND, HplmError, InvalidInput
 from hplm.server.probing import Probe, probe_of
 from hplm.server.process import program
 from hplm.server.repository import model_names
@@ -90,9 +90,9 @@ def default_door() -> str:
 def _rendered(replicas: Sequence[Replica | One], probes: Mapping[str, Probe], folder: Path | None, **given: object) -> str:
     text = Path(__file__).with_name(TEMPLATE).read_text("utf-8")
     environment = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    by_name, tables = any(one.has_name for one in replicas), list(TABLES.items())
-    facts: dict[str, object] = {"header": HEADER, "unseen": UNSEEN, "name": NAME.pattern, "read_bytes": READ_BYTES}
-    facts |= {"script": SCRIPT, "socket": SOCKET, "quoted": _quoted, "tables": tables, "by_name": by_name}
+    facts: dict[str, object] = {"header": HEADER, "unseen": UNSEEN, "resend": RESEND, "name": NAME.pattern}
+    facts |= {"read_bytes": READ_BYTES, "script": SCRIPT, "socket": SOCKET, "quoted": _quoted, "tables": list(TABLES.items())}
+    facts["by_name"] = any(one.has_name for one in replicas)
     where = folder.resolve() if folder is not None else ""
     return environment.from_string(text).render(replicas=replicas, probes=probes, folder=where, **facts, **given)
 

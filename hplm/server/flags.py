@@ -13,6 +13,7 @@ _RESTRICTED = "shared-memory,model-repository,logging,trace"
 # These headers become parameters of a request. Triton's expressions are RE2. HTTP clients choose the case of a header, gRPC
 # allows lower case only.
 _HEADERS = "(?i)^(authorization|hplm-arrived|hplm-tenant)$"
+_HTTP_HEADERS = "(?i)^(authorization|hplm-arrived|hplm-resend|hplm-tenant)$"
 
 
 def contract_flags(secret: str) -> list[str]:
@@ -23,7 +24,7 @@ def contract_flags(secret: str) -> list[str]:
         "--load-model=*",
         # Our configurations are complete. To complete them, Triton would start each Python model once more.
         "--disable-auto-complete-config",
-        f"--http-header-forward-pattern={_HEADERS}",
+        f"--http-header-forward-pattern={_HTTP_HEADERS}",
         f"--grpc-header-forward-pattern={_HEADERS}",
         f"--http-restricted-api={_RESTRICTED}:{SECRET_HEADER}={secret}",
         f"--grpc-restricted-protocol={_RESTRICTED}:{SECRET_HEADER}={secret}",

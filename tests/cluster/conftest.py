@@ -27,7 +27,7 @@ def router(_routed: tuple[Router, list[FakeServer]]) -> Iterator[Router]:
     router, replicas = _routed
     yield router
     for one in replicas:
-        one.drains, one.refusal = False, ""
+        one.drains, one.refusal, one.status = False, "", 503
         one.dead.clear()
         one.release()
     router.until_up()

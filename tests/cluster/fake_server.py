@@ -8,6 +8,7 @@ from collections import Counter, deque
 import grpc
 from tritonclient.grpc import service_pb2
 
+from hplm.errors import RESEND
 from tests.support.fakes import Asked, FakeEndpoints
 from tests.support.wait import PATIENCE
 
@@ -20,7 +21,7 @@ class FakeServer(FakeEndpoints):
         self.name = name
         self.tenants: Counter[str | None] = Counter()  # by the header that arrived
         self.headers: deque[dict[str, str]] = deque(maxlen=10)  # of the last requests, or their metadata
-        self.refusal = ""  # what all requests but probes are answered
+        self.refusal, self.status = "", 503  # what all requests but probes are answered
         self.drains = False  # probes get 503
         self.probed: set[str] = set()  # paths
         self.dead: set[str] = set()  # models whose probes fail
@@ -81,7 +82,8 @@ class FakeServer(FakeEndpoints):
             return
         self.take(asked.headers, len(asked.body))
         said = {"error": self.refusal} if self.refusal else {"replica": self.name, "path": asked.path, "bytes": len(asked.body)}
-        asked.say(503 if self.refusal else 200, said)
+        moves = "[draining]" in self.refusal and RESEND in asked.headers
+        asked.say(501 if moves else self.status if self.refusal else 200, said)
 
     def ModelInfer(self, request, context):
         self.take(dict(context.invocation_metadata()), request.ByteSize())

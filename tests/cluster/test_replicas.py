@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hplm_client.errors import Draining
+from tests.cluster.front import INFER, read_answer
 from tests.cluster.router import BIG, NAMES, fake_servers, routing
 from tests.support.wait import PATIENCE, eventually
 
@@ -38,6 +39,51 @@ def test_what_a_replica_refuses_is_passed_on_and_not_asked_again(router, replica
     assert (answer.status, answer.error) == (503, "[quota] retry after 1 s")
     assert sum(one.tenants.total() for one in replicas) == before + 1
     router.until_up()
+
+
+STOPPING = "[draining] the server is being stopped"
+
+
+@pytest.mark.parametrize("way", ["json", "header", "binary"])
+def test_what_a_draining_replica_refuses_another_one_answers(router, replicas, way):
+    name = NAMES[0]
+    home = next(one for one in replicas if one.name == router.replica_of(name))
+    sizes = [router.ask(name, way=way, size=size).json["bytes"] for size in (1, 40_000)]
+    home.refusal = STOPPING
+    answers = [router.ask(name, way=way, size=size) for size in (1, 40_000)]
+    assert home.name not in {one.replica for one in answers} and [one.json["bytes"] for one in answers] == sizes
+    home.refusal = ""
+    assert router.replica_of(name) == home.name
+
+
+def test_a_request_that_arrives_in_pieces_is_sent_on_as_a_whole(router, replicas):
+    name = NAMES[0]
+    home = next(one for one in replicas if one.name == router.replica_of(name))
+    home.refusal, before = STOPPING, home.tenants.total()
+    with router.connect() as connection:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nhplm-tenant: {name}\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head.encode() + b"piece")
+        eventually(lambda: "fe=router" in router.socket.ask("show sess"))
+        connection.sendall(b" two")
+        answer = read_answer(connection)
+    assert answer.replica != home.name and answer.json["bytes"] == 9 and home.tenants.total() == before + 1
+
+
+@pytest.mark.parametrize(("way", "size", "tries"), [("header", 1, 2), ("header", 100_000, 1), ("metadata", 1, 1)])
+def test_if_all_replicas_drain_the_client_hears_it_after_two_tries_at_most(router, replicas, way, size, tries):
+    """HAProxy holds up to 64 KB of a request, to send it again. It cannot read gRPC's status in time."""
+    for one in replicas:
+        one.refusal = STOPPING
+    before = sum(one.tenants.total() for one in replicas)
+    answer = router.ask(NAMES[0], way=way, size=size)
+    assert isinstance(answer.refused, Draining) and answer.status in (503, "StatusCode.UNAVAILABLE")
+    assert STOPPING in answer.error and sum(one.tenants.total() for one in replicas) == before + tries
+
+
+def test_another_501_stays_one(router, replicas):
+    for one in replicas:
+        one.refusal, one.status = "HTTP end point doesn't support models with decoupled transaction policy", 501
+    assert router.ask(NAMES[0]).status == 501
 
 
 def test_a_killed_replica_is_routed_round_and_comes_back(router, replicas):

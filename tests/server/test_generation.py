@@ -12,6 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.engine.backbone import Backbone
+from hplm.errors import RESEND
 from hplm.metrics.names import MODEL_RESTARTS, REGISTRY_GENERATION, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited
@@ -26,6 +27,7 @@ from tests.support.wait import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.server("chat")]
 
 LONG = {**GREEDY, "max_tokens": 16_000}
+MOVES = {RESEND: "1"}
 
 
 def serves(server):
@@ -167,14 +169,16 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
         inherited.start_to_drain(drained)
         with refused("draining"):
             Asked(server, "a", "plain").piece()
-        with refused("draining"):
-            server.stock().ask([WORDS[0]], "acme")
+        for protocol, headers, code in (("http", {}, "503"), ("http", MOVES, "501"), ("grpc", MOVES, "StatusCode.UNAVAILABLE")):
+            with refused("draining") as refusal:
+                server.stock(protocol).ask([WORDS[0]], "acme", headers=headers)
+            assert refusal.value.status() == code, "a router sends 501 on, and cannot do so with gRPC"
         for model, probe in probes.items():
             assert "[draining]" in control.probe(model, probe, PATIENCE).said
         assert asked.pieces()[-1]["finish_reason"][0] == b"length"
-        counts = settled(server, {"hplm_generations_total": 3, "hplm_lookup_requests_total": 2}, before)
-        for name in ("hplm_generations_total", "hplm_lookup_requests_total"):
-            assert counts.of(name, outcome="draining") == 1, name
+        refusals = {"hplm_generations_total": 1, "hplm_lookup_requests_total": 3}
+        counts = settled(server, {"hplm_generations_total": 3, "hplm_lookup_requests_total": 4}, before)
+        assert {name: counts.of(name, outcome="draining") for name in refusals} == refusals
     finally:
         for sign in ("leaving", "draining"):
             (SHARED_MEMORY / f"{drained}-{sign}").unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from hplm.cli.main import main
-from hplm.errors import HplmError, error_in
+from hplm.errors import RESEND, HplmError, error_in
 from hplm.plot.table import Table
 from hplm.server import Supervisor, TritonServer
 from hplm.server.held import holders
@@ -144,6 +144,10 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
         except InferenceServerException as error:
             return error_in(error.message()).word
 
+    def status_to(headers, model):
+        """Returns the status of a request that a waiting engine loses; routers send 501 on to another server."""
+        return posted(server, (model, "infer"), body_of(["a"], parameters={"tenant": "beta"}), **headers)[0]
+
     def end_engine_by_its_texts():
         eventually(lambda: said_to("beta") is None)
         os.truncate(values, 0)
@@ -167,8 +171,15 @@ def test_a_tenant_whose_texts_end_the_engine_is_quarantined_and_others_are_serve
         assert counted("lost_requests_total") >= lost + 2
         assert main(release) == 0
         eventually(lambda: said_to("acme") is None)
+        eventually(lambda: not server.held)
         killed = engine_of(server.server)
-        os.kill(killed, signal.SIGKILL)
+        stop(killed)
+        with ThreadPoolExecutor(4) as pool:
+            ways = {(model, moves): {RESEND: "1"} if moves else {} for model in ("toy", "hplm") for moves in (False, True)}
+            asked = {way: pool.submit(status_to, headers, way[0]) for way, headers in ways.items()}
+            eventually(lambda: server.held == 6)  # upper has four, and `hplm` two of these
+            os.kill(killed, signal.SIGKILL)
+            assert {way: one.result() for way, one in asked.items()} == {way: 501 if way[1] else 503 for way in ways}
         eventually(lambda: engine_of(server.server) not in (None, killed))
         assert end_engine_by_its_texts() == "crashed"
         eventually(lambda: said_to("acme") == "quarantined")  # at once: it was still suspected

@@ -29,7 +29,7 @@ class Tensor:
 
 
 class TritonError(str):
-    INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL, CANCELLED = range(5)
+    INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL, CANCELLED, UNSUPPORTED = range(6)
 
     def __new__(cls, message: str, code: int) -> TritonError:
         return super().__new__(cls, message)
