@@ -15,7 +15,7 @@ from hplm.cluster import router
 from hplm.cluster.description import FORMAT, KIND, Replica, Replicas
 from hplm.cluster.router import CONFIG, ENCODER, SOCKET, write_files
 from hplm.server.probing import probe_of
-from hplm_client.errors import SafeToRetry
+from hplm_client.errors import Draining, SafeToRetry
 from loadtest.proxy import AdminSocket
 from tests.cluster.front import CLOSED
 from tests.cluster.router import fake_servers
@@ -31,6 +31,7 @@ SIZES = (1, 60_000, 1_200_000)  # small, medium and large ones
 # Each client sends these. Over gRPC few large requests of one address may be on their way.
 CLIENTS = {("json", "binary"): SIZES, ("binary", "header"): SIZES, ("metadata",): SIZES[:1], ("message",): SIZES[:1]}
 MANY = 20  # answers
+STOPPING = "[draining] the server is being stopped"
 
 
 @contextmanager
@@ -85,12 +86,17 @@ def test_no_request_fails_while_another_server_takes_over(tmp_path_factory):
                 assert given.total() - given[server.name] <= len(CLIENTS)
 
             eventually(lambda: min(answered["server-1"], answered["server-2"]) >= MANY)
+            two.refusal = STOPPING
+            assert {door.ask(f"tenant-{number}").replica for number in range(8)} == {"server-1"}  # over HTTP, small
+            one.refusal = STOPPING
+            assert isinstance((told := door.ask("tenant-1")).refused, Draining) and told.status == 503
+            one.refusal = two.refusal = ""
             assert not door.socket.ask(DRAIN).strip()
             eventually(lambda: is_out(door, "one", "DRAIN"))
             only(two)
             assert not door.socket.ask(DRAIN.replace("drain", "ready")).strip()
             eventually(lambda: answered["server-1"] > MANY)
-            two.drains, two.refusal = True, "[draining] the server is being stopped"
+            two.drains, two.refusal = True, STOPPING
             eventually(lambda: is_out(door, "two", "DOWN"))
             two.stop()
             only(one)
