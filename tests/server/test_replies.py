@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from hplm.errors import Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
+from hplm.errors import BY_WORD, Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
 from hplm.generation.request import LENGTH
 from hplm.lookup.service import LookupService
 from hplm.metrics import names
@@ -24,7 +24,17 @@ from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
 from hplm.tenants.arrival import ARRIVAL, FORWARDED, Mark
 from testing.toy import WORDS
-from tests.support.fake_triton import FINAL, Inputs, Request, Tensor, arguments, fake_utilities, model_of, with_fake_triton
+from tests.support.fake_triton import (
+    FINAL,
+    Inputs,
+    Request,
+    Tensor,
+    TritonError,
+    arguments,
+    fake_utilities,
+    model_of,
+    with_fake_triton,
+)
 from tests.support.message import mentions
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
@@ -246,6 +256,16 @@ def test_a_ticket_without_shared_memory_is_counted_as_refused(toy, monkeypatch):
         model.execute([request := Request({"TEXT": [WORDS[0]]}, {"tenant": "acme"})])
     counts = {labels: count for (metric, labels), count in meter.take()[0].items() if metric is names.LOOKUPS}
     assert request.next().startswith("[capacity]") and counts == {("capacity",): 1}
+
+
+def test_a_proxy_that_sends_requests_on_gets_another_status_for_draining_alone():
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_alias.model") as (replies, alias):
+        for error in BY_WORD.values():
+            said = error("why")
+            of_backbone = SimpleNamespace(error=lambda said=said: SimpleNamespace(message=said.wire))
+            for found in (replies.failure(said, resends=True), alias.refusal(of_backbone, "toy", resends=True)):
+                assert found.code == getattr(TritonError, "UNSUPPORTED" if error is Draining else error.status), error
+            assert replies.failure(said).code == getattr(TritonError, error.status)
 
 
 def test_an_unexpected_error_shows_where_it_was_raised_and_not_what_it_holds(caplog):

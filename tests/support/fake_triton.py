@@ -31,8 +31,12 @@ class Tensor:
 class TritonError(str):
     INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL, CANCELLED, UNSUPPORTED = range(6)
 
+    code: int
+
     def __new__(cls, message: str, code: int) -> TritonError:
-        return super().__new__(cls, message)
+        made = super().__new__(cls, message)
+        made.code = code
+        return made
 
 
 class Inputs(dict[str, Tensor]):
