@@ -23,7 +23,7 @@ from testing.random_store import SPECIAL
 from testing.toy import WORDS
 from tests.backbones import NAMES
 from tests.server.asking import Asking
-from tests.server.stock import LIBRARIES
+from tests.server.stock import LIBRARIES, body_of, posted
 from tests.support.message import mentioning, mentions
 from tests.support.metrics import Scraped
 from tests.support.servers import engine_of, kill_model
