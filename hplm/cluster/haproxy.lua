@@ -11,11 +11,15 @@ local LONGEST_NAME = 128 -- bytes of a key
 local LONGEST_VALUE = 1024 -- bytes of a JSON string that is no text, such as an id
 local LONGEST_FIELD = 1024 -- bytes of a gRPC field that is looked at as a whole
 
--- docs/api.md, and the binary data of tritonclient. So no `classification` (class_count), no shared memory.
+-- docs/api.md, docs/generation.md, and the binary data of tritonclient. So no `classification` (class_count), no shared memory.
 local KEYS = {}
 for key in ([[
     id name shape datatype data parameters inputs outputs binary_data binary_data_output binary_data_size
-    tenant timeout truncate top_k hplm_priority hplm_rung hplm_tenants priority TEXT TEXT_PAIR
+    tenant authorization timeout truncate top_k hplm_priority hplm_rung hplm_tenants priority TEXT TEXT_PAIR
+    text_input messages sampling_parameters stream exclude_input_in_output
+    return_finish_reason return_num_input_tokens return_num_output_tokens return_logprobs
+    max_tokens min_tokens temperature top_p min_p presence_penalty frequency_penalty repetition_penalty
+    logit_bias seed stop stop_token_ids ignore_eos n logprobs echo
 ]]):gmatch("%S+") do
     KEYS[key] = true
 end
@@ -23,7 +27,10 @@ end
 local CONTROL = "\1" -- stands for any control character that was escaped
 local HAS_CONTROL = "a control character in a string that is no text" -- Triton ends a tenant's name at a NUL
 
-local TEXTS = { data = true, TEXT = true, TEXT_PAIR = true }
+local TEXTS = {}
+for key in ("data TEXT TEXT_PAIR text_input messages sampling_parameters stop"):gmatch("%S+") do
+    TEXTS[key] = true
+end
 
 local function check_key(key)
     if not KEYS[key] then

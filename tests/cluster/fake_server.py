@@ -92,7 +92,8 @@ class FakeServer(FakeEndpoints):
         return service_pb2.ModelInferResponse(model_name=self.name)
 
     def ModelStreamInfer(self, request_iterator, context):
-        self.take(dict(context.invocation_metadata()), 0)
         answer = service_pb2.ModelInferResponse(model_name=self.name)
-        for _ in request_iterator:
+        for number, _ in enumerate(request_iterator):
+            if not number:  # a proxy may begin a stream that it then refuses
+                self.take(dict(context.invocation_metadata()), 0)
             yield service_pb2.ModelStreamInferResponse(infer_response=answer)

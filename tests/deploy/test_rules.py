@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
@@ -15,7 +16,7 @@ from tests.deploy.door import require_haproxy
 from tests.deploy.image import DEPLOY
 from tests.server.stock import body_of
 from tests.support.message import mentions
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -99,8 +100,8 @@ MESSAGES = {
 }
 
 
-def refused_over_grpc(door, message, *words):
-    answer = door.call(message)
+def refused_over_grpc(door, message, *words, method="ModelInfer"):
+    answer = door.call(message, method=method)
     is_long = isinstance(message, bytes) and len(message) > 1 << 16
     if not is_long or answer.status not in ("StatusCode.CANCELLED", "StatusCode.UNAVAILABLE"):  # before all of it was sent
         refused(answer, "StatusCode.INVALID_ARGUMENT", *words)
@@ -108,9 +109,18 @@ def refused_over_grpc(door, message, *words):
 
 @pytest.mark.parametrize("words, message", MESSAGES.values(), ids=MESSAGES)
 def test_messages_of_grpc_are_refused(door, held, words, message):
-    assert door.call(GOOD).refused is None
+    for method in ("ModelInfer", "ModelStreamInfer"):
+        assert door.call(GOOD, method=method).refused is None
+        before = held.tenants.total()
+        refused_over_grpc(door, message, *words, method=method)
+        assert held.tenants.total() == before
+
+
+def test_a_stream_of_several_requests_reaches_no_server(door, held):
     before = held.tenants.total()
-    refused_over_grpc(door, message, *words)
+    with door.channel() as channel, pytest.raises(grpc.RpcError) as caught:
+        list(channel.stream_stream(SERVICE + "ModelStreamInfer", bytes, bytes)(iter([GOOD] * 2), timeout=PATIENCE))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "one message" in caught.value.details()
     assert held.tenants.total() == before
 
 
@@ -161,7 +171,7 @@ def test_other_paths_and_methods_are_not_there(opened):
 
 def test_other_methods_of_grpc_are_not_there(door):
     methods = (
-        "ModelStreamInfer RepositoryIndex RepositoryModelLoad SystemSharedMemoryRegister CudaSharedMemoryStatus TraceSetting "
+        "RepositoryIndex RepositoryModelLoad SystemSharedMemoryRegister CudaSharedMemoryStatus TraceSetting "
         "LogSettings ModelConfig ModelStatistics ModelMetadata ServerMetadata"
     )
     for method in methods.split():

@@ -100,7 +100,7 @@ def test_a_whole_answer_is_the_sum_of_its_stream_on_each_way(server, prompts, gi
 
 
 def test_a_key_may_stand_in_the_body(server):
-    """In a header: `clients/tests/test_client_served.py`. What it opens: `tests/deploy/test_openai_door.py`."""
+    """In a header: `clients/tests/test_client_served.py`. What it opens: `tests/deploy/test_decoder_door.py`."""
     bearer = f"Bearer {SECRET}"
     for way in ("generate", "generate_stream"):
         assert post(server, way, text_input="a", tenant="keyed", authorization=bearer, max_tokens=4)[0] == 200

@@ -1,15 +1,20 @@
-"""OpenAI's interface behind the front door: a real HAProxy, the gateway, and a decoder behind a real Triton."""
+"""A decoder behind the front door, by its own model and by OpenAI's interface: a real HAProxy, gateway and Triton."""
 
 import json
+import queue
 import ssl
 from functools import partial
 
 import openai
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
-from hplm_client import ConnectionLost, Forbidden, HplmClient, NoTenant
+from hplm.generation.asked import RETURNED
+from hplm.generation.sampling import Sampling
+from hplm_client import HplmClient, NoTenant
 from tests.deploy.door import haproxy, require_haproxy
-from tests.support.message import mentions
+from tests.server.stock import tensor_of
 from tests.support.metrics import cancelled
 from tests.support.servers import SECRET
 from tests.support.wait import PATIENCE, eventually
@@ -105,20 +110,58 @@ def test_a_client_that_goes_frees_its_place(door, server):
         assert door.post(COMPLETIONS, body_of(model="single")).status == 200
 
 
-def test_hplm_client_gets_whole_answers_of_the_model_hplm(door, server, way):
-    asked = {"tenant": "keyed", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-    call = partial(way.call, f"localhost:{door.port}", api_key=SECRET, ca_file=door.certificate)
-    whole = partial(generate, **asked)
+def test_a_decoder_s_own_model_answers_whole_and_in_parts_on_each_way(door, server, way):
+    asked = {"prompt": "some\nwords", "tenant": "keyed", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    call = partial(way.call, f"localhost:{door.port}", api_key=SECRET, ca_file=door.certificate, backbone="chat")
     with HplmClient(server.grpc_url, "grpc", "chat", SECRET) as direct:
-        assert call(whole, backbone="hplm") == whole(direct)
-    with pytest.raises(NoTenant):
-        call(partial(generate, tenant="nobody"), backbone="hplm")
+        expected = direct.generate(**asked)
+    pieces = call(partial(read, **asked))
+    assert len(pieces) > 1 and "".join(piece.text for piece in pieces) == expected.text
+    assert call(partial(generate, **asked, deadline_ms=1000 * PATIENCE, request_id="one")) == expected
+    for use in (generate, read):
+        with pytest.raises(NoTenant):
+            call(partial(use, tenant="nobody"))
 
-    def is_refused(backbone, use, named):
-        """Whether a client was told what to do. An answer of gRPC may be lost, since HAProxy resets what is still open."""
-        with pytest.raises((Forbidden, ConnectionLost) if way.protocol == "grpc" else Forbidden) as refusal:
-            call(use, backbone=backbone)
-        return isinstance(refusal.value, Forbidden) and mentions(refusal.value, named)
 
-    eventually(lambda: is_refused("hplm", partial(read, **asked), "OpenAI"))
-    eventually(lambda: is_refused("chat", whole, "--backbone hplm"))
+def test_generate_takes_each_setting_as_a_parameter(door):
+    """`logit_bias` and `stop_token_ids` have no form as a parameter of JSON."""
+    settings = {name: value for name, value in vars(Sampling()).items() if name not in ("logit_bias", "stop_token_ids")}
+    given = dict.fromkeys((*RETURNED, "stream", "exclude_input_in_output"), True)
+    given |= {**settings, "max_tokens": 3, "ignore_eos": True, "stop": "\n\n\n", "logprobs": 1, "seed": 7, "tenant": "keyed"}
+    given |= {"authorization": f"Bearer {SECRET}", "timeout": 10**6 * int(PATIENCE), "truncate": True, "hplm_priority": 1}
+    for prompt in ({"text_input": 'a\n"b\\'}, {"messages": json.dumps(MESSAGES)}):
+        answer = door.post("/v2/models/chat/generate", json.dumps({**given, **prompt, "stream": False}).encode())
+        assert answer.status == 200 and all(own in answer.body for own in (b'"num_output_tokens":3', b'"logprobs":')), answer
+        answer = door.post("/v2/models/chat/generate_stream", json.dumps({**given, **prompt}).encode())
+        assert answer.status == 200 and answer.body.count(b"text_output") == 3, answer
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_client_that_leaves_a_stream_ends_its_answer(door, server, protocol):
+    before = cancelled(server)
+    url = f"localhost:{door.port}"
+    with HplmClient(url, protocol, "chat", ca_file=door.certificate, retries=0) as client:
+        pieces = client.stream("a", tenant="single", max_tokens=16_000, ignore_eos=True)
+        next(pieces)
+        assert server.held == 1
+        pieces.close()
+    eventually(lambda: cancelled(server) == before + 1)
+
+
+def test_a_stock_stream_is_answered_when_it_is_closed_and_carries_one_request(door):
+    def results(count):
+        told = queue.SimpleQueue()
+        tls = tritonclient.grpc.InferenceServerClient(
+            f"localhost:{door.port}", ssl=True, root_certificates=str(door.certificate)
+        )
+        with tls as client:
+            client.start_stream(lambda result, error: told.put(error or result))
+            for _ in range(count):
+                prompt = tensor_of(tritonclient.grpc, "text_input", "a", dims=1)
+                client.async_stream_infer("chat", [prompt], parameters={"tenant": "plain"})
+            client.stop_stream()
+        return told
+
+    assert results(1).get(timeout=PATIENCE).as_numpy("text_output").shape == (1,)
+    refusal = results(2).get(timeout=PATIENCE)
+    assert isinstance(refusal, InferenceServerException) and "more than one message" in str(refusal)
