@@ -19,7 +19,7 @@ from hplm.errors import RESEND, Draining, HplmError, InvalidInput, OutOfCapacity
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.registry.store import place_of
+from hplm.place import place_of
 from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
 from hplm.server.control import REVIVED
 from hplm.server.held import Held

@@ -29,6 +29,7 @@ from hplm.model.layer import Layer
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.gathering import Gatherer
 from hplm.plot.keys import KeySpace
+from hplm.plot.rows import CODINGS
 from hplm.plot.table import Table
 from hplm.plot.writing import BATCH, write_table
 from testing.random_store import BERT_BASE, random_documents, ranked_keys
@@ -119,7 +120,12 @@ def _warm(
     forest, int8, gatherer = forests["fp16"], forests["int8"], Gatherer(CPU, torch.bfloat16)
     chain = forest.chain("fp16", VERSION)
     table = chain.links[0][0]
-    rows, coding, vectors, run = table.rows, table.meta.coding, table.meta.window.vectors, min(int(lengths[0]), table.size)
+    rows, coding, vectors, run = (
+        table.rows,
+        CODINGS[table.meta.dtype],
+        table.meta.window.vectors,
+        min(int(lengths[0]), table.size),
+    )
     starts = np.random.default_rng(3).integers(0, table.size - run + 1, TEXTS).tolist()
     consecutive = [torch.arange(start * vectors, (start + run) * vectors).view(run, vectors) for start in starts]
     for number, start in enumerate(starts):

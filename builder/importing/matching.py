@@ -24,7 +24,8 @@ from builder.importing.tenant import ImportOptions, checked, origin_of
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options, check_rank
-from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.loop import Group, Training, train
+from builder.learning.progress import Exam
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning

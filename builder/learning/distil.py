@@ -18,7 +18,8 @@ from torch import Tensor
 
 from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
-from builder.learning.loop import Exam, Group, Training, half_precision, train
+from builder.learning.loop import Group, Training, half_precision, train
+from builder.learning.progress import Exam
 from builder.learning.ridge import fit
 from builder.learning.windows import Lesson, Shrinking, Student, TextPack, in_packs, lesson_of, reading
 from builder.said import say

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from builder.learning.distil import WAY_OUT, lower_groups, split_documents
 from builder.learning.limits import Budget
-from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.loop import Group, Training, train
+from builder.learning.progress import Exam, Progress
 from builder.learning.windows import Shrinking, Student, TextPack, Windowed, in_packs, index_of, reading
 from hplm.model.config import BackboneConfig
 from hplm.model.families import KINDS

@@ -15,12 +15,13 @@ from builder.publish.model_configs import ServingOptions, check_options, is_of_d
 from builder.store.branches import check_root
 from builder.store.store import Store, TenantFile, written_folder
 from hplm.adapters import records
+from hplm.disk import bytes_in, check_room
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.forest import assign_addresses
-from hplm.plot.room import bytes_in, check_room
-from hplm.plot.table import Branch, TableMeta
+from hplm.plot.meta import TableMeta
+from hplm.plot.table import Branch
 from hplm.tenants.filter import FILE as FILTER
 from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant

@@ -20,10 +20,10 @@ from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.parameters import Parameters, parameters_of
+from hplm.place import Place
 from hplm.placement.measuring import cores_of, device_parameters
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
-from hplm.registry.store import Place
 from hplm.tenants.filter import FILE, Filter
 from hplm.tenants.listing import served_branches, served_tenants
 from hplm.tenants.models import BACKBONES, upper_config

@@ -17,7 +17,8 @@ from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.weights import load_weights, save_weights
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Branch, Table, TableMeta, TableSpec
+from hplm.plot.meta import TableMeta, TableSpec
+from hplm.plot.table import Branch, Table
 
 UPPER = "upper.safetensors"
 CORPUS = "corpus.json"

@@ -20,9 +20,9 @@ from builder.store.branches import CORPUS
 from builder.store.resumable import WRITING, replaced, whole_digest_of, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store, absolute_model, check_name, written_folder
+from hplm.disk import check_room
 from hplm.errors import Broken, InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.plot.room import check_room
 
 FORMAT = 1
 MANIFEST = "root.json"

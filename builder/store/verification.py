@@ -12,7 +12,7 @@ from builder.store.store import Store
 from builder.store.version import REPORT, described, read_version
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
-from hplm.plot.table import TableMeta
+from hplm.plot.meta import TableMeta
 from hplm.tenants.verification import Part, Progress, check_file, check_table, versions
 
 

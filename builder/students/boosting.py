@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options
-from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.loop import Group, Training, train
+from builder.learning.progress import Exam
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
 from builder.training.data import Data

@@ -21,8 +21,8 @@ from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
 from builder.tables.text_files import check_stays
+from hplm.disk import NoSpace
 from hplm.errors import InvalidInput
-from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 
 ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a larger corpus it takes random documents

@@ -27,7 +27,8 @@ from builder.tables.table import TableOptions, build_table, check_table, chosen_
 from hplm.errors import InvalidInput, some
 from hplm.model.stacks import LowerStack
 from hplm.options import MIN_TOKENS
-from hplm.plot.table import Table, TableSpec
+from hplm.plot.meta import TableSpec
+from hplm.plot.table import Table
 
 NAMED = 20  # the most users of a domain that an error names
 

@@ -24,7 +24,8 @@ from builder.tables.table import TableOptions, build_table, check_table, chosen_
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import TRIGRAMS, Window
-from hplm.plot.table import Table, TableSpec
+from hplm.plot.meta import TableSpec
+from hplm.plot.table import Table
 
 
 @dataclass(frozen=True)

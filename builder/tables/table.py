@@ -17,10 +17,11 @@ from builder.said import duration, progress_bar, say
 from builder.store.store import Store
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking, check_keep
+from hplm.disk import check_room
 from hplm.model.stacks import LowerStack
 from hplm.plot.index import IndexMeta
-from hplm.plot.room import check_room
-from hplm.plot.table import Table, TableMeta, TableSpec
+from hplm.plot.meta import TableMeta, TableSpec
+from hplm.plot.table import Table
 from hplm.plot.writing import BATCH, write_table
 
 USUAL_NGRAMS = 1_000_000  # the most that a table takes if nothing else is asked for: 4.6 GB of a BERT-base in fp16

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from builder.learning.bodies import Body
 from builder.learning.limits import Epochs, check_options, check_rank
-from builder.learning.loop import Exam, Group, Progress, Training, train
+from builder.learning.loop import Group, Training, train
+from builder.learning.progress import Exam, Progress
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
 from builder.training.cutting import cut, cuttable, hold

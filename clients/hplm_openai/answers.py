@@ -13,7 +13,7 @@ from typing import Any
 from hplm_client import generation
 from hplm_client.answer import Tenant
 from hplm_client.generation import Outputs, Piece
-from hplm_openai.requests import Asked
+from hplm_openai.asked import Asked
 
 FINISH = {None: None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
 UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character

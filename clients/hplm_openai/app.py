@@ -19,10 +19,11 @@ from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
 from hplm_client.wire import Value
 from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer, model_of
+from hplm_openai.asked import Asked
 from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected
 from hplm_openai.decoders import Decoders
 from hplm_openai.errors import Refused, refusal
-from hplm_openai.requests import Asked, check_model, key_in, read_chat, read_completion
+from hplm_openai.requests import check_model, key_in, read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it
 HEALTH = "/health"

@@ -14,8 +14,8 @@ from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant
 from hplm_client.generation import Listing, Outputs
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc import AsyncGrpcTransport
+from hplm_openai.asked import Asked
 from hplm_openai.errors import OnlyEncoders
-from hplm_openai.requests import Asked
 
 SECONDS_KNOWN = 5.0  # how long the server's list of models is used; it changes when models are loaded
 SECONDS_TO_FIND = 10.0

@@ -7,13 +7,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hplm_client import errors
 from hplm_client.errors import HplmClientError
-
-if TYPE_CHECKING:
-    from hplm_openai.requests import Asked
+from hplm_openai.asked import Asked
 
 log = logging.getLogger(__name__)
 STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fits; all others: 500

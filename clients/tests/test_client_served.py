@@ -15,7 +15,7 @@ from hplm.cli.main import main
 from hplm_client import HplmClient, InvalidInput, NoBackbone, NoTenant
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc import AsyncGrpcTransport
-from hplm_openai.requests import Asked
+from hplm_openai.asked import Asked
 from tests.support.servers import SECRET
 from tests.support.wait import PATIENCE, eventually
 from tests.support.ways import generate, infer, read

@@ -8,9 +8,9 @@ import pytest
 from triton_fakes import FakeTriton, Refusal
 
 from hplm_client.errors import Draining, HplmClientError, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
+from hplm_openai.asked import Asked
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
 from hplm_openai.errors import OnlyEncoders
-from hplm_openai.requests import Asked
 from tests.support.wait import Clock, Hold
 
 GONE = Refusal("Request for unknown model: it was unloaded", 404)

@@ -9,8 +9,9 @@ import pytest
 from openai_fakes import Tenants, gateway
 
 from hplm_client.errors import Draining
+from hplm_openai.asked import Asked
 from hplm_openai.errors import refusal
-from hplm_openai.requests import SAMPLING, Asked
+from hplm_openai.requests import SAMPLING
 from tests.support.message import mentions
 from tests.support.wait import eventually
 

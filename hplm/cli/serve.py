@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 from hplm.cli.options import NotNegative, Positive, about, read
 from hplm.cli.served import VARIABLE, state_of
 from hplm.errors import InvalidInput
-from hplm.registry.store import Place, place_of
+from hplm.place import Place, place_of
 
 MUST_EXIST = "HPLM_STATE_MUST_EXIST"
 NAMED = 5
@@ -110,7 +110,8 @@ def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
     """Begins the registries that are missing in a folder, or raises if they must exist."""
     if state is None:
         return
-    from hplm.registry.store import Away, Denied, local
+    from hplm.place import local
+    from hplm.registry.store import Away, Denied
     from hplm.tenants.mirror import starts_from
     from hplm.tenants.registry import registries_of
     from hplm.tenants.state import State

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from hplm.cli.options import read
 from hplm.errors import InvalidInput
-from hplm.registry.store import Place, place_of
+from hplm.place import Place, place_of
 
 if TYPE_CHECKING:
     from hplm.tenants.manager import Manager

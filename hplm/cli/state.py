@@ -14,7 +14,7 @@ from hplm.cli.options import Json, Positive, about, read
 from hplm.cli.served import HERE, Served, StatePlace, checked_state, state_of
 from hplm.errors import HplmError, InvalidInput, some
 from hplm.options import LEASE_SECONDS
-from hplm.registry.store import Place, place_of
+from hplm.place import Place, place_of
 
 if TYPE_CHECKING:
     from hplm.tenants.verification import Part

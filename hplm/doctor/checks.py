@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import MISFITS, HplmError, some
-from hplm.registry.store import Place
+from hplm.place import Place
 from hplm.tenants.directory import Directory
 
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"

@@ -11,10 +11,10 @@ from pathlib import Path
 from hplm.clock import Clock
 from hplm.errors import HplmError
 from hplm.metrics.meter import Outcome, Outcomes, outcome_of
+from hplm.place import Place
 from hplm.process.client import EngineClient, Pending, defer
 from hplm.process.in_flight import number_of
 from hplm.process.worker import Worker, Workers
-from hplm.registry.store import Place
 from hplm.request.answers import Outputs, Reply
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import HplmError, InvalidInput
 from hplm.lookup.views import Watch
 from hplm.model.config import BackboneConfig
+from hplm.place import Place
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
-from hplm.registry.store import Place
 from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)

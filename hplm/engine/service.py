@@ -20,11 +20,11 @@ from hplm.engine.settings import Settings, read_all
 from hplm.errors import Draining, QueueFull
 from hplm.metrics.meter import Meter
 from hplm.model.cpu import apart, compute_with
+from hplm.place import Place
 from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
 from hplm.process.host import Host, Outbox, run
 from hplm.process.in_flight import InFlight
-from hplm.registry.store import Place
 from hplm.request.answers import Answer
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits

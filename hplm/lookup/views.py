@@ -18,13 +18,14 @@ from hplm.clock import Clock
 from hplm.errors import Broken, Draining
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Tokenizer
+from hplm.place import Place, Remote, local
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.registry import lease
 from hplm.registry.folder import Folder
 from hplm.registry.follower import Follower, Looking, Unchanged
+from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer
-from hplm.registry.store import Place, Remote, local, opened
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import SECONDS_BETWEEN_LOOKS as SECONDS_BETWEEN_COPIES
 from hplm.tenants.mirror import Mirror

@@ -30,11 +30,11 @@ from hplm.errors import Internal, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.cpu import compute_with
 from hplm.parameters import parameters_of
+from hplm.place import Place
 from hplm.placement.cluster import check_cores, check_kind, cores_of
 from hplm.placement.files import refuse_twice
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
 from hplm.placement.samples import Sampler, Samples, fitted
-from hplm.registry.store import Place
 from hplm.tenants.models import upper_config
 
 HOP_TOKENS = (1, 64, 256, 1024)

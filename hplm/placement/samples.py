@@ -22,8 +22,8 @@ from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
 from hplm.lookup.lookup import Lookup
+from hplm.place import Place
 from hplm.placement.profile import BackboneProfile, FitError, Shape, Terms
-from hplm.registry.store import Place
 from hplm.tenants.snapshot import Tenant
 
 MOST_TOKENS = 1024  # of a measured batch

@@ -25,7 +25,7 @@ from hplm.options import TABLE_DTYPES
 from hplm.plot.forest import NULL, Forest
 from hplm.plot.index import as_int64
 from hplm.plot.keys import apart
-from hplm.plot.rows import disk_faults
+from hplm.plot.rows import CODINGS, disk_faults
 from hplm.plot.table import Table
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Gatherer:
                         continue
                     if len(found) <= FEW * len(index):
                         index, tokens = index[found], sent(found, self._device)
-                part = sent(table.meta.coding.bags(stored, sent(index, stored.device), self._dtype), self._device)
+                part = sent(CODINGS[table.meta.dtype].bags(stored, sent(index, stored.device), self._dtype), self._device)
                 if tokens is not None:
                     total = part.new_zeros(len(addresses), part.shape[1]) if total is None else total
                     total.index_add_(0, tokens, part)

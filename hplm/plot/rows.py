@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from hplm.arrays import Array
 from hplm.options import TABLE_DTYPES
-from hplm.plot.table import SCALE_AND_OFFSET, TableMeta
+from hplm.plot.meta import SCALE_AND_OFFSET, TableMeta
 
 BLOCK = 8 << 20
 READERS = 8
@@ -111,7 +111,7 @@ class StoredRows:
         mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
         mapped.madvise(mmap.MADV_RANDOM)  # otherwise each fault also reads the 128 KiB around it
         self._bytes = memoryview(mapped)
-        self._stride, self._vectors, self._coding = meta.row_bytes, meta.window.vectors, meta.coding
+        self._stride, self._vectors, self._coding = meta.row_bytes, meta.window.vectors, CODINGS[meta.dtype]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to it
             stored = torch.frombuffer(mapped, dtype=torch.uint8)

@@ -15,12 +15,13 @@ import numpy as np
 from torch import Tensor
 
 from hplm.arrays import Array
+from hplm.disk import NoSpace
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tensors import array_of
 from hplm.plot.index import write_index
-from hplm.plot.room import NoSpace
-from hplm.plot.rows import LEAST_COSINE, closeness
-from hplm.plot.table import Table, TableMeta, TableSpec
+from hplm.plot.meta import TableMeta, TableSpec
+from hplm.plot.rows import CODINGS, LEAST_COSINE, closeness
+from hplm.plot.table import Table
 
 BATCH = 4096
 CLOSENESS = "closeness"  # a file that exists while a table is written: the lowest cosine of each batch
@@ -111,8 +112,9 @@ def _encoded(spec: TableSpec, values_of: ValuesOf, known: Table | None, keys: Ar
 
 def _computed(spec: TableSpec, values_of: ValuesOf, keys: Array) -> tuple[Array, float]:
     vectors = values_of(spec.space.unpack(keys))
-    stored = spec.coding.encode(vectors)
-    close = closeness(vectors, spec.coding.decode(spec.coding.typed(stored)).view_as(vectors))
+    coding = CODINGS[spec.dtype]
+    stored = coding.encode(vectors)
+    close = closeness(vectors, coding.decode(coding.typed(stored)).view_as(vectors))
     if not close >= LEAST_COSINE:  # also if the cosine is NaN, as of numbers too large for the dtype
         raise InvalidInput(
             f"{spec.dtype} keeps only a cosine of {close:.5f} of a vector of domain {spec.domain!r}, but {LEAST_COSINE} is "

@@ -20,11 +20,11 @@ from hplm.clock import Clock
 from hplm.errors import Crashed, Draining, HplmError, for_client
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.place import Place
 from hplm.process.channel import Beat, Begin, request_parts
 from hplm.process.in_flight import read
 from hplm.process.suspects import Separation
 from hplm.process.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
-from hplm.registry.store import Place
 from hplm.request.answers import Reply, replies_in
 from hplm.request.form import NO_HEAD, Head
 from hplm.tenants.quarantine import Quarantine

@@ -14,7 +14,8 @@ from obstore import exceptions
 from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
-from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Remote, Store
+from hplm.place import Remote
+from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Store
 
 TIMEOUT = timedelta(seconds=20)
 LOOKING = timedelta(seconds=3)  # for CURRENT: a later look sees more than one that hangs

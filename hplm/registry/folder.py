@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hplm.clock import Clock
+from hplm.disk import check_room
 from hplm.errors import OutOfCapacity
-from hplm.plot.room import check_room
 from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Denied, Found
 
 WRITING = ".writing"  # ends the name of a file that is not complete

@@ -1,25 +1,18 @@
-"""Where a registry lies: a folder, or a bucket of an object store. Only CURRENT is ever overwritten.
+"""The objects of a registry, in a folder or in a bucket of an object store. Only CURRENT is ever overwritten.
 
 The names of objects are used once, so that removing one cannot meet somebody who writes it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, QueueFull
 
 CURRENT = "CURRENT"
 SNAPSHOTS, RECORDS, TABLES = "snapshots", "records", "plot"  # what the names of objects begin with
-SCHEMES = ("s3", "gs", "az")
-_MISTYPED = re.compile(rf"({'|'.join(SCHEMES)})(:|//)", re.IGNORECASE)  # such as s3:/bucket; a folder may be ./s3:
 
 
 class Away(HplmError):
@@ -44,22 +37,6 @@ class NotBegun(InvalidInput):
 
 class Conflict(Exception):
     """Somebody else has changed CURRENT."""
-
-
-class Remote:
-    """The address of a bucket, or of a part of it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-
-    def __truediv__(self, name: str) -> Remote:
-        return Remote(f"{self.url}/{name}")
-
-    def __str__(self) -> str:
-        return self.url
-
-
-Place = Path | Remote
 
 
 class Found(NamedTuple):
@@ -103,39 +80,6 @@ def objects_of(store: Store, names: Iterable[str]) -> list[str]:
     for name in names:
         found += [one.name for one in store.names(name[:-1])] if name.endswith("/") else [name]
     return found
-
-
-def place_of(text: str) -> Place:
-    """Reads the option --state: a folder, or the address of a bucket."""
-    scheme, found, rest = text.partition("://")
-    if not found and not _MISTYPED.match(text):
-        return Path(text)
-    if scheme not in SCHEMES or not rest:
-        raise InvalidInput(
-            f"{text!r} is no place for a registry: give a folder, or an address such as s3://bucket/folder; "
-            "a folder of that name is ./NAME"
-        )
-    return Remote(text)
-
-
-def opened(place: Place, clock: Clock = time) -> Store:
-    if isinstance(place, Path):
-        from hplm.registry.folder import Folder
-
-        return Folder(place, clock)
-    try:
-        from hplm.registry.bucket import Bucket
-    except ImportError:
-        raise InvalidInput(f"{place} needs the package obstore: install it with `pip install 'hplm[bucket]'`") from None
-    return Bucket(place)
-
-
-def local(place: Place) -> Path:
-    """Returns the folder that a server reads: of a bucket, its copy on this machine."""
-    if isinstance(place, Path):
-        return place
-    cache = os.environ.get("HPLM_MIRROR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hplm"
-    return Path(cache) / hashlib.sha256(str(place).encode()).hexdigest()[:12]
 
 
 def not_begun(place: object) -> NotBegun:

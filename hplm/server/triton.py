@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hplm.errors import HplmError
-from hplm.registry.store import Place
+from hplm.place import Place
 from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from hplm.disk import bytes_in
 from hplm.errors import Broken, InvalidInput, some
-from hplm.plot.room import bytes_in
+from hplm.place import Place
 from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, is_begun
-from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, Place, not_begun, objects_of
+from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, not_begun, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry, needed_by, registries_of

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hplm.adapters.record import Record
+from hplm.disk import bytes_in
 from hplm.errors import HplmError
-from hplm.plot.room import bytes_in
 from hplm.plot.table import Branch, Table
 from hplm.registry.store import RECORDS, TABLES, Store, objects_of
 from hplm.tenants.assembly import Place

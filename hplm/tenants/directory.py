@@ -9,10 +9,12 @@ from pathlib import Path
 
 from hplm.clock import Clock
 from hplm.errors import InvalidInput, NoTenant
+from hplm.place import Place, local
 from hplm.registry.folder import Folder
 from hplm.registry.follower import Follower, Looking
+from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer
-from hplm.registry.store import Away, Denied, Place, Store, local, opened
+from hplm.registry.store import Away, Denied, Store
 from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror, starts_from

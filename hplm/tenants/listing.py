@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import InvalidInput
-from hplm.plot.table import TableMeta
-from hplm.registry.store import Place
+from hplm.place import Place
+from hplm.plot.meta import TableMeta
 from hplm.tenants.keys import Key
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.snapshot import Snapshot, Tenant

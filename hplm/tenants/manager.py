@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, OutOfCapacity, some
+from hplm.place import Place
 from hplm.plot.table import Table
-from hplm.registry.store import Away, Busy, Denied, Place, opened
+from hplm.registry.opening import opened
+from hplm.registry.store import Away, Busy, Denied
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.quotas import check_limits

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from hplm.adapters.record import has_content
 from hplm.clock import Clock
+from hplm.disk import check_room
 from hplm.errors import Broken, HplmError, InvalidInput
-from hplm.plot.room import check_room
-from hplm.plot.table import Branch, TableMeta
+from hplm.plot.meta import TableMeta
+from hplm.plot.table import Branch
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.follower import Follower

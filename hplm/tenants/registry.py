@@ -25,22 +25,11 @@ import msgspec
 from hplm.clock import Clock
 from hplm.errors import MISFITS, Broken, HplmError, InvalidInput, OutOfCapacity
 from hplm.options import LEASE_SECONDS
+from hplm.place import Place
 from hplm.registry.folder import WRITING
+from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer, begin, is_begun, read_current
-from hplm.registry.store import (
-    RECORDS,
-    SNAPSHOTS,
-    TABLES,
-    Absent,
-    Away,
-    Busy,
-    Conflict,
-    Place,
-    Store,
-    not_begun,
-    objects_of,
-    opened,
-)
+from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Busy, Conflict, Store, not_begun, objects_of
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS, exported_folders

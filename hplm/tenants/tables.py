@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import InvalidInput
-from hplm.plot.table import Branch, Table, TableMeta
+from hplm.plot.meta import TableMeta
+from hplm.plot.table import Branch, Table
 from hplm.registry.store import TABLES, Absent, Store
 from hplm.tenants.assembly import Place
 from hplm.tenants.change import Change

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import testing.bucket
-from hplm.registry.store import place_of
+from hplm.place import place_of
 from hplm.server.ports import LOOPBACK, free_ports
 from hplm.server.process import Process
 from hplm.tenants.manager import Manager

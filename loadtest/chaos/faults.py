@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from hplm.errors import HplmError
 from hplm.model.config import BackboneConfig
+from hplm.place import local
 from hplm.registry.folder import Folder
-from hplm.registry.store import local
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
 from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES

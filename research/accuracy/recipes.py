@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
-from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.loop import Group, Training, train
 from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
+from builder.learning.progress import Exam
 from builder.learning.windows import TextPack, index_of, reading
 from builder.packed_batches import positions_of
 from builder.store.branches import table_spec

@@ -27,7 +27,7 @@ from builder.training.finetuning import TrainingOptions, evaluate, finetune
 from builder.training.teachers import Teacher
 from builder.worker_processes import processes_that_fit
 from demo.data import DemoData, DemoTenant
-from hplm.plot.table import FORMAT as TABLE_FORMAT
+from hplm.plot.meta import FORMAT as TABLE_FORMAT
 from research.accuracy.recipes import Recipe, build_store, pretrained_body
 from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
 from research.options import results_of

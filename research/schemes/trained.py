@@ -22,7 +22,8 @@ from builder.evaluation.tenant import Evaluation
 from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
-from builder.learning.loop import Exam, Group, Training, train
+from builder.learning.loop import Group, Training, train
+from builder.learning.progress import Exam
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.labels import check_labels

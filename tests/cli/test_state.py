@@ -16,8 +16,10 @@ from builder.store.store import Store, TenantFile
 from hplm.doctor import checks
 from hplm.levels.calibration import BINS, Calibration
 from hplm.model.weights import load_weights, save_weights
+from hplm.place import place_of
+from hplm.registry.opening import opened
 from hplm.registry.pointer import begin
-from hplm.registry.store import Absent, opened, place_of
+from hplm.registry.store import Absent
 from hplm.tenants.backup import LOST, back_up
 from hplm.tenants.keys import new_key
 from hplm.tenants.manager import Manager

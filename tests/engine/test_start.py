@@ -12,7 +12,7 @@ from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import NoTenant
 from hplm.lookup.views import Watch
-from hplm.registry.store import place_of
+from hplm.place import place_of
 from hplm.tenants.manager import Manager
 from testing.bucket import bucket
 from tests.engine.asker import PARAMETERS

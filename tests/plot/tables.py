@@ -9,7 +9,8 @@ import torch
 
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from hplm.plot.table import Table, TableSpec
+from hplm.plot.meta import TableSpec
+from hplm.plot.table import Table
 from hplm.plot.writing import write_table
 
 HIDDEN = 48  # three registers of 16 numbers, as the compiled kernel uses

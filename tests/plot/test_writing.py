@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from hplm.disk import NoSpace
 from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from hplm.plot.room import NoSpace
 from hplm.plot.rows import CODINGS, LEAST_COSINE, closeness
 from hplm.plot.table import Table
 from hplm.plot.writing import write_table
@@ -156,7 +156,7 @@ def test_stored_values_are_close_to_computed_ones(name):
     vectors = torch.randn(200, 3, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 200)[:, None, None]
     vectors[5, 1] = 0
     spec = replace(spec_of("d", None, SPACE, name), hidden=64)
-    kind = spec.coding
+    kind = CODINGS[name]
     typed = kind.typed(kind.encode(vectors))
     assert typed.shape[0] == 600 and kind.encode(vectors).shape[1] == spec.vector_bytes
     decoded = kind.decode(typed).view_as(vectors)

@@ -20,9 +20,10 @@ from builder.store.store import TenantFile
 from hplm.engine.settings import check
 from hplm.errors import BY_WORD, HplmError
 from hplm.tenants.commands import Commands
+from hplm_openai.asked import Asked
 from hplm_openai.connections import read_body
 from hplm_openai.errors import Refused
-from hplm_openai.requests import Asked, read_chat, read_completion
+from hplm_openai.requests import read_chat, read_completion
 from testing.toy import WORDS, Toy, make_chat
 from tests.support.fake_triton import Request, model_of
 from tests.support.servers import server_environment

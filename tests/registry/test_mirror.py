@@ -13,10 +13,12 @@ import pytest
 
 from hplm.cli import serve
 from hplm.errors import Broken, Draining, HplmError, InvalidInput, NoTenant
+from hplm.place import place_of
 from hplm.registry import lease
 from hplm.registry.folder import Folder
+from hplm.registry.opening import opened
 from hplm.registry.pointer import begin
-from hplm.registry.store import Absent, Away, Denied, opened, place_of
+from hplm.registry.store import Absent, Away, Denied
 from hplm.tenants.authorize import admit
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.directory import Directory

@@ -6,8 +6,10 @@ from unittest import mock
 import pytest
 
 from hplm.errors import Broken, InvalidInput
+from hplm.place import Remote, local, place_of
+from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer, begin, is_begun
-from hplm.registry.store import Absent, Away, Conflict, Remote, local, opened, place_of
+from hplm.registry.store import Absent, Away, Conflict
 from testing.bucket import bucket
 from tests.support.message import mentions, refusing
 

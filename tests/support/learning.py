@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from builder.learning.limits import Limits
-from builder.learning.loop import Progress, Training
+from builder.learning.loop import Training
+from builder.learning.progress import Progress
 from builder.store.resumable import Savepoint
 
 USERS = (

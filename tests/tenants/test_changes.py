@@ -13,9 +13,10 @@ import pytest
 from builder.publish.live import publish_tenant
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import BINS, Calibration
+from hplm.place import place_of
 from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import Source
-from hplm.registry.store import Away, Busy, Conflict, Denied, place_of
+from hplm.registry.store import Away, Busy, Conflict, Denied
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import PATIENCE

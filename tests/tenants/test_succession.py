@@ -12,7 +12,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import save_weights
-from hplm.registry.store import place_of
+from hplm.place import place_of
 from hplm.tenants.authorize import admit
 from hplm.tenants.keys import allows
 from hplm.tenants.manager import Manager

@@ -7,7 +7,8 @@ import torch
 
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
-from builder.learning.loop import Diverged, Exam, Group, Progress, Training, train
+from builder.learning.loop import Diverged, Group, Training, train
+from builder.learning.progress import Exam, Progress
 from builder.store import resumable
 from tests.builder.training.small_tenants import made
 from tests.cli.commands import refused, run

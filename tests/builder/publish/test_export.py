@@ -10,12 +10,12 @@ from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
 from builder.publish.precision import EightBits, measure_eight_bits
 from builder.store.store import TenantFile
+from hplm.disk import NoSpace
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import save_weights
 from hplm.parameters import parameters_of
-from hplm.plot.room import NoSpace
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_backbone, random_store, random_tenant, random_tenants

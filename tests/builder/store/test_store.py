@@ -25,9 +25,9 @@ from builder.store.store import FORMAT, Store, TenantFile
 from builder.store.verification import store_parts
 from hplm.adapters.record import has_content
 from hplm.cli.main import main
+from hplm.disk import NoSpace
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
-from hplm.plot.room import NoSpace
 from hplm.tenants.manager import Manager
 from testing.random_store import random_table, random_tenant
 from tests.builder.stores import full_disk, grow, make_store, meanwhile, rooted

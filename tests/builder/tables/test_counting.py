@@ -26,11 +26,11 @@ from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
 from builder.tables.sorted_runs import Merge, rows_in
 from builder.tables.text_files import LONGEST_LINE, READ_AT_ONCE
 from builder.tasks.examples import read_corpus
+from hplm.disk import bytes_in
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
-from hplm.plot.room import bytes_in
 from testing.random_store import tokenizer_json
 from testing.reference import windows_of
 from testing.toy import CONFIG

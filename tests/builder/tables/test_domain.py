@@ -15,11 +15,11 @@ from builder.tables.counts import Counts
 from builder.tables.domain import UpdateOptions, build_domain, delete_domain, update_domain
 from builder.tables.inspection import cover, read_pieces
 from builder.tables.ranking import Ranking
+from hplm.disk import NoSpace
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, assign_addresses, count_levels, ends
 from hplm.plot.gathering import Gatherer
-from hplm.plot.room import NoSpace
 from testing.reference import windows_of
 from testing.toy import CONFIG
 from tests.builder.stores import (

@@ -18,8 +18,8 @@ from builder.tables.build_folder import held
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain
 from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
+from hplm.disk import NoSpace
 from hplm.errors import InvalidInput
-from hplm.plot.room import NoSpace
 from tests.builder.checkpoints import save_bert
 from tests.builder.stores import NO_TIME, add_domain, corpus, cut, full_disk, grow, meanwhile, rooted, rows, with_bio
 from tests.support.device import DEVICE

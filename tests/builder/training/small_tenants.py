@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from builder.learning.loop import Exam, Progress
+from builder.learning.progress import Exam, Progress
 from builder.tasks.scores import Scores
 from builder.training.finetuning import Trained, tenant_model
 from builder.training.tenant import build_tenant

@@ -1,0 +1,39 @@
+"""What a request asks of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hplm_client.generation import inputs_of
+from hplm_client.wire import Value
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request to a decoder. Either `text` or `messages` is given."""
+
+    tenant: str = ""
+    text: str | None = None
+    messages: str | None = None  # JSON
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stream: bool = False
+    include_usage: bool = False  # a stream ends with the counts of tokens
+    timeout_us: int | None = None
+    more: Mapping[str, Value] = field(default_factory=dict[str, Value])  # parameters
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])  # by setting: of the request, under another name
+    usual_tokens: int | None = None  # the gateway's `max_tokens`, for a request without one
+    key: str | None = field(default=None, repr=False)
+    id: str | None = None  # by which Triton names it
+
+    @property
+    def logprobs(self) -> int | None:
+        """The number of likeliest tokens that are told with each token."""
+        return self.sampling.get("logprobs")
+
+    def inputs(self) -> dict[str, str | bool]:
+        return inputs_of(self.text, self.messages, self.sampling, self.stream)
+
+    def parameters(self) -> dict[str, Value]:
+        return {"tenant": self.tenant, **self.more}
