@@ -60,15 +60,13 @@ def settings_of(folder: Path) -> Settings:
     return Settings.read(parameters_of(upper_config(folder.parent, folder.name)))
 
 
-def waiting(backbone: Backbone, texts: Sequence[str], tenants: Sequence[Tenant], rung: int = 0) -> list[list[Text]]:
+def waiting(backbone: Backbone, texts: Sequence[str], tenants: Sequence[Tenant]) -> list[list[Text]]:
     """Returns what waits for each text: it alone, or once for each of a tenant's students. Tenants take turns."""
     lookup, view, found = Lookup(backbone), backbone.view, []
     for number, text in enumerate(texts):
         tenant = tenants[number % len(tenants)]
         form = lookup.resolve(view, tenant, [text])
-        request = Request(form, view, tenant, lambda request, answer: None)
-        request.rung = rung
-        found.append(request.parts())
+        found.append(Request(form, view, tenant, lambda request, answer: None).parts())
     return found
 
 

@@ -30,36 +30,21 @@ from hplm.errors import InvalidInput
 from hplm.tenants.students import MOST
 
 WAY_OUT = "Use a smaller --learning-rate"
+Beside = Callable[[Pack, np.ndarray, Tensor], Tensor]  # of some texts, their numbers, and what a member is to say of them
 
 
 @dataclass(frozen=True)
 class StudentOptions:
     depth: int  # upper layers of a member
-    students: int = 3  # at most
+    students: int = 1  # at most
     rank: int = 48
     epochs: int = 9  # of each member, and of all together
     learning_rate: float = 3e-3
-    stacking: float = 0.0  # weight of the loss that lets a member's middle layer learn the sum of those before it
-    # Of what is learned by each member but the first, which learns all texts:
-    hardest: float = 1.0  # the share of the texts of which most is missing,
-    drawn: float = 0.0  # and a share of all texts, at random
-    augmented: int = 0  # copies of each text, with words that a masked head guesses
-    drop: float | None = None  # points that may be lost where the first members answer alone; None: all members answer
-    search: bool = False  # for the least depth that is good enough: `depth` is the most
     batch_texts: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares = {"hardest": (0, 1), "drawn": (0, 1)}
-        check_options(self, students=(1, MOST), rank=1, epochs=1, stacking=0, augmented=0, drop=(0, 100), **shares)
-        if not self.hardest:
-            raise InvalidInput("--hardest 0: give a share of the texts above 0")
-        if self.drawn and self.hardest == 1:
-            raise InvalidInput(f"--drawn {self.drawn:g}: give a --hardest below 1 beside it")
-
-
-class LearnsNothing(InvalidInput):
-    """The first student of a depth brings no gain."""
+        check_options(self, students=(1, MOST), rank=1, epochs=1)
 
 
 @dataclass(frozen=True)
@@ -81,18 +66,47 @@ def seen_by(body: Body, model: TenantModel, data: Data, texts: Texts) -> Seen:
     return Seen(*map(list, zip(*both, strict=True)))
 
 
+def learn_member(
+    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], number: int,
+    options: StudentOptions, folder: Path, among: np.ndarray | None = None, beside: Beside | None = None,
+) -> None:  # fmt: skip
+    """Teaches a member what is left of the teacher's rows on train and dev.
+
+    `among`: the texts that it learns; None: all. `beside`: gives a further loss.
+    """
+    whole = _square(teacher.rows)
+
+    def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
+        pack = data.reader.pack(data.train, chosen, data.device)
+        wanted = torch.cat([left[0][i] for i in chosen]).to(data.device)
+        apart = (team.rows(body, pack, number) - wanted).square().mean()
+        if beside is not None:
+            apart = apart + beside(pack, chosen, wanted)
+        return apart / whole, len(chosen)
+
+    def examined() -> Exam:
+        own = torch.cat(data.by_text(data.dev, partial(team.rows, body, number=number)))
+        loss = float((own - torch.cat(left[1])).square().mean()) / whole
+        return Exam(-loss, loss)
+
+    title = f"student {number + 1} of {options.students}"
+    _train(title, data, team.members[number], loss_of, examined, options, folder / f"student-{number}.pt", among)
+
+
 def boosted(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: tuple[Seen, Seen], options: StudentOptions, folder: Path
-) -> list[dict[str, Any]]:
+    body: PlotBody, team: StudentTeam, data: Data, teacher: tuple[Seen, Seen], options: StudentOptions, folder: Path,
+    learn: Callable[..., None] = learn_member,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Adds members to a team. Returns what the report says of each.
 
-    It ends early when one more member leaves no less of the teacher's rows on texts that it has not learned.
+    It ends early when one more member leaves no less of the teacher's rows on texts that it has not learned. `learn`: teaches
+    a member, as `learn_member` does.
     """
     left = [seen.rows for seen in teacher]  # what is still missing, of train and dev
     whole, told = _square(left[0]), list[dict[str, Any]]()
     for number in range(options.students):
         team.add()
-        learn_member(body, team, data, teacher[0], left, number, options, folder, lesson_of(left[0], number, options))
+        learn(body, team, data, teacher[0], left, number, options, folder)
         own_rows = partial(team.rows, body, number=number)
         own = [data.by_text(texts, own_rows) for texts in (data.train, data.dev)]
         gained = sum(float((rows * missed).sum()) for rows, missed in zip(own[0], left[0], strict=True))
@@ -108,23 +122,13 @@ def boosted(
         left = own
         told.append({"alpha": round(alpha, 4), "residual": round(residual / whole, 5)})
     if not told:
-        raise LearnsNothing("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
+        raise InvalidInput("the first student learns nothing of the teacher's rows: give it more --layers or --epochs")
     return told
 
 
 def _square(rows: Sequence[Tensor]) -> float:
     """Returns the mean square of the numbers in the rows of all texts, one by one: together they may be large."""
     return sum(float(own.square().sum()) for own in rows) / sum(own.numel() for own in rows)
-
-
-def lesson_of(left: Sequence[Tensor], number: int, options: StudentOptions) -> np.ndarray | None:
-    """Returns the numbers of the texts that a member learns; None: all. `left`: what is missing of each text's rows."""
-    if not number or options.hardest == 1:
-        return None
-    hardest = np.argsort([-float(rows.square().mean()) for rows in left], kind="stable")
-    drawn = np.random.default_rng([options.seed, number]).permutation(len(left))
-    hard, random = max(1, round(options.hardest * len(left))), round(options.drawn * len(left))
-    return np.union1d(hardest[:hard], drawn[:random])
 
 
 def learn_together(body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, options: StudentOptions, folder: Path) -> None:
@@ -151,32 +155,6 @@ def answers_of_prefixes(body: PlotBody, team: StudentTeam, data: Data) -> list[l
     """Returns the answers to dev of each prefix, example by example."""
     logits = data.by_text(data.dev, lambda pack: torch.stack(team.prefixes(body, pack), dim=1))
     return [data.answers(data.dev, [part[:, number].numpy() for part in logits]) for number in range(len(team.members))]
-
-
-def learn_member(
-    body: PlotBody, team: StudentTeam, data: Data, teacher: Seen, left: Sequence[list[Tensor]], number: int,
-    options: StudentOptions, folder: Path, among: np.ndarray | None = None,
-) -> None:  # fmt: skip
-    """Teaches a member what is left of the teacher's rows on train and dev. `among`: the texts that it learns; None: all."""
-    whole = _square(teacher.rows)
-
-    def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
-        pack = data.reader.pack(data.train, chosen, data.device)
-        wanted = torch.cat([left[0][i] for i in chosen]).to(data.device)
-        if not number or options.depth == 1 or not options.stacking:
-            return (team.rows(body, pack, number) - wanted).square().mean() / whole, len(chosen)
-        before = torch.cat([teacher.rows[i] for i in chosen]).to(data.device) - wanted  # what all before it say together
-        rows, half = team.rows_and_half(body, pack, number)
-        apart = (rows - wanted).square().mean() + options.stacking * (half - before).square().mean()
-        return apart / whole, len(chosen)
-
-    def examined() -> Exam:
-        own = torch.cat(data.by_text(data.dev, partial(team.rows, body, number=number)))
-        loss = float((own - torch.cat(left[1])).square().mean()) / whole
-        return Exam(-loss, loss)
-
-    title = f"student {number + 1} of {options.students}"
-    _train(title, data, team.members[number], loss_of, examined, options, folder / f"student-{number}.pt", among)
 
 
 def _train(

@@ -15,52 +15,42 @@ import torch
 from builder.evaluation.unseen import learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
-from builder.learning.bodies import Body, PlotBody
+from builder.learning.bodies import PlotBody
 from builder.learning.limits import check_rank
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
-from builder.students.augmentation import augmented
-from builder.students.boosting import LearnsNothing, Seen, StudentOptions, boosted, learn_together, seen_by
-from builder.students.team import StudentTeam, asked_first, served
+from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
+from builder.students.team import StudentTeam, served
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, key_of
 from builder.tasks.lookup import Divided, Reader, Text
 from builder.tasks.tasks import training_task
 from builder.training.data import Data, read_data
-from builder.training.finetuning import TrainingOptions, logits_of
+from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
-from builder.training.teachers import DEDICATED, dedicated
+from hplm.arrays import Array
 from hplm.errors import InvalidInput
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import Students, Team
 
-OWN = "own"  # a teacher, as DEDICATED
-ENOUGH = 0.95  # of the teacher's score, for a search
-
 
 def build_students(
-    store: Store, tenant_id: str, options: StudentOptions, device: torch.device, teacher: str = OWN,
-    seen: Sequence[Path] = (), unlabelled: Path | None = None,
+    store: Store, tenant_id: str, options: StudentOptions, device: torch.device, seen: Sequence[Path] = (),
+    unlabelled: Path | None = None,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with students. Returns the report, and whether they are new: the same call changes nothing.
 
-    `teacher`: the tenant itself, or a BERT that is fine-tuned in full. `seen`: files of its training that have moved.
-    `unlabelled`: further texts, of which students learn only what the teacher says.
-    With `search`, they have the fewest layers with which they have 95 % of the teacher's score, or else those that score best.
+    Their teacher is the tenant's full stack. `seen`: files of its training that have moved. `unlabelled`: further texts, of
+    which students learn only what the teacher says.
     """
     with held_tenant(store, tenant_id) as working:
         tenant = store.known_tenant(tenant_id)
         check(store, tenant_id, tenant.task, options)
-        if teacher not in (OWN, DEDICATED):
-            raise InvalidInput(f"--teacher {teacher}: choose {OWN} or {DEDICATED}")
-        if options.drop is not None and tenant.task != "classify":
-            raise InvalidInput(f"--drop: tenant {tenant_id!r} has the task {tenant.task}; only classify takes it")
         further = UnlabelledTexts([unlabelled]) if unlabelled is not None else None
-        for option, given in {"--unlabelled": further, "--augmented": options.augmented}.items():
-            if given and not training_task(tenant.task).one_label_a_row:
-                raise InvalidInput(f"{option}: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
+        if further is not None and not training_task(tenant.task).one_label_a_row:
+            raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
         before, report = store.knowledge(tenant), store.report(tenant)
-        asked = json.loads(json.dumps({**asdict(options), "teacher": teacher}))
+        asked = json.loads(json.dumps(asdict(options)))
         asked |= {"unlabelled": further.digest} if further is not None else {}
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
             remove_savepoints(working / "students")
@@ -79,7 +69,7 @@ def build_students(
         divided_by = tenant  # as when it was trained
         data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, tenant.dtype, divided_by)
         folder = savepoints_of(working / "students", {"version": tenant.version, **asked})
-        made, told = _made(tenant, data, fresh, options, teacher, folder)
+        made, told = _made(tenant, data, fresh, options, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
         report.pop("exits", None)
         report["students"] = {"asked": asked, "report": told}
@@ -95,12 +85,6 @@ def extended(data: Data, *further: Sequence[Text]) -> Data:
     return replace(data, train=replace(data.train, texts=list(chain(data.train.texts, *further))))
 
 
-def most_layers(store: Store, teacher: str) -> int:
-    """Returns the most layers that a search tries: a quarter of the teacher's. Tables take none."""
-    upper, lower = store.config.upper_layers, store.config.lower_layers if teacher == DEDICATED else 0
-    return max(1, min(upper, (upper + lower) // 4))
-
-
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
     """Refuses tasks without students, and members without layers, or deeper or wider than the backbone."""
     if task in ("span", "generate"):
@@ -112,69 +96,42 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
 
 
 def _made(
-    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, teacher: str, folder: Path
+    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, folder: Path
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
-    whole, model = _teacher(body, tenant, data, teacher, options.seed, folder)
+    own = data.reader.store.knowledge(tenant)
+    teacher, labelled = TenantModel.of(own.adapter, own.head).to(data.device), len(data.train.texts)
     unlabelled = data.reader.read(further, data.task.unlabelled(), data.labels).texts if further else []
-    more, labelled = augmented(body, data, options.augmented, options.seed), len(data.train.texts)
-    data = extended(data, unlabelled, more)
-    seen = seen_by(whole, model, data, data.train), seen_by(whole, model, data, data.dev)
+    data = extended(data, unlabelled)
+    seen = seen_by(body, teacher, data, data.train), seen_by(body, teacher, data, data.dev)
     taught = data.scored(data.dev, [rows.numpy() for rows in seen[1].logits])
-    wanted, tried = ENOUGH * taught.main, list[tuple[StudentKnowledge, dict[str, Any]]]()
-    for depth in range(1 if options.search else options.depth, options.depth + 1):
-        own = replace(options, depth=depth)
-        try:
-            tried.append(_of_depth(body, model, data, seen, own, tenant.dtype, folder / f"depth-{depth}"))
-        except LearnsNothing:
-            if depth < options.depth or tried:  # students of another depth may learn
-                continue
-            raise
-        if _score(tried[-1][1]) >= wanted:
-            break
-    found, told = max(tried, key=lambda one: _score(one[1]))  # the first of equal ones
-    depths = {str(one["depth"]): _score(one) for _, one in tried}
-    return found, {
-        "task": tenant.task, "metric": taught.metric, "of_layers": data.config.upper_layers, "teacher": teacher,
-        "teacher_score": taught.main, "learned_texts": labelled, "unlabelled_texts": len(unlabelled),
-        "augmented": options.augmented, "augmented_texts": len(more), "dev_texts": len(data.dev.texts), **told,
-        **({"depths": depths, "wanted_score": wanted} if options.search else {}),
-    }  # fmt: skip
-
-
-def _score(told: dict[str, Any]) -> float:
-    return told["scores"][told["kept"] - 1]
-
-
-def _of_depth(
-    body: PlotBody, teacher: TenantModel, data: Data, seen: tuple[Seen, Seen], options: StudentOptions, dtype: str, folder: Path
-) -> tuple[StudentKnowledge, dict[str, Any]]:
-    team = team_of(data, teacher, options, dtype)
+    team = team_of(data, teacher, options, tenant.dtype)
     boosting = boosted(body, team, data, seen, options, folder)
     learn_together(body, team, data, seen[0], options, folder)
-    share, learned = options.depth / data.config.upper_layers, team.knowledge()
+    learned = team.knowledge()
     each = [logits_of(body, served([own], options.depth, data.device), data, data.dev) for own in learned]
     sums = list(accumulate(each, lambda before, own: [*map(np.add, before, own)]))  # what one says, two together, and so on
     scores = [data.scored(data.dev, logits).main for logits in sums]
-    joined = [np.concatenate(logits) for logits in sums]
     best = 1 + int(np.argmax(scores))
-    one_label, examples = data.task.served.read_each is not None, data.dev.examples  # others have no calibration
-    sure = [calibration_by(examples, data.labels, torch.from_numpy(own)) if one_label else None for own in joined[:best]]
-    sizes = [Team(size, size * share, sure[size - 1]) for size in range(best, 0, -1)]
-    if options.drop is not None:
-        sizes = asked_first(sizes, joined, data.dev.lengths, options.drop)
-    found = StudentKnowledge(Students(options.depth, tuple(sizes)), learned[:best])
-    size = sum(layout.weight_bytes for member in learned[:best] for layout, _ in member)
+    learned = learned[:best]
+    found = StudentKnowledge(Students(options.depth, _teams(data, sums[:best], options.depth)), learned)
     return found, {
-        "rungs": [_told(team) for team in sizes], "depth": options.depth, "boosting": boosting,
-        "scores": [round(score, 5) for score in scores], "kept": best, "bytes": size,
+        "task": tenant.task, "metric": taught.metric, "of_layers": data.config.upper_layers, "teacher_score": taught.main,
+        "learned_texts": labelled, "unlabelled_texts": len(unlabelled), "dev_texts": len(data.dev.texts),
+        "depth": options.depth, "boosting": boosting, "scores": [round(score, 5) for score in scores], "kept": best,
+        "bytes": sum(layout.weight_bytes for member in learned for layout, _ in member),
     }  # fmt: skip
 
 
-def _told(team: Team) -> dict[str, Any]:
-    first = team.first
-    alone = {"first": first.members, "threshold": first.threshold, "leaves": first.leaves} if first is not None else {}
-    return {"students": team.members, "cost": round(team.cost, 4), **alone}
+def _teams(data: Data, logits: Sequence[Sequence[Array]], depth: int) -> tuple[Team, ...]:
+    """Returns a team of each size, the largest first. `logits`: what one says of dev, two together, and so on."""
+    share, is_calibrated = depth / data.config.upper_layers, data.task.served.read_each is not None
+    found = list[Team]()
+    for size, own in enumerate(logits, start=1):
+        joined = torch.from_numpy(np.concatenate(own))
+        sure = calibration_by(data.dev.examples, data.labels, joined) if is_calibrated else None
+        found.insert(0, Team(size, size * share, sure))
+    return tuple(found)
 
 
 def team_of(
@@ -187,11 +144,3 @@ def team_of(
     if "dense" not in teacher.head:
         team.start_at(teacher.head["weight"][0], teacher.head["bias"][0])
     return team
-
-
-def _teacher(body: PlotBody, tenant: TenantFile, data: Data, teacher: str, seed: int, folder: Path) -> tuple[Body, TenantModel]:
-    if teacher == DEDICATED:
-        trained = dedicated(data, TrainingOptions(seed=seed), folder / "teacher.pt")
-        return trained.body, trained.model
-    found = data.reader.store.knowledge(tenant)
-    return body, TenantModel.of(found.adapter, found.head).to(data.device)

@@ -1,28 +1,20 @@
-"""The students of a tenant on the first upper layers: their rows are added, and one classifier reads the sum.
-
-A few of them may be asked first, and answer alone where they are sure.
-"""
+"""The students of a tenant on the first upper layers: their rows are added, and one classifier reads the sum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from builder.exits.thresholds import Answered, within
 from builder.learning.bodies import PlotBody
 from builder.tasks.lookup import Pack
 from builder.training.finetuning import Answering
 from builder.training.model import TenantModel, rounded
 from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
-from hplm.arrays import Array
-from hplm.levels.calibration import confidences
 from hplm.model.config import BackboneConfig
 from hplm.tenants.knowledge import Adapter, Head
-from hplm.tenants.students import First, Team
 
 
 class StudentTeam:
@@ -65,12 +57,6 @@ class StudentTeam:
         """Returns what a member's head says of the rows that are read."""
         return self.members[number](body, pack, self.depth)
 
-    def rows_and_half(self, body: PlotBody, pack: Pack, number: int) -> tuple[Tensor, Tensor]:
-        """Returns the same, and the states of these rows in the middle of the member's layers."""
-        member = self.members[number]
-        states = member.states(body, pack, self.depth)
-        return member.read(states[-1][pack.reading]), states[-(-self.depth // 2)][pack.reading]
-
     def prefixes(self, body: PlotBody, pack: Pack) -> list[Tensor]:
         """Returns the logits of the first member, of the first two, and so on."""
         every = torch.stack([self.rows(body, pack, number) for number in range(len(self.members))])
@@ -105,32 +91,3 @@ def served(members: Sequence[tuple[Adapter, Head]], depth: int, device: torch.de
     """Returns what gives the logits of stored students, as they are served."""
     models = [TenantModel.of(*member).to(device) for member in members]
     return lambda body, pack: torch.stack([model(body, pack, depth) for model in models]).sum(0)
-
-
-def asked_first(teams: Sequence[Team], logits: Sequence[Array], lengths: Array, drop: float) -> list[Team]:
-    """Returns teams of which a few members are asked first, if that spares work and loses at most so many points.
-
-    `teams`: of each number of members, the largest first, with calibrations. `logits`: what one member says of the dev texts,
-    what two say together, and so on. A team that is not cheaper than a larger one is left out.
-    """
-    found: list[Team] = []
-    calibrations, texts = [team.calibration for team in reversed(teams)], np.arange(len(lengths))
-    labels = [own.argmax(axis=1) for own in logits]
-    sure = [confidences([calibration] * len(texts), own) for calibration, own in zip(calibrations, logits, strict=False)]
-    for team in teams:
-        size, each = team.members, team.cost / team.members
-        assert team.calibration is not None  # as the task has one label a text
-        expected = np.exp(team.calibration.log_probabilities(logits[size - 1]))
-        losses = np.array([expected.max(axis=1) - expected[texts, own] for own in labels[:size]])
-        agrees = np.array([own == labels[size - 1] for own in labels[:size]])
-        costs = each * np.arange(1, size + 1)
-        answered = Answered(np.array(sure[: size - 1]), agrees, losses, costs, 0.0, lengths / lengths.sum())
-        (leaving,) = within(answered, [drop])
-        if leaving.exit is not None and (calibration := calibrations[leaving.exit]) is not None:
-            alone = float(answered.weights[answered.confidences[leaving.exit] >= leaving.threshold].sum())
-            first = First(leaving.exit + 1, round(leaving.threshold, 6), round(alone, 6), calibration)
-            team = replace(team, first=first)
-            team = replace(team, cost=each * team.asked)
-        if not found or team.cost < found[-1].cost:
-            found.append(team)
-    return found

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from hplm.cli.options import Device, Json, Picture, Seed, Seen, ServedDtype, StoreFolder, check_picture, device_of, open_store
 from hplm.cli.tenant import Id
@@ -16,8 +14,6 @@ from hplm.cli.tenant import Id
 if TYPE_CHECKING:
     from builder.store.store import Store
     from hplm.levels.calibration import Calibration
-
-OF_TEXTS = Parameter(group="Texts that students learn")
 
 
 def calibrate(
@@ -129,75 +125,50 @@ def _exits_text(report: dict[str, Any]) -> str:
 
 
 def students(
-    id: Id, /, *, store: StoreFolder, layers: int | Literal["auto"], students: int = 3,
-    teacher: Literal["own", "dedicated"] = "own", rank: int = 48, epochs: int = 9, learning_rate: float = 3e-3,
-    stacking: float = 0.0, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, augmented: Annotated[int, OF_TEXTS] = 0,
-    hardest: Annotated[float, OF_TEXTS] = 1.0, drawn: Annotated[float, OF_TEXTS] = 0.0, drop: float | None = None,
-    seed: Seed = 0, device: Device = "auto", json: Json = False,
+    id: Id, /, *, store: StoreFolder, layers: int, students: int = 1, rank: int = 48, epochs: int = 9,
+    learning_rate: float = 3e-3, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, seed: Seed = 0,
+    device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make shallow students that together answer like the tenant, and of which a busy server asks fewer.
+    """Make a shallow student that answers like the tenant, or several, of which a busy server asks fewer.
 
     Each student passes only the first upper layers, through an adapter of its own, and learns what those before it have not
-    learned of the teacher. Then all learn the tenant's texts together, so that any number of them answers. The number that is
-    best on dev stays. The tenant gets a next version; one that is trained later has no students until they are made anew.
+    learned of the tenant's full stack. Then all learn the tenant's texts together, so that any number of them answers. The
+    number that is best on dev stays. The tenant gets a next version; one that is trained later has no students until they are
+    made anew.
 
-    :param layers: upper layers that each student passes; auto: the fewest with which they have 95 % of the teacher's score, of
-        at most a quarter of its layers
+    :param layers: upper layers that each student passes
     :param students: most students to try
-    :param teacher: own: the tenant's full stack; dedicated: a BERT that is fine-tuned in full on the same data, for this
     :param rank: of each student's LoRA
     :param epochs: passes over the texts, of each student and then of all together
     :param learning_rate: learning rate
     :param seen: files of its training that were moved
-    :param unlabelled: further texts, one a line or JSONL, of which students learn what the teacher says (classify, tag)
-    :param stacking: weight of the loss by which the middle of a student also learns the sum of those before it
-    :param augmented: copies of each text, in which the domain's masked head guesses some words; students learn what the
-        teacher says of them (classify, tag)
-    :param hardest: share of the texts that each student but the first learns, those of which most is missing
-    :param drawn: share of all texts that it learns besides, at random
-    :param drop: points that may be lost where the first students answer alone, and all only if these are unsure (classify;
-        default: all always answer)
+    :param unlabelled: further texts, one a line or JSONL, of which students learn what the full stack says (classify, tag)
     """
     from builder.students.boosting import StudentOptions
-    from builder.students.build import build_students, most_layers
+    from builder.students.build import build_students
 
     opened = open_store(store)
-    depth = most_layers(opened, teacher) if layers == "auto" else layers
-    options = StudentOptions(
-        depth, students, rank, epochs, learning_rate, stacking, hardest, drawn, augmented, drop, layers == "auto", seed=seed
-    )
-    report, is_new = build_students(opened, id, options, device_of(device), teacher, seen, unlabelled)
+    options = StudentOptions(layers, students, rank, epochs, learning_rate, seed=seed)
+    report, is_new = build_students(opened, id, options, device_of(device), seen, unlabelled)
     print(_students_text(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     return {**report, "changed": is_new}
 
 
 def _students_text(report: dict[str, Any]) -> str:
-    """Returns the scores of each number of students, beside their teacher's."""
+    """Returns the scores of each number of students, beside the full stack's."""
     layers, kept = report["of_layers"], report["kept"]
     lines = [
         f"{report['tenant']} version {report['version']}: {kept} student{'s' * (kept > 1)} of {report['depth']} of "
-        f"{layers} layers, {report['bytes'] / 1e6:.2f} MB; the teacher ({report['teacher']}) has {report['metric']} "
+        f"{layers} layers, {report['bytes'] / 1e6:.2f} MB; the full stack has {report['metric']} "
         f"{report['teacher_score']:.3f} on dev",
         f"{'students':<10}{'work of layers':>14}{report['metric']:>12}{'alpha':>8}",
     ]
     for number, (score, own) in enumerate(zip(report["scores"], report["boosting"], strict=True), start=1):
         work, dropped = number * report["depth"] / layers, "" if number <= kept else "  dropped"
         lines.append(f"{number:<10}{work:>14.2f}{score:>12.3f}{own['alpha']:>8.2f}{dropped}")
-    for number, rung in enumerate(report["rungs"], start=1):
-        if "first" in rung:
-            lines.append(
-                f"rung {number}: {rung['first']} of {rung['students']} students answer {rung['leaves']:.0%} of the work alone, "
-                f"where they are {rung['threshold']:.1%} sure; work of layers {rung['cost']:.2f}"
-            )
     if left_out := report["left_out"]:
         lines.append(f"{left_out:,} texts of --unlabelled were left out: the training or dev data have them")
-    if report["augmented"] and not report["augmented_texts"]:
-        lines.append("no text was augmented: no branch of the domain has a head that guesses masked words")
-    if depths := report.get("depths"):
-        tried, wanted = ", ".join(f"{score:.3f} with {depth}" for depth, score in depths.items()), report["wanted_score"]
-        found = "" if max(depths.values()) >= wanted else ", and none has it: give --layers"
-        lines.append(f"students of so many layers have {tried}; 95 % of the teacher's score is {wanted:.3f}{found}")
     return "\n".join(lines)
 
 

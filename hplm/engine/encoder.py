@@ -238,9 +238,6 @@ class Encoder:
             with self._together:
                 for own, found in read_answers(texts, computed.logits, computed.exit):
                     request = own[0].request
-                    if found is None:
-                        self._ask_more(own[0])
-                        continue
                     if isinstance(found, HplmError):
                         request.fail(found)
                         continue
@@ -251,13 +248,6 @@ class Encoder:
         except Exception as error:
             failed = failure("answering", error)
             self._refuse(texts, lambda text: failed)
-
-    def _ask_more(self, text: Text) -> None:
-        """Asks the other students about a text of which the first ones are unsure. Without room or time, theirs counts."""
-        try:
-            self.offer(text.for_others())
-        except HplmError:  # nothing of it may reach the other texts of the batch
-            text.request.done([text], [text.request.unsure[text.index]])
 
     def _refuse(self, texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
         """Answers texts that are not computed."""

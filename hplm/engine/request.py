@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.errors import DeadlineMissed, Draining, QueueFull
 from hplm.lookup.views import View
 from hplm.process.in_flight import mark_of, number_of
 from hplm.request.answers import CONFIDENCE, Answer, names_of
@@ -58,7 +57,6 @@ class Request:
         self._respond = respond
         self._rows: list[TextAnswer | None] = [None] * texts
         self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows or students, by text
-        self.unsure: dict[int, TextAnswer] = {}  # answers of the first students, where the others are asked too
 
     @property
     def mark(self) -> bytes:
@@ -107,15 +105,14 @@ class Request:
 
         None while others are still to be computed.
         """
-        if text.windows == 1 and not text.is_first:
+        if text.windows == 1:
             return logits, text.spans
         with self._lock:
             computed = self._computed.setdefault(text.index, {})
             computed[text.window] = logits, text.spans
             if len(computed) < text.windows:
                 return None
-            if not text.is_first:  # the others' parts are added to these
-                del self._computed[text.index]
+            del self._computed[text.index]
         parts = [computed[number] for number in range(text.windows)]
         if text.depth:
             return np.sum([own for own, _ in parts], axis=0), text.spans
@@ -136,15 +133,12 @@ class Request:
         self._leave(answers)
 
     def fail(self, error: Exception) -> None:
-        """Answers with an error. Where there is no room or time for more students, what the first ones say counts instead."""
+        """Answers with an error."""
         with self._lock:
             if self.answered:
                 return
             self.answered = True
-            known = [rows or self.unsure.get(index) for index, rows in enumerate(self._rows)]
-        answers = [rows for rows in known if rows is not None]
-        counts = isinstance(error, (DeadlineMissed, QueueFull, Draining)) and len(answers) == self.texts
-        self._leave(answers if counts else error)
+        self._leave(error)
 
     def _leave(self, answer: Answer) -> None:
         try:
@@ -221,32 +215,15 @@ class Text:
         self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
 
     def for_students(self, team: Team) -> list[Text]:
-        """Returns it once for each student that is asked first. They are computed like windows, and their logits are added."""
+        """Returns it once for each student that is asked. They are computed like windows, and their logits are added."""
         one, students = copy.copy(self), self.request.tenant.students
         assert students is not None  # it has a team of them
-        one.plan, one.depth = None, students.depth
+        one.plan, one.depth, one.windows = None, students.depth, team.members
         one.tokens, one.bytes = team.part(len(self.addresses), self.bytes)
-        return one._for_students(0, team.at_once)
-
-    def for_others(self) -> list[Text]:
-        """Returns a text of which the first students are unsure once for each other student."""
-        team = self.request.team
-        assert team is not None  # it is a student's
-        return self._for_students(team.at_once, team.members)
-
-    def _for_students(self, start: int, stop: int) -> list[Text]:
-        found = list[Text]()
-        for number in range(start, stop):
-            own = copy.copy(self)
-            own.slot_key = self.request.tenant.student_weights[number]
-            own.window, own.windows = number, stop
-            found.append(own)
+        found = [copy.copy(one) for _ in range(team.members)]
+        for number, own in enumerate(found):
+            own.slot_key, own.window = self.request.tenant.student_weights[number], number
         return found
-
-    @property
-    def is_first(self) -> bool:
-        """Whether only the first students are asked, and others if these are unsure."""
-        return bool(self.depth) and (team := self.request.team) is not None and self.windows < team.members
 
     @property
     def exits(self) -> Exits:

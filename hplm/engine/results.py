@@ -14,15 +14,14 @@ from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
 from hplm.levels.calibration import Calibration
 from hplm.model import faults
 from hplm.tasks import Answers, ReadEach, TextAnswer
-from hplm.tenants.students import First
 
 log = logging.getLogger(__name__)
 
 
 def read_answers(
     texts: Sequence[Text], logits: Sequence[Array], exit: int | None = None
-) -> Iterator[tuple[list[Text], Answers | HplmError | None]]:
-    """Yields texts of one request each, in their order, with their answers; None where further students are to be asked.
+) -> Iterator[tuple[list[Text], Answers | HplmError]]:
+    """Yields texts of one request each, in their order, with their answers.
 
     Of a text in windows, or with several students, it is the last one that is computed.
 
@@ -32,7 +31,7 @@ def read_answers(
     for number, text in enumerate(texts):
         request, tenant = text.request, text.request.tenant
         read_each = tenant.task_object.read_each
-        if read_each is not None and text.is_one_row and text.windows == 1 and not request.top_k and not text.is_first:
+        if read_each is not None and text.is_one_row and text.windows == 1 and not request.top_k:
             alike.setdefault((read_each, len(tenant.labels)), {}).setdefault(request, []).append(number)
         elif (found := _answer(text, logits[number], exit)) != []:
             yield [text], found
@@ -60,14 +59,7 @@ def _calibration(text: Text, exit: int | None) -> Calibration | None:
     own = text.request.calibration
     if own is None:
         return None
-    return _first(text).calibration if text.is_first else own if exit is None else text.exits.calibrations[exit]
-
-
-def _first(text: Text) -> First:
-    """Returns the students that have answered a text first."""
-    team = text.request.team
-    assert team is not None and team.first is not None  # as it is theirs
-    return team.first
+    return own if exit is None else text.exits.calibrations[exit]
 
 
 def _level(text: Text, exit: int | None) -> int:
@@ -79,8 +71,8 @@ def _level(text: Text, exit: int | None) -> int:
     return 1 + (len(text.exits.calibrations) if exit is None else exit)
 
 
-def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | HplmError | None:
-    """Returns the answer to a text; none while other windows of it are to be computed. None: the first students are unsure."""
+def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | HplmError:
+    """Returns the answer to a text; none while other windows of it are to be computed."""
     request = text.request
     try:
         labels = request.tenant.labels
@@ -97,9 +89,6 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
             rows = own if exit is None else text.rows(logits, task.exit_outputs(labels))
             answer.confidence = task.confidence(calibration, rows, spans, labels)
         answer.level = _level(text, exit)
-        if text.is_first and task.confidence(_first(text).calibration, own, spans, labels) < _first(text).threshold:
-            request.unsure[text.index] = answer
-            return None
         return [answer]
     except HplmError as error:
         log.error("%s", error)

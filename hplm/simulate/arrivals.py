@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.tenants.students import Team
 
 SECOND, MILLISECOND = 10**9, 10**6
 
@@ -28,11 +27,6 @@ class SimulatedText:
     backbone: int = 0
     number: int = 0  # index in the arrivals
     request: Any = None  # set by the server that it goes to
-
-    def for_students(self, team: Team) -> list[SimulatedText]:
-        """Returns it once for each student, as texts of the engine are (`hplm.engine.request`)."""
-        tokens, size = team.part(self.tokens, self.bytes)
-        return [replace(self, tokens=tokens, bytes=size, slot_key=(self.slot_key, number)) for number in range(team.members)]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from hplm.scheduling.columns import NEVER
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Places
 from hplm.simulate.arrivals import Arrivals, SimulatedText
-from hplm.tenants.students import Team
 
 WAITS, REFUSED, EXPIRED, ANSWERED = range(4)
 # Returns the nanoseconds of a batch, from the lengths of its texts and the places that the policy has chosen for them.
@@ -105,17 +104,9 @@ class Request:
 
     text: SimulatedText
     leave: Callable[[Sequence[SimulatedText], int], None]
-    parts: int = 1  # that are not computed yet: one for each student
     answered: bool = False  # or failed
     mark: ClassVar = b""
     tenant: ClassVar = SimpleNamespace(id="simulated")
-
-    def computed(self) -> bool:
-        """Notes that a part is computed. Returns whether this answers the request."""
-        self.parts -= 1
-        is_last = not self.parts and not self.answered
-        self.answered |= is_last
-        return is_last
 
     def fail(self, error: HplmError) -> None:
         if not self.answered:
@@ -136,15 +127,10 @@ class Server:
         machine: Machine,
         outcome: Outcome,
         seed: int = 0,
-        teams: Sequence[Team] = (),
     ) -> None:
-        """`outcome`: of all arrivals. Several servers may share it, each with some of the arrivals.
-
-        `teams`: the numbers of students that every tenant has, the largest first; none: full stacks answer.
-        """
+        """`outcome`: of all arrivals. Several servers may share it, each with some of the arrivals."""
         self._scheduler = scheduler
         self._machine = machine
-        self._teams = teams
         self._rng = np.random.default_rng(seed)
         self.outcome = replace(outcome, batches=[])  # its columns are shared
         self._now = 0
@@ -173,22 +159,16 @@ class Server:
         while self._computing and self._computing[0][1] <= now:
             staged, _ = self._computing.popleft()
             texts: Any = staged.batch.texts
-            self.leave([text for text in texts if text.request.computed()], ANSWERED)
+            self.leave(texts, ANSWERED)
             self._encoder.end(staged, Computed([], []), now)
         self._begin_staged()
         if self._scheduler.next_expiry(now) <= now:
             self._encoder.expire()
 
     def arrive(self, text: SimulatedText) -> None:
-        texts = [text]
-        if self._teams:
-            rung = self._encoder.rung(text.tenant, text.tokens, [team.cost for team in self._teams])
-            texts = text.for_students(self._teams[rung])
-        request = Request(text, self.leave, len(texts))
-        for one in texts:
-            one.request = request
+        text.request = Request(text, self.leave)
         try:
-            self._encoder.offer(cast(Any, texts))
+            self._encoder.offer(cast(Any, [text]))
         except (QueueFull, DeadlineMissed):
             self.leave([text], REFUSED)
 
@@ -271,10 +251,8 @@ def run(servers: Sequence[Server], arrivals: Arrivals, goes_to: Callable[[Simula
             events[i] = servers[i].next(now)
 
 
-def simulate_one(
-    scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0, teams: Sequence[Team] = ()
-) -> Outcome:
+def simulate_one(scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> Outcome:
     """Returns what becomes of texts that all go to one server."""
-    server = Server(scheduler, machine, Outcome.of(arrivals), seed, teams)
+    server = Server(scheduler, machine, Outcome.of(arrivals), seed)
     run([server], arrivals, lambda text: 0)
     return server.outcome

@@ -25,44 +25,16 @@ class Student:
 
 
 @dataclass(frozen=True)
-class First:
-    """The members of a team that answer alone where they are sure enough."""
-
-    members: Annotated[int, Meta(ge=1, lt=MOST)]
-    threshold: Annotated[float, Meta(ge=0, le=1)]  # how sure they must be
-    leaves: Annotated[float, Meta(ge=0, le=1)]  # the share of all tokens whose texts they answer
-    calibration: Calibration  # of their logits' sum
-
-
-@dataclass(frozen=True)
 class Team:
     """A number of members that answer together, always the first ones."""
 
     members: Annotated[int, Meta(ge=1, le=MOST)]
     cost: Annotated[float, Meta(gt=0)]  # expected, of a token: 1.0 is a pass through all layers
     calibration: Calibration | None = None  # of their logits' sum; None: their answers have no confidence
-    first: First | None = None  # that are asked first, the others only about texts of which these are unsure; None: all are
-
-    @property
-    def asked(self) -> float:
-        """The number of members that a token is expected to pass."""
-        if self.first is None:
-            return self.members
-        return self.members - self.first.leaves * (self.members - self.first.members)
-
-    @property
-    def at_once(self) -> int:
-        """The number of members that are asked first."""
-        return self.members if self.first is None else self.first.members
-
-    @property
-    def calibrations(self) -> list[Calibration]:
-        first = self.first.calibration if self.first is not None else None
-        return [calibration for calibration in (self.calibration, first) if calibration is not None]
 
     def part(self, tokens: int, size: int) -> tuple[int, int]:
         """Returns each member's part of a text's tokens and bytes, as they count in the queue: all read the same memory."""
-        return max(1, round(tokens * self.cost / self.asked)), -(-size // self.members)
+        return max(1, round(tokens * self.cost / self.members)), -(-size // self.members)
 
 
 @dataclass(frozen=True)
@@ -87,14 +59,12 @@ class Students:
         for team in self.teams:
             if team.cost > team.members:
                 raise TypeError(f"a team of {team.members} students has a cost of more passes")
-            if team.first is not None and team.at_once >= team.members:
-                raise TypeError(f"of a team of {team.members} students, {team.at_once} are asked first")
-            for calibration in team.calibrations:
-                calibration.check()
+            if team.calibration is not None:
+                team.calibration.check()
         if not all(more.members > fewer.members and more.cost > fewer.cost for more, fewer in pairwise(self.teams)):
             raise TypeError("the teams of students do not get smaller and cheaper")
 
     def suits(self, labels: int) -> bool:
         """Whether the calibrations can be those of a tenant with this number of labels."""
-        own = [calibration for team in self.teams for calibration in team.calibrations]
+        own = [team.calibration for team in self.teams if team.calibration is not None]
         return all(calibration.kind == TEMPERATURE and calibration.suits(labels) for calibration in own)

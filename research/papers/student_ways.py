@@ -18,20 +18,21 @@ from torch.nn.functional import one_hot
 
 from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.learning.bodies import PlotBody
-from builder.students.augmentation import augmented
 from builder.students.boosting import Seen, StudentOptions, answers_of_prefixes, boosted, learn_member, learn_together, seen_by
 from builder.students.build import extended, team_of
 from builder.students.team import StudentTeam
-from builder.tasks.lookup import Text, Texts
+from builder.tasks.lookup import Pack, Text, Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
 from builder.training.teachers import dedicated
 from hplm.adapters.layout import exit_layout
+from research.papers.augmentation import augmented
 
 TIE = 1e-3  # of a vote: how much the members' confidence counts
 Scored = dict[str, list[float]]  # "dev" and "test": the scores of one student, of two, and so on
 Variants = dict[str, Scored]
+Left = Sequence[list[Tensor]]  # what is still missing of the rows of train and dev
 Way = Literal["teacher", "team", "stacking", "hardest", "augmented", "longer", "bagging", "plain", "equal", "exit"]
 
 
@@ -81,14 +82,19 @@ class Case:
         learn_together(self.body, team, self.data, self.seen[0], options, self.saved(way))
         return self.scored(partial(answers_of_prefixes, self.body, team))
 
-    def taught(self, way: str, further: Sequence[Text] = (), **changes: Any) -> Scored:
-        """Scores students as `hplm tenant students` makes them, with further texts and these changes of the options."""
+    def taught(
+        self, way: str, further: Sequence[Text] = (), learn: Callable[..., None] = learn_member, **changes: Any
+    ) -> Scored:
+        """Scores students as `hplm tenant students` makes them, with further texts and these changes of the options.
+
+        `learn`: teaches a member.
+        """
         data, (seen, of_dev) = self.data, self.seen
         if further:
             data = extended(data, further)
             seen = seen_by(self.teacher.body, self.teacher.model, data, data.train)
         made, options = self.team(**changes)
-        boosted(self.body, made, data, (seen, of_dev), options, self.saved(way))
+        boosted(self.body, made, data, (seen, of_dev), options, self.saved(way), learn)
         learn_together(self.body, made, data, seen, options, self.saved(way))
         return self.scored(partial(answers_of_prefixes, self.body, made))
 
@@ -140,17 +146,42 @@ def stacking(case: Case) -> Variants:
     """Scores such students where the middle of each also learns the sum of those before it."""
     if case.options.depth == 1:  # which has no middle
         return {}
-    return {"stacking": case.taught("stacking", stacking=1.0)}
+
+    def learn(body: PlotBody, team: StudentTeam, data: Data, seen: Seen, left: Left, number: int, *given: Any) -> None:
+        def middle(pack: Pack, chosen: np.ndarray, wanted: Tensor) -> Tensor:
+            before = torch.cat([seen.rows[i] for i in chosen]).to(wanted.device) - wanted
+            states = team.members[number].states(body, pack, team.depth)
+            return (states[-(-team.depth // 2)][pack.reading] - before).square().mean()
+
+        learn_member(body, team, data, seen, left, number, *given, beside=middle if number else None)
+
+    return {"stacking": case.taught("stacking", learn=learn)}
 
 
 def hardest(case: Case) -> Variants:
     """Scores such students where each but the first learns the hardest fifth of the texts, and a fifth at random."""
-    return {"hardest": case.taught("hardest", hardest=0.2, drawn=0.2)}
+
+    def learn(body: PlotBody, team: StudentTeam, data: Data, seen: Seen, left: Left, number: int, *given: Any) -> None:
+        among = lesson_of(left[0], number, case.options.seed) if number else None
+        learn_member(body, team, data, seen, left, number, *given, among)
+
+    return {"hardest": case.taught("hardest", learn=learn)}
+
+
+def lesson_of(left: Sequence[Tensor], number: int, seed: int, share: float = 0.2) -> np.ndarray:
+    """Returns the numbers of a share of the texts, those of which most is missing, and as many at random.
+
+    `left`: what is missing of each text's rows.
+    """
+    hardest = np.argsort([-float(rows.square().mean()) for rows in left], kind="stable")
+    drawn = np.random.default_rng([seed, number]).permutation(len(left))
+    count = max(1, round(share * len(left)))
+    return np.union1d(hardest[:count], drawn[:count])
 
 
 def more_texts(case: Case) -> Variants:
     """Scores such students that also learn a copy of each text with guessed words."""
-    more = augmented(case.body, case.data, 1, case.options.seed) if case.data.task.one_label_a_row else []
+    more = augmented(case.body, case.data, case.options.seed) if case.data.task.one_label_a_row else []
     return {"augmented": case.taught("augmented", more)} if more else {}  # some domains have no masked head
 
 

@@ -53,10 +53,6 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "bench schedule": "rates/3.0; overhead_share",
     "bench serve --tenants 2": "added_over_noop_ms; share_of_bound",
     "bench sizing": "toy-16/req_per_s; toy-16/private_mb; toy-16/per_core/p99_200_ms; toy-16/cores_for_500/p99_200_ms",
-    "bench students": (
-        "toy/one/8/latency_students-2_over_full; toy/batches/16/one_student_throughput_over_ratio_of_layers; "
-        "toy/burst/adaptive_over_fixed"
-    ),
     "comparison": "schemes/hplm/5; ratios/hplm_to_inprocess; memory/hplm/models_in_16_gb",
     "chaos --faults tenant": "sent; ok; recovery_s_max; memory_growth/engine; files_growth/toy-lookup",
     "chaos --registry bucket --faults bucket server manager 'stop toy-lookup'": "sent; ok; recovery_s_max",
@@ -136,11 +132,6 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
     assert None not in [at(figures, path) for path in FIGURES[command].split("; ")]
     assert all(math.isfinite(number) for number in numbers(figures)) and len(list(numbers(figures))) > 2
     assert "--picture" not in command or "<svg" in (tmp_path / "a.svg").read_text("utf-8")
-    if "students" in command:
-        (tmp_path / "figures").write_text(f"a table\n{json.dumps(figures)}\n")
-        assert status("papers served_students figures --to b.svg") == 0
-        drawn = (tmp_path / "b.svg").read_text("utf-8")
-        assert all(f">{label}<" in drawn for label in ("2 students", "as the governor chooses", "toy, 16 tokens"))
     if "cascade" in command:
         assert status(f"{command} --quick --questions 1") == 1  # the root has read the texts of two
         # Tabi's other ways use its store and exits.
@@ -195,11 +186,8 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench generate --layers 2", ["--layers 2"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
         ("bench plot --picture x.foo", ["--picture x.foo"]),
-        ("bench students --layers 3", ["--layers 3", 2]),
         ("bench luck", ["'luck'", "serve"]),
         ("papers tcb --deadlines-ms 5 1", ["--deadlines-ms", "5.0"]),
-        ("papers served_students journal --to a.svg", ["journal", "hplm bench students"]),
-        ("papers served_students journal --to a.foo", ["a.foo"]),
         ("papers timeline none --to trace", ["none"]),
         ("papers timeline journal --to trace", ["journal", "line 2"]),
         ("papers tabi --folder none", ["none", "hplm bench cascade"]),

@@ -46,7 +46,7 @@ from tests.support.message import mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STUDENTS = StudentOptions(2, 2, rank=2, epochs=1, learning_rate=0.1, hardest=0.5, drawn=0.2, search=True)
+STUDENTS = StudentOptions(2, 2, rank=2, epochs=1, learning_rate=0.1)
 
 
 def copied(store, folder):
@@ -225,7 +225,7 @@ def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(ori
     assert same(found, learned) and again == reported
 
 
-def test_tenants_and_students_learn_the_answers_of_a_teacher(original):
+def test_a_tenant_learns_the_answers_of_a_teacher(original):
     """It is a model that is fine-tuned in full."""
     store, file = original
     options = {"epochs": 1, "teacher": "dedicated", "trainer": unexpected}
@@ -233,9 +233,7 @@ def test_tenants_and_students_learn_the_answers_of_a_teacher(original):
         learned = learn(store, "classify", file, **options)
         plain = learn(store, "classify", file, tenant="plain", epochs=1)
         assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
-        own, taught = (build_students(store, "plain", STUDENTS, DEVICE, teacher=teacher)[0] for teacher in ("own", "dedicated"))
     heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
     assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
-    assert taught["teacher"] == "dedicated" and taught["boosting"] != own["boosting"]
     with pytest.raises(InvalidInput, match=mentioning("--teacher", "dedicated", "checkpoint")):
         learn(store, "classify", file, teacher="nobody")

@@ -18,10 +18,7 @@ from tests.tasks import make_tasks
 pytestmark = pytest.mark.slow
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 NAMES = ("", "Acme", "a/b", "../x", "-a", "a" * 65, "ü")  # which are not safe as folders
-NO_STUDENTS = (
-    "--hardest 0", "--hardest 1.5", "--drawn -0.1", "--drawn 2", "--drawn 0.3", "--augmented -1", "--drop -1", "--students 17",
-    "--rank 0", "--rank 33", "--learning-rate 0", "--stacking -1", "--layers 0", "--layers 3",
-)  # fmt: skip
+NO_STUDENTS = ("--students 17", "--rank 0", "--rank 33", "--learning-rate 0", "--layers 0", "--layers 3")
 LORA, LOWER = FIXTURES / "adapters-lora-tag", FIXTURES / "peft-lower"
 IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
 
@@ -142,8 +139,6 @@ UNFIT = [  # for a tenant, a training or an engine
     *((f"{{exits}} pair {option}", [option.split()[1]]) for option in ("--picture a.txt", "--texts absent", "--seen gone")),
     *((f"{command} --seed {seed}", [f"seed {seed}"]) for command in ("{exits} pair", "{root}") for seed in (-1, 2**64)),
     *((f"{{students}} pair {option}", [option]) for option in NO_STUDENTS),
-    ("{students} many --augmented 1", ["--augmented", "multilabel"]),  # a row has several labels
-    ("{students} many --drop 1", ["--drop", "multilabel"]),
     ("{students} find", ["'find'", "span"]),
     *((f"{{root}} {option}", [option]) for option in ("--minutes -1", "--minutes inf", "--minutes nan", "--steps -1")),
     ("{root} --until 94", ["--until 94"]),

@@ -1,4 +1,3 @@
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +9,7 @@ from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.encoders import ANSWERED, EXPIRED, Machine, one_stage, simulate_one
-from hplm.tenants.students import Team
+from hplm.simulate.encoders import Machine, one_stage, simulate_one
 
 pytestmark = pytest.mark.slow
 
@@ -91,16 +89,6 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
     assert min(rungs[len(load) // 2 :]) >= 2
 
 
-@pytest.mark.parametrize(("allowed_ms", "fate", "took_ms"), [(0.0, ANSWERED, 2), (0.5, EXPIRED, None)])
-def test_a_text_is_answered_when_its_last_student_is_computed_or_not_at_all(allowed_ms, fate, took_ms):
-    """Slots for two of three students: the third one is in a second batch, or expires meanwhile."""
-    load = Stream(1.0, 1.0, allowed_ms=(allowed_ms, allowed_ms)).draw(0)
-    machine = Machine(one_stage(lambda lengths, places: 1e6), Capacity(320, 320, 2, in_flight=1))
-    outcome = simulate_one(Scheduler([policy("timely")], Limits(3, 10**9)), machine, load, teams=[Team(3, 1.0)])
-    assert outcome.fate.tolist() == [fate] and len(outcome.batches) == (2 if took_ms else 1)
-    assert not took_ms or (outcome.answered_ns - load.at_ns).tolist() == [took_ms * 10**6]
-
-
 def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_other():
     load = Stream(1.0, 1.0, allowed_ms=(6.5, 6.5)).draw(0)
     machine = Machine(one_stage(lambda lengths, places: 4e6), CAPACITY, staging_ns=2_000_000, answering_ns=1_000_000)
@@ -119,22 +107,3 @@ def test_a_batch_waits_for_each_stage_that_is_busy_and_the_scheduler_hears_of_it
     assert ends == outcome.answered_ns.tolist() == [10**6 + 3 * 10**6 * batch for batch in range(1, 21)]
     assert outcome.started_ns.tolist() == [0, 10**6, 2 * 10**6, *ends[:-3]]
     assert scheduler.costs[0].shares == pytest.approx([0.25, 0.75])
-
-
-def test_fewer_students_answer_in_a_crowd_and_all_when_it_is_calm_again():
-    crowd, calm = _load(3.0), _load(0.02, 6.0)
-    calm = replace(calm, at_ns=calm.at_ns + crowd.at_ns[-1])
-    load, computed = Arrivals.together([crowd, calm]), Counter()
-
-    def took_ns(texts, places):
-        computed.update(text.number for text in texts)
-        return [batch_ns(np.array([text.tokens for text in texts]), places)]
-
-    teams, shares = [Team(size, size / 3) for size in (3, 2, 1)], []
-    for own in (teams[:1], teams):
-        computed.clear()
-        scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), True, 0)
-        outcome = simulate_one(scheduler, Machine(took_ns, CAPACITY), load, teams=own)
-        shares.append(outcome.on_time[: len(crowd)].mean())
-    asked = [computed[number] for number in np.flatnonzero(outcome.answered).tolist()]
-    assert shares[1] > 1.5 * shares[0] and set(asked) == {1, 2, 3} and set(asked[-10:]) == {3}

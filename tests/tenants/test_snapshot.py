@@ -11,7 +11,7 @@ from hplm.levels.calibration import BINS, INTERVAL, Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot, checked
-from hplm.tenants.students import First, Team
+from hplm.tenants.students import Team
 from testing.toy import SERVED
 from tests.support.message import refusing
 
@@ -43,8 +43,7 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
 
 VALUES = Calibration(BINS, delta=0.5, shares=(0.5,))
 WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
-TEAM = asdict(Team(2, 1.0, first=First(1, 0.5, 0.5, Calibration())))
-FIRST = TEAM["first"]
+TEAM = asdict(Team(2, 1.0))
 WRONG = [
     *({"calibration": wrong} for wrong in (3, {**WARM, "temperature": "hot"}, asdict(VALUES))),
     *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, edges=(1.0,), shares=(0.5,))))),
@@ -53,11 +52,6 @@ WRONG = [
     *({"exits": {"calibrations": wrong}} for wrong in ([], [asdict(Calibration(INTERVAL))] * 2)),
     {"exits": {"record": None}},
     *({"students": {"teams": wrong}} for wrong in ([], [{**TEAM, "members": 3}], [{**TEAM, "cost": 0}], [TEAM, TEAM])),
-    *(
-        {"students": {"teams": [{**TEAM, "first": {**FIRST, **wrong}}]}}
-        for wrong in ({"members": 2}, {"members": 0}, {"leaves": 2})
-    ),
-    *({"students": {"teams": [{**TEAM, "first": {**FIRST, "calibration": wrong}}]}} for wrong in (None, asdict(VALUES))),
     *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": asdict(VALUES)}]})),
 ]
 

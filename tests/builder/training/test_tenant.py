@@ -25,7 +25,7 @@ from tests.tasks import same_labels
 
 pytestmark = pytest.mark.slow
 
-STUDENTS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3, stacking=0.5)
+STUDENTS = StudentOptions(depth=2, students=2, rank=4, epochs=2, learning_rate=3e-3)
 TAUGHT = {"bio": STUDENTS, "regress": replace(STUDENTS, students=1)}  # tenants that get students
 
 

@@ -16,7 +16,6 @@ from hplm.model.attention import PackedAttention
 from hplm.placement.placement import Placement
 from research.papers.alpaserve import cut_curves, figures_of, stated
 from research.papers.placements import clockwork, greedy, manual, replication, round_robin
-from research.papers.served_students import bars_of
 from research.papers.tabi import Looked
 from research.papers.tcb import simulated
 from research.papers.timeline import trace_of
@@ -80,19 +79,6 @@ def test_a_journal_becomes_a_trace(tmp_path) -> None:
     spans = [(threads[one["tid"]], one["name"], one["ts"], round(one["dur"])) for one in events if one["ph"] == "X"]
     staging, engine = ("staging", "prepare 7", 0, 100_000), ("engine", "compute 7", 300_000, 700_000)
     assert spans == [staging, engine, ("answering", "answer 7", 1e6, 300_000)]
-
-
-def test_each_bar_of_served_students_is_its_figure() -> None:
-    ways = [f"{name}_students-{count}_over_full" for name in ("latency", "throughput") for count in (1, 2, 3)]
-    own = {way: float(number) for number, way in enumerate(ways)}
-    in_time = {"full": 0.3, "students-3": 0.4, "students-1": 0.9, "adaptive": 0.8}
-    found = {"one": {"32": own}, "batches": {"32": own}, "burst": {"in_time": in_time}}
-    alone, full, burst = bars_of({"bert_base": found, "case": {"size": ["bert-base"], "tokens": [32], "students": 3}}).values()
-    at = "BERT-base, 32 tokens"
-    assert [*alone.values()] == [{at: own["latency_students-1_over_full"]}, {at: own["latency_students-3_over_full"]}]
-    assert [*full.values()] == [{at: own["throughput_students-1_over_full"]}, {at: own["throughput_students-3_over_full"]}]
-    assert [shares["BERT-base"] for shares in burst.values()] == [0.9, 0.4, 0.8, 0.3]
-    assert list(burst) == ["one student", "3 students", "as the governor chooses", "full stack"]
 
 
 def test_words_that_are_looked_at_stay() -> None:

@@ -20,13 +20,13 @@ GUESSES = 15  # the most likely words for a place, of which one is drawn
 
 
 @torch.no_grad()
-def augmented(body: PlotBody, data: Data, copies: int, seed: int) -> list[Text]:
-    """Returns copies of the training texts without their labels; none where no branch of the domain has a masked head."""
-    if not copies or (guesser := _guesser(data.reader.store, data.reader.branch)) is None:
+def augmented(body: PlotBody, data: Data, seed: int) -> list[Text]:
+    """Returns a copy of each training text without its labels; none where no branch of the domain has a masked head."""
+    if (guesser := _guesser(data.reader.store, data.reader.branch)) is None:
         return []
     (head, words), chance, found = guesser, np.random.default_rng(seed), list[Text]()
     head, words = head.to(data.device), words.to(data.device)
-    for chosen in [part for _ in range(copies) for part in packed_batches(data.train.lengths)]:
+    for chosen in packed_batches(data.train.lengths):
         own = [data.train.texts[number] for number in chosen]
         seen, places = zip(*(masked(text.tokens, data.config, chance) for text in own), strict=True)
         hidden = replace(data.train, texts=list(map(data.reader.with_tokens, own, seen)))
