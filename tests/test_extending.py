@@ -31,6 +31,7 @@ from tests.scheduling.test_plugins import installed  # noqa: F401
 from tests.support.answers import Comparison
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
+from tests.support.packages import installed_package
 from tests.tasks import exported
 
 pytestmark = pytest.mark.slow
@@ -98,18 +99,14 @@ def test_a_policy(toy, reference, policy, packing):
     assert_served(Asker(toy.folder, policy=policy, packing=packing), reference, [tenant.id for tenant in TENANTS])
 
 
-def test_a_packing(toy, reference, tmp_path, monkeypatch):
+def test_a_packing(toy, reference, tmp_path):
     with pytest.raises(InvalidInput, match="'chunks'"):
         read_packing("chunks", None)
     code, points = re.findall(r"```(?:python|toml)\n(.*?)```", section("A packing"), re.DOTALL)
-    (tmp_path / "chunks.py").write_text(code)
-    info = tmp_path / "chunks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chunks\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(points.replace("project.entry-points.", "").replace('"', ""))
-    monkeypatch.syspath_prepend(tmp_path)
-    assert read_packing("chunks:texts=3", None).texts == 3
-    assert_served(Asker(toy.folder, packing="chunks:texts=3"), reference, [tenant.id for tenant in TENANTS])
+    points = points.replace("project.entry-points.", "").replace('"', "")
+    with installed_package(tmp_path, points, chunks=code):
+        assert read_packing("chunks:texts=3", None).texts == 3
+        assert_served(Asker(toy.folder, packing="chunks:texts=3"), reference, [tenant.id for tenant in TENANTS])
 
 
 def test_an_adapter_kind(follow, tmp_path):

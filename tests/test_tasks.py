@@ -10,24 +10,21 @@ from hplm.errors import Broken, InvalidInput
 from hplm.lookup.lookup import Lookup
 from hplm.tasks import TASKS, check_backbone, find_task
 from testing.toy import CHAT, CONFIG, WORDS
-from tests.support.message import mentioning
+from tests.support.message import refusing
 
 WHOLE = np.array([[0, 0, 9]], dtype=np.int32)
 PIECES = np.array([[0, 0, 0], [4, 0, 2], [5, 3, 6], [6, 7, 9], [7, 9, 13]], dtype=np.int32)  # of a passage, after the first row
 
 
-def test_encoders_do_not_generate_and_decoders_do_nothing_else():
+def test_a_backbone_has_its_tasks_and_others_are_named():
     check_backbone("generate", CHAT)
     check_backbone("tag", CONFIG)
-    for task, config in (("generate", CONFIG), ("tag", CHAT)):
-        with pytest.raises(InvalidInput, match=mentioning(f"'{task}'", f"'{config.name}'")):
-            check_backbone(task, config)
-
-
-def test_an_unknown_task_or_one_without_a_training_side_is_named():
-    for find, name in ((find_task, "guess"), (training_task, "guess"), (training_task, "generate")):
-        with pytest.raises(InvalidInput, match=repr(name)):
-            find(name)
+    for find, given in (
+        (find_task, ("guess",)), (training_task, ("guess",)), (training_task, ("generate",)),
+        (check_backbone, ("generate", CONFIG)), (check_backbone, ("tag", CHAT)),
+    ):  # fmt: skip
+        with refusing(InvalidInput, *(repr(getattr(one, "name", one)) for one in given)):
+            find(*given)
 
 
 def test_a_snapshot_of_a_later_version_fails_only_the_tenants_whose_task_is_unknown(reference):

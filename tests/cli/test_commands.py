@@ -24,6 +24,7 @@ from hplm.server.held import Held, HeldBy
 from hplm.server.inherited import Drain
 from tests.cli.commands import leaves
 from tests.support.message import mentions, refusing
+from tests.support.packages import installed_package
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
 
@@ -55,16 +56,9 @@ lost = nowhere.at_all:score
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """An installed package: a module and its metadata."""
-    (tmp_path / "echo_command.py").write_text(ECHO)
-    info = tmp_path / "echo_command-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-command\nVersion: 1.0\nProvides-Extra: nowhere\n")
-    (info / "entry_points.txt").write_text(POINTS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("echo_command", None)
+def installed(tmp_path):
+    with installed_package(tmp_path, POINTS, echo_command=ECHO):
+        yield
 
 
 def test_a_command_of_another_package_works_like_ours(installed, capsys):

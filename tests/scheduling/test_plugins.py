@@ -1,5 +1,4 @@
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import OUTSIDE, Capacity, Places, Selection
 from hplm.simulate.arrivals import SimulatedText
 from tests.support.message import mentioning
+from tests.support.packages import installed_package
 
 DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 MODULES = ("longest_first", "in_rows")
@@ -25,21 +25,12 @@ def _example(name):
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """The documentation's example package, as if installed: its modules and their metadata."""
-    for module in MODULES:
-        (tmp_path / f"{module}.py").write_text(_example(f"{module}.py"))
+def installed(tmp_path):
+    """The documentation's example package."""
     (points,) = re.findall(r'entry-points."hplm.policies"\]\n(.*?)\n\n', _example("pyproject.toml"), re.DOTALL)
-    info = tmp_path / "longest_first-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longest-first\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[hplm.policies]\n" + points.replace('"', "") + "\nabsent = nowhere:Policy\nfcfs = nowhere:Policy\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    for module in MODULES:
-        sys.modules.pop(module, None)
+    points = f"[hplm.policies]\n{points}\nabsent = nowhere:Policy\nfcfs = nowhere:Policy\n".replace('"', "")
+    with installed_package(tmp_path, points, **{module: _example(f"{module}.py") for module in MODULES}):
+        yield
 
 
 def test_a_policy_of_another_package_is_chosen_by_name_and_takes_options(installed):
