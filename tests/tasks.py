@@ -27,12 +27,12 @@ TENANTS = [
     TenantFile("pair", 1, "bio", 1, "classify", ["no", "yes"], 8),
     TenantFile("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
 ]
-SPAN, WORD, STUDENTS = 6.0, 2.5, 1.5  # temperatures
+SPAN, WORD, PAIR, STUDENTS = 6.0, 2.5, 0.6, 1.5  # temperatures
 CALIBRATIONS = {  # `find` has none
     "many": Calibration(temperature=1.7),
     "mark": Calibration(BINS, delta=0.5, edges=(-1.0, 1.0), shares=(0.25, 0.5, 0.75)),
     "perhaps": Calibration(temperature=SPAN),
-    "pair": Calibration(temperature=0.6),
+    "pair": Calibration(temperature=PAIR),
     "word": Calibration(temperature=WORD),
 }
 
@@ -95,9 +95,7 @@ def of_logits(tenant_id, labels, logits):
     """Returns the confidence in an answer by its labels and the rows of its logits; None if these do not tell it."""
     logits = np.asarray(logits, dtype=np.float64)
     if tenant_id == "pair":
-        p = softmax(logits[0])
-        mapped = [0.5 * np.log(p[0]) + 0.1 * np.log(p[1]) + 0.1, -0.2 * np.log(p[0]) + 0.3 * np.log(p[1]) - 0.3]
-        return softmax(np.array(mapped))[p.argmax()]
+        return softmax(logits[0] / PAIR).max()
     if tenant_id == "many":
         return 1 / (1 + np.exp(-np.abs(logits[0]).min() / 1.7))
     if tenant_id == "mark":

@@ -126,7 +126,7 @@ def test_tenants_whose_versions_do_not_fit_get_those_of_the_export_with_their_ke
     new = rolled.manager()
     tenant = new.current().find("tenant-0")
     assert (tenant.version, tenant.stored, new.current().find("tenant-1").version) == (3, 1, 2)  # 2 and 1 were others
-    assert allows(tenant.keys, f"Bearer {secret}", time.time()) and new.registry.pointer().lease_s == 7
+    assert allows(tenant.keys_by_digest, f"Bearer {secret}", time.time()) and new.registry.pointer().lease_s == 7
     assert torch.equal(rolled.answers(new, ["tenant-0"]), Reference.open(new.folder).forward(TEXT, "tenant-0").flatten())
 
 
