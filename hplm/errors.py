@@ -122,7 +122,7 @@ class Crashed(HplmError):
 
 
 class Quarantined(HplmError):
-    """The tenant's requests have ended the engine. Nothing of it is computed until it is released."""
+    """The tenant's requests have ended the engine twice. Nothing of it is computed for a while."""
 
     word = "quarantined"
     status = "UNAVAILABLE"

@@ -34,7 +34,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch drain", "doctor": "doctor"}),
     (SERVE, "", "", {"state": "verify backup restore"}),
     (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
-        "tenant": "list_ show add update publish rollback delete apply limit release compact log",
+        "tenant": "list_ show add update publish rollback delete apply limit compact log",
         "tenant_store": "exits export students",
     }),
     (CHANGE, "tenant key", "Add, list and revoke API keys; a tenant without keys is open to everybody.", {

@@ -30,18 +30,14 @@ Id = Annotated[str, about("name of the tenant")]
 def list_(*, served: Served = HERE, json: Json = False) -> dict:
     """Print one line for each served tenant."""
     from hplm.tenants.listing import served_tenants, tenant_row
-    from hplm.tenants.quarantine import Quarantine
 
     rows = [tenant_row(*found) for found in served_tenants(*served.checked())]
-    refused = {name: Quarantine(served.repository / name).tenants(time.time()) for name in {row["backbone"] for row in rows}}
     width = max((len(row["id"]) for row in rows), default=0)
     for row in rows:
-        row["quarantined"] = row["id"] in refused[row["backbone"]]
         homes = f"  {row['homes']} homes" if row["homes"] > 1 else ""
         print(
             f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
             f"{row['task']}  {len(row['labels'])} labels{homes}{'' if row['open'] else '  with keys'}"
-            f"{'  quarantined' if row['quarantined'] else ''}"
         )
     return {"tenants": rows, **served.source}
 
@@ -288,15 +284,6 @@ def _microseconds(milliseconds: float | None) -> float | None:
         return None
     exact = 1000 * milliseconds
     return round(exact) if math.isfinite(exact) else exact
-
-
-def release(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
-    """Serve a quarantined tenant again, on this machine alone; `list` shows which tenants are quarantined."""
-    from hplm.tenants.quarantine import release
-
-    backbones = release(id, served.repository, served.backbone)
-    print(f"tenant {id} of {', '.join(backbones)} is released; it runs alone for a while")
-    return {"tenant": id, "backbones": backbones}
 
 
 def compact(*, served: Served = HERE, json: Json = False) -> dict:

@@ -69,7 +69,6 @@ class Served:
         self.engine, self.stager = open_engine(self.backbone, settings)
         self.instruments = Instruments(settings.journal, self.name)
         self.quotas = Quotas()
-        self.quarantined: frozenset[str] = frozenset()  # ids of tenants
         self.backbone.catch_up()
         self._watch = Watch(self.backbone)
         where = ", ".join(map(str, settings.stages)) or settings.device

@@ -25,13 +25,13 @@ from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
 from hplm.process.host import Host, Outbox, run
 from hplm.process.in_flight import InFlight
+from hplm.process.suspects import refusal
 from hplm.request.answers import Answer
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
-from hplm.tenants.quarantine import refusal
 from hplm.threads import Threads
 
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
@@ -69,6 +69,7 @@ class Service:
         self.served = [Served(folder, own, state) for folder, own in places]
         for number, served in enumerate(self.served):
             served.instruments.meter.look = partial(self._look, number)
+        self._refused: frozenset[int] = frozenset()  # numbers of tenants
         self._now_ns = now_ns
         self._outbox = outbox
         self._opening: list[float] = []  # when it began to submit a request whose generation was not open
@@ -141,7 +142,7 @@ class Service:
         answered, now = partial(_leave, served, respond), self._now_ns()
         request = Request(form, view, tenant, answered, now)
         try:
-            if tenant.id in served.quarantined:
+            if request.tenant_number in self._refused:
                 raise refusal(tenant.id)
             if now - head.received_ns > TICKET_SECONDS * 1_000_000_000:
                 raise QueueFull(f"the request waited for more than {TICKET_SECONDS} s before the engine: retry after 1 s")
@@ -169,8 +170,7 @@ class Service:
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
         self.encoder.separate(apart.alone)
-        for served, refused in zip(self.served, apart.quarantined, strict=True):
-            served.quarantined = refused
+        self._refused = apart.refused
 
     def cancel(self, number: int) -> None:
         """Does nothing: only requests of decoders are cancelled."""

@@ -43,11 +43,11 @@ from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
 from hplm.process.host import Host, run
 from hplm.process.in_flight import InFlight, Mark, number_of
+from hplm.process.suspects import refusal
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
 from hplm.tasks import check_backbone
 from hplm.tenants.authorize import LIST, admit, listed
-from hplm.tenants.quarantine import refusal
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
 
@@ -72,7 +72,7 @@ class Service:
         self._outbox = host and host.outbox
         self._watch: Watch | None = None
         self._quotas = Quotas()
-        self._quarantined: frozenset[str] = frozenset()  # ids of tenants
+        self._refused: frozenset[int] = frozenset()  # numbers of tenants
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
@@ -119,7 +119,7 @@ class Service:
             put(Reply([(number, 1)], {"text_output": strings([found])}, end=NAMES))
             return
         tenant = admit(view.snapshot, asked.parameters, now, self._backbone.is_stale)
-        if tenant.id in self._quarantined:
+        if number_of(0, tenant.uid) in self._refused:
             raise refusal(tenant.id)
         asked_number(asked.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
         if (asked.text is None) == (asked.messages is None):
@@ -199,7 +199,7 @@ class Service:
 
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
-        self.loop.alone, (self._quarantined,) = apart.alone, apart.quarantined
+        self.loop.alone, self._refused = apart.alone, apart.refused
 
     def meters(self) -> list[Meter]:
         return [self.meter]

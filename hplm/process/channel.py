@@ -34,7 +34,7 @@ class Apart:
     """To the engine: tenants that may have ended an engine."""
 
     alone: frozenset[int]  # numbers of those whose texts run alone
-    quarantined: tuple[frozenset[str], ...]  # ids of those whose requests are refused, by backbone
+    refused: frozenset[int]  # numbers of those whose requests are refused
 
 
 @dataclass(frozen=True)

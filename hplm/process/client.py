@@ -1,7 +1,7 @@
 """Passes requests on to the engine's process, and answers every one of them, whatever becomes of that process.
 
 If the engine ends or stops moving, its requests are answered with an error, and another engine is started. Clients retry those
-that only waited. Tenants whose requests were in a batch run alone (`hplm.process.suspects`) and may end in quarantine.
+that only waited. Tenants whose requests were in a batch run alone (`hplm.process.suspects`) and may be quarantined.
 This module does not import torch: the process that holds Triton's senders stays small.
 """
 
@@ -27,7 +27,6 @@ from hplm.process.suspects import Separation
 from hplm.process.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.request.answers import Reply, replies_in
 from hplm.request.form import NO_HEAD, Head
-from hplm.tenants.quarantine import Quarantine
 from hplm.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class EngineClient(ABC, Generic[P]):
         """
         self._meters = meters
         self._time = clock
-        self._separation = Separation([Quarantine(folder.parent) for folder in folders], meters, clock)
+        self._separation = Separation(meters, clock)
         self._given = folders, dict(parameters), state
         self._lock = threading.Lock()
         self._numbers = 0

@@ -1,8 +1,9 @@
-"""The tenants whose texts may have ended the engine: suspects run alone, and quarantined tenants are refused.
+"""The tenants whose texts may have ended the engine: suspects run alone, and quarantined tenants are refused for a while.
 
 When the engine's process ends, all tenants with a text in a batch are suspects: each one runs alone for a while. If the engine
 ends again while it computes one suspect alone, this one is guilty, and those that were suspected together with it are cleared.
-The first end makes nobody guilty, because a machine without memory or a broken device may also end a process.
+The first end makes nobody guilty, because a machine without memory or a broken device may also end a process. All this is in
+the memory of the model process, and ends with it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from hplm.clock import Clock
+from hplm.errors import Quarantined
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.process.channel import Apart
 from hplm.process.in_flight import Mark, backbone_of
-from hplm.tenants.quarantine import SECONDS, Quarantine
 
 log = logging.getLogger(__name__)
 SUSPECTED_SECONDS = 600.0  # how long a tenant runs alone,
 CLEAN_ANSWERS = 100  # unless so many of its requests were answered meanwhile: a busy tenant need not run alone for long
-REMEMBERED_SECONDS = 86_400.0  # a tenant that is suspected again within this time runs alone for twice as long as before
+REFUSED_SECONDS = 600.0  # how long a guilty tenant is refused
+REMEMBERED_SECONDS = 86_400.0  # a tenant that ends the engine again within this time runs alone, or is refused, twice as long
 
 
 @dataclass
@@ -32,6 +34,7 @@ class _Suspicion:
     until: float
     left: int  # answers that clear it
     times: int  # that the engine ended so
+    refused_until: float
 
 
 class Suspects:
@@ -54,7 +57,8 @@ class Suspects:
             times = self._known[tenant].times + 1 if tenant in self._known else 1
             factor = 2 ** (times - 1)
             until = now + SUSPECTED_SECONDS * factor if guilty is None else now + REMEMBERED_SECONDS
-            self._known[tenant] = _Suspicion(now, until, CLEAN_ANSWERS * factor, times)
+            refused_until = now if guilty is None else now + REFUSED_SECONDS * factor / 2  # it is the second end at least
+            self._known[tenant] = _Suspicion(now, until, CLEAN_ANSWERS * factor, times, refused_until)
         return guilty
 
     def answered(self, tenant: int) -> None:
@@ -69,37 +73,33 @@ class Suspects:
         }
         return frozenset(tenant for tenant, one in self._known.items() if one.left > 0 and now < one.until)
 
+    def refused(self, now: float) -> frozenset[int]:
+        """Returns the tenants that are refused."""
+        return frozenset(tenant for tenant, one in self._known.items() if now < one.refused_until)
+
 
 class Separation:
     """The tenants that engines treat apart. Threads may share it."""
 
-    def __init__(self, quarantines: Sequence[Quarantine], meters: Sequence[Meter], clock: Clock = time) -> None:
-        """Quarantines and meters are by the number of the backbone."""
+    def __init__(self, meters: Sequence[Meter], clock: Clock = time) -> None:
+        """Meters are by the number of the backbone."""
         self._meters = meters
         self._time = clock
-        self._quarantines = quarantines
-        self._unwritten: list[dict[str, float]] = [{} for _ in quarantines]  # until when tenants without a file are quarantined
         self._suspects = Suspects()
         self._lock = threading.Lock()
-        self.apart = Apart(frozenset(), tuple(frozenset[str]() for _ in quarantines))
+        self.apart = Apart(frozenset(), frozenset())
         self.look()
 
     def look(self) -> None:
-        """Looks who runs alone now, and who is quarantined: time passes, and commands release tenants."""
+        """Looks who runs alone now, and who is refused, because time passes."""
         with self._lock:
-            try:
-                written = [quarantine.tenants(self._time.time(), own=True) for quarantine in self._quarantines]
-            except OSError:  # this thread must go on
-                log.exception("cannot look which tenants are quarantined: none is released")
-                written = self.apart.quarantined
-            now, both = self._time.monotonic(), zip(written, self._unwritten, strict=True)
-            refused = tuple(of.union(tenant for tenant, until in more.items() if now < until) for of, more in both)
-            apart = Apart(self._suspects.alone(now), refused)
+            now = self._time.monotonic()
+            apart = Apart(self._suspects.alone(now), self._suspects.refused(now))
             if apart != self.apart:  # the engine is told when it is another object
                 self.apart = apart
         for number, meter in enumerate(self._meters):
-            meter.set(names.SUSPECTED_TENANTS, sum(backbone_of(tenant) == number for tenant in apart.alone))
-            meter.set(names.QUARANTINED_TENANTS, len(refused[number]))
+            for metric, tenants in ((names.SUSPECTED_TENANTS, apart.alone), (names.QUARANTINED_TENANTS, apart.refused)):
+                meter.set(metric, sum(backbone_of(tenant) == number for tenant in tenants))
 
     def answered(self, tenant: int) -> None:
         """Records that a request of this tenant was computed."""
@@ -114,16 +114,14 @@ class Separation:
         ids = {mark.tenant: mark.tenant_id for mark in computed}
         with self._lock:
             guilty = self._suspects.ended(ids.keys(), self._time.monotonic())
-            what = "run alone for a while" if guilty is None else self._quarantine(backbone_of(guilty), ids[guilty])
         self.look()
+        what = "run alone for a while" if guilty is None else "is quarantined for a while"
         log.error("the engine ended while it computed requests of %s, which now %s", ", ".join(sorted(set(ids.values()))), what)
 
-    def _quarantine(self, backbone: int, tenant_id: str) -> str:
-        """Returns what became of the tenant, for the log."""
-        try:
-            self._quarantines[backbone].put(tenant_id)
-        except OSError:
-            log.exception("cannot write that tenant %s is quarantined", tenant_id)
-            self._unwritten[backbone][tenant_id] = self._time.monotonic() + SECONDS
-            return f"is quarantined for {SECONDS / 60:g} minutes or until a restart of the server: no command can release it"
-        return "is quarantined"
+
+def refusal(tenant_id: str) -> Quarantined:
+    """Returns the error for a request of a quarantined tenant."""
+    return Quarantined(
+        f"tenant {tenant_id!r} is refused for {REFUSED_SECONDS / 60:g} minutes, or longer if this was not the first time, "
+        "because the engine ended twice while it computed its requests: find the cause in the server's log"
+    )

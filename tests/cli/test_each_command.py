@@ -16,7 +16,6 @@ from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.tenants.backup import LOST
-from hplm.tenants.quarantine import Quarantine
 from testing.random_store import random_tenant
 from testing.toy import CONFIG, make_chat
 from tests.backbones import placement_of_two, whole
@@ -65,8 +64,7 @@ FROM_THE_STORE = [
 ]  # fmt: skip
 WITHOUT_THE_BUILDER = [
     ("tenant list {places}", {
-        "tenants": lambda rows: [row["id"] for row in rows if row["quarantined"]] == ["tenant-2"]
-        and any(row.items() >= {**ACME, "homes": 1, "open": True}.items() for row in rows),
+        "tenants": lambda rows: any(row.items() >= {**ACME, "homes": 1, "open": True}.items() for row in rows),
     }),
     ("tenant list {exported}", {"tenants": lambda rows: {row["id"] for row in rows} == {tenant.id for tenant in TENANTS}}),
     ("domain list {exported}", {"domains": lambda rows: counts(rows) == {("root", 1): 0, ("bio", 1): 4}}),
@@ -80,7 +78,7 @@ WITHOUT_THE_BUILDER = [
     ("tenant apply {folder}/tenants.jsonl --yes {places}", {"tenants": ["tenant-1"]}),
     (f"tenant limit tenant-0 {LIMITS} {{places}}", {"rate": 5}),
     ("tenant show tenant-0 {places}", CHANGED),
-    ("tenant list {places} ", [["tenant-0", "3 homes", "with keys"], ["tenant-2", "quarantined"]]),
+    ("tenant list {places} ", [["tenant-0", "3 homes", "with keys"]]),
     ("tenant limit luna --deadline-ms 0.5 {chat}", {"deadline_us": 500}),
     ("domain rollback --name bio {places}", {"moved": lambda moved: sorted(moved) == TUNED}),
     ("domain delete --name law {places}", {"late": []}),
@@ -97,7 +95,6 @@ WITHOUT_THE_BUILDER = [
     ("place search {problem} --slo-scale 100 --to {folder}/placement.json", {"screen": lambda one: one["attained"] == 1}),
     ("place simulate {folder}/placement.json {problem} --slo-scale 100", {"attained": 1}),
     ("begin {fresh}", {"begun": ["toy"]}),
-    ("tenant release tenant-2 {places}", {"tenant": "tenant-2", "backbones": ["toy"]}),
     ("route --cluster {folder}/replicas.json --to {router} --unchecked", []),
 ]  # fmt: skip
 ROWS = FROM_THE_STORE + WITHOUT_THE_BUILDER
@@ -157,7 +154,6 @@ def done(places):
         first = [run(words(*row)) for row in FROM_THE_STORE]
     keys = [live.manager.add_key("tenant-2")[1].id for _ in range(2)]
     places["key"] = keys[0]
-    Quarantine(live.folder / "repository/toy").put("tenant-2")
     named = [*NEED_THE_BUILDER, *NEED_THE_BENCHMARKS]
     with process_without(*PACKAGES) as run:
         alone = [*(run(words(*row)) for row in WITHOUT_THE_BUILDER), *(run(words(one)) for one in named)]
@@ -199,7 +195,7 @@ def test_a_command_that_needs_another_package_says_how_to_install_it(done, comma
 
 
 READ = ("tenant list", "tenant show", "tenant key list", "domain list", "verify", "place profile")
-OF_A_STATE = dict.fromkeys(command.strip() for command, _ in ROWS if "{places}" in command and "release" not in command)
+OF_A_STATE = dict.fromkeys(command.strip() for command, _ in ROWS if "{places}" in command)
 
 
 @pytest.mark.parametrize("command", OF_A_STATE)

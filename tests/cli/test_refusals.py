@@ -76,7 +76,6 @@ STORES = [
     ("tenant limit tenant-0 --deadline-ms 1e306 {places}", ["'deadline_us'"]),
     ("tenant key add tenant-0 --days -1 {places}", ["'days'", -1.0]),
     ("tenant show nobody {toy}", ["'nobody'", "hplm tenant list"]),
-    ("tenant release acme {toy}", ["'acme'", "quarantined", "--repository"]),
     ("tenant list --repository {tmp}/none", ["{tmp}/none", "--repository"]),
     ("begin --repository {tmp} --state {tmp}/state", ["{tmp}"]),
     ("begin {places} --backbone other", ["other"]),

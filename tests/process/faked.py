@@ -21,7 +21,6 @@ from hplm.process.in_flight import InFlight, Mark, number_of
 from hplm.process.worker import STUCK_SECONDS, Workers
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
-from hplm.tenants.quarantine import Quarantine
 from tests.support.wait import PATIENCE, Clock, eventually
 
 
@@ -170,7 +169,6 @@ class World:
         self.asked: list[Asked] = []
         self.is_stubborn = False
         self.starts, self.wait_fails, self.popen_fails = True, None, None
-        self._quarantine = Quarantine(folder)
         self.meter, self.counted, self.clock = Outcomes(), Counter(), Clock(time.time())
         workers = partial(Workers, popen=self._start)
         self.client = EncoderClient([folder / "1"], {}, None, [self.meter], soon_s, workers, self.clock)
@@ -232,5 +230,3 @@ class World:
     def close(self) -> None:
         self.is_stubborn = False
         self.client.close()
-        for tenant in self._quarantine.tenants(self.clock.time()):
-            self._quarantine.release(tenant)

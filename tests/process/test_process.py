@@ -194,7 +194,7 @@ class Modelled:
         engine = host.Host(Channel(its.detach()), self._shown, opened, BEAT_S, self.codes.append)
         self._engine = threading.Thread(target=engine.run)
         self._engine.start()
-        self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), (frozenset(),))))
+        self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), frozenset())))
         assert not self.channel.receive(PATIENCE).failure
         self._backbone = Backbone(folder)
 

@@ -3,16 +3,21 @@
 import os
 import struct
 import time
-from pathlib import Path
 
 import pytest
 
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
+from hplm.process.channel import Apart
 from hplm.process.in_flight import LONGEST, InFlight, Mark, backbone_of, number_of, read
-from hplm.process.suspects import CLEAN_ANSWERS, REMEMBERED_SECONDS, SUSPECTED_SECONDS, Separation, Suspects
-from hplm.tenants.quarantine import SECONDS, Quarantine
-from tests.support.message import mentions
+from hplm.process.suspects import (
+    CLEAN_ANSWERS,
+    REFUSED_SECONDS,
+    REMEMBERED_SECONDS,
+    SUSPECTED_SECONDS,
+    Separation,
+    Suspects,
+)
 from tests.support.wait import Clock
 
 ENDS = {  # the tenants in batches at each end of the engine, and the second; who is guilty of the last one; who runs alone when
@@ -20,7 +25,7 @@ ENDS = {  # the tenants in batches at each end of the engine, and the second; wh
     "who ends it alone is guilty, and clears the others": ([("abc", 0), ("a", 1)], "a", [(2, "a")]),
     "an end without a batch says nothing": ([("ab", 0), ("", 1)], None, [(1, "ab")]),
     "suspects of another end stay so": ([("ab", 0), ("cd", 1), ("c", 2)], "c", [(2, "abc")]),
-    "a guilty one that was released is guilty again": ([("ab", 0), ("a", 1), ("a", 3601)], "a", [(3601, "a")]),
+    "a guilty one that is served again is guilty again": ([("ab", 0), ("a", 1), ("a", 3601)], "a", [(3601, "a")]),
     "a suspicion ends": ([("ab", 0)], None, [(SUSPECTED_SECONDS - 1, "ab"), (SUSPECTED_SECONDS, "")]),
     "and is forgotten": ([("a", 0), ("a", REMEMBERED_SECONDS)], None, [(REMEMBERED_SECONDS + SUSPECTED_SECONDS, "")]),
 }
@@ -62,42 +67,35 @@ def test_who_waits_until_it_is_cleared_each_time_ends_the_engine_ever_more_seldo
     assert answers >= CLEAN_ANSWERS << 7
 
 
-GUILTY = Mark(7, number_of(1, 3), "acme")
+def test_who_is_guilty_is_refused_for_a_while_and_each_time_for_twice_as_long():
+    suspects, ends = Suspects(), [0.0]
+    suspects.ended({"a", "b"}, 0)
+    assert suspects.refused(0) == frozenset()
+    while ends[-1] < REMEMBERED_SECONDS / 2:
+        assert suspects.ended({"a"}, ends[-1]) == "a"
+        until = ends[-1] + REFUSED_SECONDS * 2 ** (len(ends) - 1)
+        assert suspects.refused(until - 1) == {"a"}
+        assert suspects.refused(until) == frozenset() and suspects.alone(until) == {"a"}
+        ends.append(until)
+    assert len(ends) <= 8
+    assert suspects.ended({"a"}, ends[-1] + 2 * REMEMBERED_SECONDS) is None, "it is still remembered"
 
 
-@pytest.mark.parametrize("harm", [None, "cannot be written", "has no folder"])
-def test_the_guilty_tenant_is_refused_until_it_is_released_or_its_time_is_over(tmp_path, caplog, harm):
-    """A quarantine that cannot be written holds all the same. No command can release it."""
-    folder, gone = tmp_path / "shm", tmp_path / "gone"
-    folder.mkdir()
-    meters, both = [Meter(), Meter()], [Quarantine(Path("repository") / name, folder) for name in ("one", "two")]
-    clock, none = Clock(time.time()), (frozenset(), frozenset())
-    of_two = Separation(both, meters, clock)
-    if harm is not None:
-        both[1].put("acme")
-        (file,) = folder.iterdir()
-        file.unlink()
-        file.mkdir()
-    if harm == "has no folder":
-        folder.rename(gone)
-    of_two.ended([GUILTY])
-    assert of_two.apart.quarantined == none
-    of_two.ended([GUILTY])
-    assert of_two.apart.quarantined == (frozenset(), {"acme"})
+def test_tenants_are_apart_by_backbone_and_until_their_time_is_over():
+    clock, none = Clock(time.time()), Apart(frozenset(), frozenset())
+    meters, guilty = [Meter(), Meter()], number_of(1, 3)
+    of_two = Separation(meters, clock)
+    of_two.ended([Mark(7, guilty, "acme")])
+    assert of_two.apart == Apart(frozenset({guilty}), frozenset())
+    of_two.ended([Mark(8, guilty, "acme")])
+    assert of_two.apart == Apart(frozenset({guilty}), frozenset({guilty}))
     assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
-    assert mentions(caplog.text, "restart") == mentions(caplog.text, "no command") == (harm is not None)
-    if harm is None:
-        assert Separation(both, meters).apart.quarantined == (frozenset(), {"acme"}), "it does not outlive the process"
-        assert both[1].release("acme")
-    else:
-        clock.sleep(SECONDS - 60)
-        of_two.look()
-        assert of_two.apart.quarantined == (frozenset(), {"acme"})
-        if gone.exists():
-            gone.rename(folder)
-        clock.sleep(SECONDS + 60)
+    clock.sleep(REFUSED_SECONDS)
     of_two.look()
-    assert of_two.apart.quarantined == none
+    assert of_two.apart == Apart(frozenset({guilty}), frozenset())
+    clock.sleep(REMEMBERED_SECONDS)
+    of_two.look()
+    assert of_two.apart == none
 
 
 PLACE = struct.Struct("<qqq")

@@ -117,10 +117,10 @@ class Lease:
     def manager(self, backbone: str = "toy") -> Manager:
         return Manager.open(self.repository, self.state, backbone)
 
-    def tenant(self, backbone: str = "toy", keyed: bool = False, **limits: float) -> LiveTenant:
+    def tenant(self, backbone: str = "toy", keyed: bool = False, domain: str = "root", **limits: float) -> LiveTenant:
         """Adds a small classifier while the server runs. It is deleted after the test."""
         config, manager = self.built.stores[backbone].config, self.manager(backbone)
-        file = TenantFile(self.named("new", backbone), 1, "root", 1, "classify", ["x", "y"], 4)
+        file = TenantFile(self.named("new", backbone), 1, domain, 1, "classify", ["x", "y"], 4)
         manager.add(file.id, random_knowledge(config, file, 0.3, seed=self._made))
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:
