@@ -22,7 +22,7 @@ from hplm.errors import HplmError
 from hplm.place import Place
 from hplm.server import process_group
 from hplm.server.process import Process
-from hplm.server.stubs import size_of, stubs
+from hplm.server.stubs import stubs
 from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.state import EXPORTED_RECORDS
@@ -167,7 +167,7 @@ class ServedCopy(Running):
             raise HplmError(f"the server has ended: {self.said()}")
         words = process_group.arguments(server)
         (own,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
-        return lambda: sum(map(size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
+        return lambda: sum(map(_size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))
 
     def add_guest(self) -> str:
         """Adds a copy of a tenant that answers without a key, as `GUEST`. Returns that tenant's name."""
@@ -206,3 +206,11 @@ def children(pid: int) -> Iterator[int]:
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             yield from map(int, (thread / "children").read_text().split())
+
+
+def _size_of(region: Path) -> int:
+    """Returns the memory that a file in /dev/shm takes, or 0 if it has just gone."""
+    try:
+        return region.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
