@@ -44,13 +44,16 @@ def served_before(columns: Columns, ordered: Array) -> Array:
 def fair_first(columns: Columns, ordered: Array, room: int) -> Array:
     """Returns the same texts, with those within their tenant's fair share of the room first.
 
-    The first text of a tenant is always within its share: it may be longer. But a tenant that is clearly ahead of another one
-    comes after it. Not at once: otherwise tenants would take turns text by text, whatever their deadlines.
+    The first text of a tenant is within its share: it may be longer. But a tenant that is clearly ahead of another one comes
+    after it. Not at once: otherwise tenants would take turns text by text, whatever their deadlines. Texts that fill more than
+    half of the room do so earlier, because they leave others none.
     """
-    demand, before = columns.demand, served_before(columns, ordered)
-    ahead = (columns.had - columns.had[demand > 0].min()) // (AHEAD * room)
-    fits = before + columns.tokens[ordered] <= fair_share(np.where(ahead > 0, 0, demand), room)
-    rank = 2 * ahead[columns.tenant[ordered]] + ~(fits | (before == 0))
+    demand, before, tenant = columns.demand, served_before(columns, ordered), columns.tenant[ordered]
+    tokens, lead = columns.tokens[ordered], columns.had - columns.had[demand > 0].min()
+    ahead = lead // (AHEAD * room)
+    fits = before + tokens <= fair_share(np.where(ahead > 0, 0, demand), room)
+    is_first = (before == 0) & ((2 * tokens <= room) | (lead < room)[tenant])
+    rank = 2 * ahead[tenant] + ~(fits | is_first)
     return ordered[np.argsort(rank, kind="stable")]
 
 

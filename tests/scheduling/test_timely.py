@@ -159,6 +159,16 @@ def test_no_tenant_starves_another_by_lengths_deadlines_or_priorities(kinds, res
     assert _served(kinds, reserve).min() >= 60 * ROOM.tokens / 2 / len(kinds) - (AHEAD + 2) * ROOM.tokens - 2 * longest
 
 
+@pytest.mark.parametrize("deadline", [{}, {"deadline": 2 * FULL}])
+def test_a_newcomer_beside_texts_that_fill_a_batch_is_in_the_next_one(deadline):
+    """One batch computes and one is staged when it comes. It does not fit beside a text of the other tenant."""
+    columns, chooses = Columns([_text(ROOM.tokens, tenant=0, **deadline)] * 40), Timely()
+    for _ in range(2):
+        columns.serve(chooses.select(columns, 0, ROOM, COST))
+    columns.add([_text(4, tenant=1)])
+    assert columns.text(int(chooses.select(columns, 0, ROOM, COST)[0])).tenant == 1
+
+
 def test_an_idle_tenant_saves_nothing_up_and_one_that_leaves_for_a_moment_loses_nothing():
     columns, chooses = Columns([_text(200, tenant=0)] * 40), Timely(reserve=0.0)
     for _ in range(9):
