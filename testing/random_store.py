@@ -141,9 +141,9 @@ def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) ->
 
 def change_version(store: Store, tenant: TenantFile, **changes: Any) -> None:
     """Changes a stored version, where a build would store a next one. `changes`: fields of its `Knowledge`."""
-    found, report = replace(store.knowledge(tenant), **changes), store.report(tenant)
+    found, report, seen = replace(store.knowledge(tenant), **changes), store.report(tenant), store.seen(tenant)
     shutil.rmtree(store.tenant_folder(tenant.id, tenant.version))
-    store.save_version(tenant, found, report)
+    store.save_version(tenant, found, report, seen=seen)
 
 
 def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Weights:

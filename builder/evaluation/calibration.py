@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,18 @@ WIDTH = 0.5  # the default of delta, in standard deviations of the values
 
 
 def calibrate_tenant(
-    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, delta: float | None = None,
-    seen: Sequence[Path] = (),
-) -> tuple[dict[str, Any], bool]:  # fmt: skip
+    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, delta: float | None = None
+) -> tuple[dict[str, Any], bool]:
     """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing.
 
-    `delta`: for numbers, the largest error of a right one. `seen`: see `UnseenTexts`.
+    `delta`: for numbers, the largest error of a right one.
     """
     with held_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
-        texts = UnseenTexts(store, tenant, file, seen, "a calibration")
+        seen = store.seen(tenant)
+        texts = UnseenTexts(tenant, file, seen.learned | seen.dev, "a calibration")
         check_delta(tenant, delta)
-        asked = {"texts": texts.digest, "precision": precision.name, "delta": delta, "seen": texts.seen}
+        asked = {"texts": texts.digest, "precision": precision.name, "delta": delta}
         found, report = store.knowledge(tenant), store.report(tenant)
         if found.students is not None:
             raise InvalidInput(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ import torch
 
 from builder.evaluation.calibration import check_delta
 from builder.evaluation.tenant import opened
-from builder.evaluation.unseen import PARTS, UnseenTexts, learned_by
+from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.exits.thresholds import Chosen, chosen
 from builder.learning.limits import check_seed
+from builder.said import say
 from builder.store.resumable import remove_savepoints, savepoints_of
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
-from builder.tasks.examples import Example, key_of, read_unlabelled
+from builder.tasks.examples import Example, hash_of, read_unlabelled
+from builder.training.data import file_of
 from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
@@ -30,14 +32,14 @@ from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import ExitKnowledge
 
 PURPOSE = "choosing when texts leave"
-LEARN = 0.5  # of the given texts, if the tenant's training has no file, as after an import
+LEARN = 0.5  # of the given texts, if there is no file of the tenant's training, as after an import
 DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's number has to be
 DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 
 def build_exits(
     store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, drops: Sequence[float] = DROPS,
-    delta: float | None = None, seen: Sequence[Path] = (), seed: int = 0,
+    delta: float | None = None, seed: int = 0,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with exits. Returns the report, and whether they are new: the same call again changes nothing.
 
@@ -53,23 +55,23 @@ def build_exits(
         check_delta(tenant, delta)
         check_seed(seed)
         # No weight has learned from dev.
-        texts = UnseenTexts(store, tenant, file, seen, PURPOSE, PARTS[:1], with_labels=False)
+        texts = UnseenTexts(tenant, file, store.seen(tenant).learned, PURPOSE, with_labels=False)
         before, report = store.knowledge(tenant), store.report(tenant)
         asked = {
-            "texts": texts.digest, "seen": texts.seen, "precision": precision.name, "drops": list(drops), "delta": delta,
+            "texts": texts.digest, "precision": precision.name, "drops": list(drops), "delta": delta,
             "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
         if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
             remove_savepoints(working / "exits")
             return known["report"], False
         task = texts.task.unlabelled()
-        learned_from, choosing = _divided(store, tenant, texts, seen)
+        learned_from, choosing = _divided(report, tenant, texts)
         learning, judged = (
             states_of(*opened(store, before, own, device, precision, task), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-        folder = savepoints_of(working / "exits", {"version": tenant.version, **asked})
+        folder = savepoints_of(working / "exits", {"version": tenant.version, "learned": len(learned_from), **asked})
         heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
@@ -111,17 +113,18 @@ def check_task(tenant_id: str, task: str | None) -> None:
         )
 
 
-def _divided(store: Store, tenant: TenantFile, texts: UnseenTexts, seen: Sequence[Path]) -> tuple[list[Example], list[Example]]:
+def _divided(report: Mapping[str, Any], tenant: TenantFile, texts: UnseenTexts) -> tuple[list[Example], list[Example]]:
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
-    training = next(learned_by(store, tenant, seen), None)
-    if training is not None:
-        return [*read_unlabelled(training)], texts.fresh
-    different = list(dict.fromkeys(map(key_of, texts.fresh)))  # the same text is not in both parts
+    if (training := report.get("training")) is not None:  # of an import there is none
+        if (file := file_of(training)) is not None:
+            return [*read_unlabelled(file)], texts.fresh
+        say(f"tenant {tenant.id}: {training['file']} was moved or changed, so the exits learn from half of {texts.file}")
+    different = list(dict.fromkeys(map(hash_of, texts.fresh)))  # the same text is not in both parts
     if len(different) < 2:
         raise InvalidInput(f"{texts.file}: all texts are the same: give different ones, of which half are learned")
     order = np.random.default_rng(0).permutation(len(different)).tolist()
     learned = {different[number] for number in order[: round(LEARN * len(order))]}
-    learning, choosing = ([one for one in texts.fresh if (key_of(one) in learned) == learns] for learns in (True, False))
+    learning, choosing = ([one for one in texts.fresh if (hash_of(one) in learned) == learns] for learns in (True, False))
     return learning, choosing
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from builder.learning.loop import half_precision
 from builder.tables.text_files import digest_of_files
-from builder.tasks.examples import Example, key_of, read_unlabelled
+from builder.tasks.examples import Example, hash_of, read_unlabelled
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
@@ -51,10 +51,10 @@ class UnlabelledTexts:
     @cached_property
     def examples(self) -> list[Example]:
         """The first texts, each once."""
-        found: dict[tuple[str, ...], Example] = {}
+        found: dict[int, Example] = {}
         for example in chain.from_iterable(map(read_unlabelled, self.paths)):
             text = replace(example, text=example.text[:LONGEST_TEXT]) if self.are_documents else example
-            found.setdefault(key_of(text), text)
+            found.setdefault(hash_of(text), text)
             if len(found) == MOST_READ:
                 break
         if len(found) < FEWEST:

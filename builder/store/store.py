@@ -6,7 +6,7 @@
     lower/<domain>-<version>.head.safetensors   the head that guesses masked words on top of it
     plot/<domain>/<version>/                    the table
     counts/<domain>/<version>/                  the count of each n-gram, for the next version; the corpus's files by name
-    tenants/<id>/<version>/                     the record, as it is published  report.json  report.html  training.png
+    tenants/<id>/<version>/                     the record, as it is published  seen.npz  report.json  report.html  training.png
 
 Every file is written under a temporary name, synced and renamed: a file with its own name is complete.
 """
@@ -28,7 +28,8 @@ from torch import Tensor
 from builder.said import say
 from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
 from builder.store.resumable import begun_plan, read_json, replaced, write_json
-from builder.store.version import PICTURE, REPORT, TenantFile, Weights, described, read_version
+from builder.store.seen import SeenTexts
+from builder.store.version import PICTURE, REPORT, SEEN, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
@@ -38,6 +39,7 @@ from hplm.tenants.snapshot import NAME
 
 FORMAT = 3
 SHOWN = 10  # names of tenants in an error
+NO_TEXTS = SeenTexts()  # of an import, which has learned from no file of labelled texts
 R = TypeVar("R")
 
 
@@ -245,28 +247,39 @@ class Store(Branches):
     def report(self, tenant: TenantFile) -> dict:
         return read_json(self.tenant_folder(tenant.id, tenant.version) / REPORT)
 
+    def seen(self, tenant: TenantFile) -> SeenTexts:
+        return SeenTexts.load(self.tenant_folder(tenant.id, tenant.version) / SEEN)
+
     def save_tenant(
         self, tenant: TenantFile, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor], report: dict,
-        draw: Callable[[Path], object] | None = None,
+        draw: Callable[[Path], object] | None = None, seen: SeenTexts = NO_TEXTS,
     ) -> None:  # fmt: skip
         """Saves adapter and head tensors, named and shaped as their layouts say. `draw` writes a picture to a path.
 
         `head`: empty if the tenant has none.
         """
-        self.save_version(tenant, tenant.knowledge(self.config, adapter, head), report, draw)
+        self.save_version(tenant, tenant.knowledge(self.config, adapter, head), report, draw, seen)
 
     def save_version(
-        self, tenant: TenantFile, found: Knowledge, report: dict, draw: Callable[[Path], object] | None = None
-    ) -> None:
+        self, tenant: TenantFile, found: Knowledge, report: dict, draw: Callable[[Path], object] | None = None,
+        seen: SeenTexts = NO_TEXTS,
+    ) -> None:  # fmt: skip
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
             packed = found.packed()
             (folder / packed.name).write_bytes(packed.content)
             write_json(folder / REPORT, report)
+            seen.save(folder / SEEN)
             if draw is not None:
                 draw(folder / PICTURE)
 
-    def save_next(self, tenant: TenantFile, found: Knowledge, report: dict) -> TenantFile:
-        """Saves a next version with the same weights, and the pages of the training that made them."""
+    def save_next(
+        self, tenant: TenantFile, found: Knowledge, report: dict, by_students: frozenset[int] = frozenset()
+    ) -> TenantFile:
+        """Saves a next version with the same weights, and the pages of the training that made them.
+
+        `by_students`: hashes of the texts that only its students have learned.
+        """
+        seen = replace(self.seen(tenant), students=by_students)
         before = self.tenant_folder(tenant.id, tenant.version)
         tenant = replace(tenant, version=tenant.version + 1)
 
@@ -274,5 +287,5 @@ class Store(Branches):
             for page in (*before.glob("*.png"), *before.glob("*.html")):
                 shutil.copyfile(page, picture.with_name(page.name))
 
-        self.save_version(tenant, found, report, keep)
+        self.save_version(tenant, found, report, keep, seen)
         return tenant

@@ -16,7 +16,7 @@ from hplm.model.config import BackboneConfig
 from hplm.tasks import TASKS
 from hplm.tenants.knowledge import Knowledge
 
-REPORT, PICTURE = "report.json", "training.png"
+REPORT, PICTURE, SEEN = "report.json", "training.png", "seen.npz"
 WAY_OUT = "build or copy it again, or delete the tenant"
 Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the adapter, layer by layer, and the head
 

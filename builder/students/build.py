@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from builder.evaluation.unseen import learned_by
 from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import PlotBody
@@ -22,10 +21,10 @@ from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import StudentTeam, served
 from builder.tables.build_folder import held_tenant
-from builder.tasks.examples import Example, key_of
-from builder.tasks.lookup import Divided, Reader, Text
+from builder.tasks.examples import Example, hash_of
+from builder.tasks.lookup import Reader, Text
 from builder.tasks.tasks import training_task
-from builder.training.data import Data, read_data
+from builder.training.data import Data, file_of, read_data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.arrays import Array
@@ -55,29 +54,38 @@ def build_students(
         if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
             remove_savepoints(working / "students")
             return known["report"], False
-        train_file, dev_file = islice(chain(learned_by(store, tenant, seen), (None, None)), 2)  # of this version alone
-        if train_file is None:
-            raise InvalidInput(
-                f"tenant {tenant_id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
-            )
-        dev_file = dev_file if Divided.of(report) is None else None
+        train_file, dev_file = _files(tenant, report, seen)
         reader, texts = Reader(store, tenant.domain, tenant.domain_version), further.examples if further else []
-        known_texts = {key_of(one) for file in (train_file, dev_file) if file for one in training_task(tenant.task).read(file)}
-        fresh = [example for example in texts if key_of(example) not in known_texts]  # the others have labels
+        labelled = store.seen(tenant).learned | store.seen(tenant).dev
+        fresh = [example for example in texts if hash_of(example) not in labelled]
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
-        divided_by = tenant  # as when it was trained
-        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, tenant.dtype, divided_by)
+        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, tenant.dtype, tenant, again=True)
         folder = savepoints_of(working / "students", {"version": tenant.version, **asked})
         made, told = _made(tenant, data, fresh, options, folder)
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
         report.pop("exits", None)
         report["students"] = {"asked": asked, "report": told}
-        if unlabelled is not None:
-            report["students"]["unlabelled"] = str(unlabelled.absolute())
-        store.save_next(tenant, replace(before, exits=None, students=made), report)
+        store.save_next(tenant, replace(before, exits=None, students=made), report, frozenset(map(hash_of, fresh)))
         remove_savepoints(working / "students")
         return told, True
+
+
+def _files(tenant: TenantFile, report: Mapping[str, Any], moved: Sequence[Path]) -> tuple[Path, Path | None]:
+    """Returns the training file of a version, and its dev file if it had one."""
+    if "training" not in report:
+        raise InvalidInput(
+            f"tenant {tenant.id!r} was imported and has learned from no file: train it with `hplm build tenant` first"
+        )
+    files = []
+    for part in ("training", "dev") if report["asked"]["dev"] is not None else ("training",):
+        if (file := file_of(report[part], moved)) is None:
+            raise InvalidInput(
+                f"version {tenant.version} of tenant {tenant.id!r} was trained on {report[part]['file']}, which was moved or "
+                "changed since: name the file as it was with --seen"
+            )
+        files.append(file)
+    return files[0], files[1] if len(files) > 1 else None
 
 
 def extended(data: Data, *further: Sequence[Text]) -> Data:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,9 +42,11 @@ class Example:
         return f"{self.file}:{self.line}"
 
 
-def key_of(example: Example) -> tuple[str, ...]:
-    """Returns the texts of an example, by which it is found in other files: without differences in spaces."""
-    return tuple(" ".join(text.split()) for text in (example.text, example.pair or ""))
+def hash_of(example: Example, by: str = "both") -> int:
+    """Returns a hash of an example's texts, or of its `text` or `pair` alone. Differences in spaces change nothing."""
+    text, pair = (" ".join(own.split()) if own is not None else None for own in (example.text, example.pair))
+    content = json.dumps({"both": (text, pair), "text": text, "pair": pair}[by])
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
 class Document(Struct):

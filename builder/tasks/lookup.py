@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -25,8 +22,6 @@ from hplm.model.tensors import sent
 from hplm.model.tokenizer import Encoded
 from hplm.plot.gathering import Gatherer
 from hplm.tasks import windows_of
-
-FEW_ALIKE = 10  # examples that share a text or passage go to dev together, if there are more such texts than this
 
 
 @dataclass(frozen=True)
@@ -146,79 +141,3 @@ class Reader:
         except InvalidInput:
             return encoded, spans, True
         return encoded, spans, False
-
-
-@dataclass(frozen=True)
-class Divided:
-    """How a file was divided into training and dev part. Later versions divide theirs alike: no learned text comes to dev.
-
-    Each text has a number from 0 to 1 that depends on nothing else; those with the lowest go to dev.
-    """
-
-    below: float  # numbers up to this are in dev,
-    by: str  # what has a number,
-    learned: tuple[float, ...] = ()  # and the lower numbers that are in training all the same
-
-    @classmethod
-    def of(cls, report: dict[str, Any]) -> Divided | None:
-        """Reads a version's report; None if its training file was not divided."""
-        stored = report.get("divided")
-        return cls(stored["below"], stored["by"], tuple(stored["learned"])) if stored is not None else None
-
-    def is_learned(self, example: Example) -> bool:
-        """Whether the text is on the side of the training."""
-        number = _number_of(_part_of(example, self.by))
-        return number > self.below or number in self.learned
-
-
-def split_off(
-    examples: Sequence[Example], share: float, start: Divided | None = None
-) -> tuple[list[Example], list[Example], Divided]:
-    """Splits into training and dev part. Every label stays in training; no text is in both parts.
-
-    `start`: how the data were divided that the weights have learned already. Then each text stays on its side.
-    """
-    by = start.by if start is not None else _shared(examples)
-    alike: dict[object, list[int]] = defaultdict(list)
-    for number, example in enumerate(examples):
-        alike[_part_of(example, by)].append(number)
-    groups = sorted((_number_of(key), group) for key, group in alike.items())
-    wanted = max(1, round(share * len(examples)))
-    left = Counter(label for example in examples for label in set(example.labels))
-    learned = set(start.learned) if start is not None else set()
-    taken: set[int] = set()
-    bound = 0.0
-    for number, group in groups:
-        if number > start.below if start is not None else len(taken) >= wanted:
-            break
-        own = Counter(label for number in group for label in set(examples[number].labels))
-        if number not in learned and len(group) <= wanted and all(left[label] > count for label, count in own.items()):
-            taken.update(group)
-            left.subtract(own)
-            bound = number
-        else:
-            learned.add(number)
-    divided = Divided(start.below if start is not None else bound, by, tuple(sorted(learned)))
-    if not taken and start is not None:
-        return *split_off(examples, share)[:2], divided  # so few texts that none is below; later versions keep to the start
-    if not 0 < len(taken) < len(examples):
-        raise InvalidInput(f"{examples[0].file}: too few different texts to take some for dev: add more, or give a --dev file")
-    training, dev = ([one for number, one in enumerate(examples) if (number in taken) == in_dev] for in_dev in (False, True))
-    return training, dev, divided
-
-
-def _number_of(key: object) -> float:
-    return int.from_bytes(hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest(), "little") / (1 << 64)
-
-
-def _shared(examples: Sequence[Example]) -> str:
-    """Returns what many examples share: a text or one side of a pair. Split up, dev would ask what training has shown."""
-    different = {side: len({getattr(example, side) for example in examples}) for side in ("text", "pair")}
-    if any(example.answers for example in examples):  # for questions, the passage
-        del different["text"]
-    shared = [side for side, count in different.items() if FEW_ALIKE < count < len(examples)]
-    return min(shared, key=different.__getitem__) if shared else "both"
-
-
-def _part_of(example: Example, by: str) -> object:
-    return (example.text, example.pair) if by == "both" else getattr(example, by)

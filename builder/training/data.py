@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from builder.packed_batches import packed_batches
 from builder.said import progress_bar
-from builder.store.store import Store, TenantFile
+from builder.store.seen import SeenTexts
+from builder.store.store import NO_TEXTS, TenantFile
 from builder.store.version import Weights
+from builder.tables.text_files import digest_of_files
+from builder.tasks.division import seen_after, split_again, split_off
 from builder.tasks.labels import check_answers, check_labels
-from builder.tasks.lookup import Divided, Pack, Reader, Texts, split_off
+from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import Rows, TrainingTask, training_task
-from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
 DEV_SHARE = 0.1
@@ -36,7 +39,7 @@ class Data:
     dev: Texts
     device: torch.device
     start: Weights | None = None  # the adapter and the head to train on; None: random ones
-    divided: Divided | None = None  # how the training file was divided, if there is no dev file
+    seen: SeenTexts = NO_TEXTS  # of this training, and by the start
 
     @property
     def config(self) -> BackboneConfig:
@@ -78,38 +81,35 @@ class Data:
 
 def read_data(
     reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
-    known: TenantFile | None = None, dtype: str = "fp16", start: TenantFile | None = None,
+    known: TenantFile | None = None, dtype: str = "fp16", start: TenantFile | None = None, again: bool = False,
 ) -> Data:  # fmt: skip
     """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 
     `known`: the version before, whose labels and their order the head keeps. `dtype`: of the stored head. `start`: the version
-    to train on.
+    to train on. `again`: the file is divided as it was for that version.
     """
-    own, divided = training_task(task), None
+    own = training_task(task)
     training = own.read(train)
     labels = own.labels(training)
     if known is not None:
         if set(labels) == set(known.labels) or (start is not None and set(labels) < set(known.labels)):
             labels = list(known.labels)  # the start knows labels that the new data lack
         check_answers(known, task, labels)
+    before = reader.store.seen(start) if start is not None else NO_TEXTS
     if dev is not None:
         check_labels(held := own.read(dev), labels, str(train))
     else:
-        before = _divided_before(reader.store, start, train) if start is not None else None
-        training, held, divided = split_off(training, DEV_SHARE, before)
+        training, held = (split_again if again else split_off)(training, DEV_SHARE, before)
     if own.check is not None:
         own.check(training, dtype)
     learned, judged = (reader.read(part, own, labels) for part in (training, held))
     weights = reader.store.tenant_weights(start) if start is not None else None
-    return Data(reader, own, labels, learned, judged, device, weights, divided)
+    return Data(reader, own, labels, learned, judged, device, weights, seen_after(before, training, held))
 
 
-def _divided_before(store: Store, start: TenantFile, train: Path) -> Divided | None:
-    """Returns how the data of a version were divided: a text that it has learned must not come to dev."""
-    report = store.report(start)
-    if (divided := Divided.of(report)) is None and "training" in report:  # an import has learned from no file
-        raise InvalidInput(
-            f"version {start.version} of tenant {start.id!r} was trained with a dev file, so any text of {train} may be one "
-            "that it has learned: give --dev FILE, or --fresh to train anew"
-        )
-    return divided
+def file_of(part: Mapping[str, Any], moved: Sequence[Path] = ()) -> Path | None:
+    """Returns the file of a part of a version's report. None: it was moved or changed since. `moved`: where it may be now."""
+    if (file := next((path for path in moved if digest_of_files(path) == part["digest"]), None)) is not None:
+        return file
+    path = Path(part["file"])
+    return path if path.is_file() and digest_of_files(path) == part["digest"] else None

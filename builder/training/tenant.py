@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from builder.evaluation.unseen import PARTS, count_learned
 from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
@@ -19,7 +18,7 @@ from builder.store.resumable import begun_plan, put_away, remove_savepoints, sav
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant
 from builder.tables.text_files import digest_of_files
-from builder.tasks.examples import Example, key_of
+from builder.tasks.examples import Example, hash_of
 from builder.tasks.labels import check_answers
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
@@ -93,7 +92,8 @@ def build_tenant(
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained)}
-        report |= {"dev_texts_learned": _dev_learned(data, learned), "asked": asked}
+        judged = sum(hash_of(example) in data.seen.learned for example in data.dev.examples)
+        report |= {"dev_texts_learned": judged, "asked": asked}
         adapter, head = trained.model.stored()
         size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
         report["bytes"] = size
@@ -104,7 +104,7 @@ def build_tenant(
             tenant_page(report, title, picture)
 
         store.chain(*stands_on)
-        store.save_tenant(tenant, adapter, head, report, draw)
+        store.save_tenant(tenant, adapter, head, report, draw, data.seen)
         remove_savepoints(saving)
         return tenant
 
@@ -131,7 +131,6 @@ def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, 
     training = {"file": str(files[0].resolve()), "digest": asked["training"]}
     dev = {"file": str(files[1].resolve()), "digest": asked["dev"]} if files[1] is not None else training
     return {
-        **({"divided": asdict(data.divided)} if data.divided is not None else {}),
         "training": {**training, **_described(data.train)},
         "dev": {**dev, **_described(data.dev), **trained.scores.described()},
         "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
@@ -139,15 +138,6 @@ def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, 
         **mistakes_of(trained, data),
         **trained.report,
     }
-
-
-def _dev_learned(data: Data, start: TenantFile | None) -> int:
-    """Returns how many dev texts were learned, now or by the versions that the training goes on from."""
-    learned = {key_of(example) for example in data.train.examples}
-    new = [example for example in data.dev.examples if key_of(example) not in learned]
-    count = len(data.dev.examples) - len(new)
-    asked = [example for example in new if data.divided is None or data.divided.is_learned(example)]
-    return count + (count_learned(data.reader.store, start, asked, PARTS[:1]) if start is not None and asked else 0)
 
 
 def warnings_of(report: dict[str, Any]) -> list[str]:

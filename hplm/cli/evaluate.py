@@ -48,8 +48,8 @@ def evaluate(
     import torch
 
     from builder.evaluation.tenant import evaluate_tenant
-    from builder.evaluation.unseen import count_learned
     from builder.pictures import check_confusion, draw_confusion
+    from builder.tasks.examples import hash_of
 
     if connection.url is None:
         refuse_given("works only with --url: leave it out", connection, backbone=backbone)
@@ -62,7 +62,7 @@ def evaluate(
         check_confusion(opened.known_tenant(id))
     evaluation = evaluate_tenant(opened, id, test, on)
     examples = evaluation.texts.examples  # a pipe cannot be read again
-    if learned := count_learned(opened, evaluation.tenant, examples):
+    if learned := sum(map(opened.seen(evaluation.tenant).all.__contains__, map(hash_of, examples))):
         print(
             f"{learned:,} of the {len(examples):,} texts of {test} occur in the training or dev data of "
             f"tenant {id!r}: new texts may have lower scores",

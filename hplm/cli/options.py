@@ -69,7 +69,6 @@ Seed = Annotated[int, about("seed of all random choices")]
 TableDtype = Annotated[str, about("precision of the stored vectors", choices=TABLE_DTYPES)]
 SERVED_DTYPE = "precision that will serve; auto measures as `hplm export` does, which prints the result"
 ServedDtype = Annotated[str, about(SERVED_DTYPE, choices=("auto", *ENGINE_DTYPES))]
-Seen = Annotated[tuple[Path, ...], about("more files with texts to leave out, and files of the training that were moved")]
 Picture = Annotated[Path | None, about("draw it into a .png, .svg or .pdf file")]
 LEARN = "how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output"
 Learn = Annotated[Literal["masked", "distil"], about(LEARN)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.options import Device, Json, Picture, Seed, Seen, ServedDtype, StoreFolder, check_picture, device_of, open_store
+from hplm.cli.options import Device, Json, Picture, Seed, ServedDtype, StoreFolder, check_picture, device_of, open_store
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    *, store: StoreFolder, id: str, texts: Path, seen: Seen = (), dtype: ServedDtype = "auto", delta: float | None = None,
+    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", delta: float | None = None,
     picture: Picture = None, device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
@@ -34,7 +34,7 @@ def calibrate(
     opened, on = open_store(store), device_of(device)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta, seen)
+    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta)
     calibration = opened.knowledge(opened.known_tenant(id)).calibration
     assert calibration is not None  # it was made
     if picture is not None:
@@ -68,7 +68,7 @@ def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
 
 def exits(
     id: Id, /, *, store: StoreFolder, texts: Path, drop: tuple[float, ...] = (1.0, 2.0, 4.0), delta: float | None = None,
-    seen: Seen = (), dtype: ServedDtype = "auto", seed: Seed = 0, device: Device = "auto", picture: Picture = None,
+    dtype: ServedDtype = "auto", seed: Seed = 0, device: Device = "auto", picture: Picture = None,
     json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Let easy texts leave between the layers, where an answer is sure enough.
@@ -86,7 +86,7 @@ def exits(
     opened = open_store(store)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    options = {"drops": drop, "delta": delta, "seen": seen, "seed": seed}
+    options = {"drops": drop, "delta": delta, "seed": seed}
     report = make_exits(opened, id, texts, device, dtype, **options)
     if picture is not None:
         from builder.pictures import draw_exits

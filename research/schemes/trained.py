@@ -80,7 +80,7 @@ def score_schemes(
             "--against, or build the tenant on all data with --fresh"
         )
     train_file = train_file or Path(report["training"]["file"])
-    if dev_file is None and report["dev"]["file"] != report["training"]["file"]:
+    if dev_file is None and report["asked"]["dev"] is not None:
         dev_file = Path(report["dev"]["file"])
     for option, part, file in (("train", "training", train_file), ("dev", "dev", dev_file)):
         if file is not None and not (file.exists() and report[part].get("digest") == digest_of(file)):

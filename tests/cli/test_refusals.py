@@ -135,7 +135,7 @@ UNFIT = [  # for a tenant, a training or an engine
     ("{exits} pair --drop -1", ["-1.0"]),
     ("{exits} mark --delta nan", ["delta nan"]),
     ("{exits} mark", ["same.jsonl", "same"]),
-    *((f"{{exits}} pair {option}", [option.split()[1]]) for option in ("--picture a.txt", "--texts absent", "--seen gone")),
+    *((f"{{exits}} pair {option}", [option.split()[1]]) for option in ("--picture a.txt", "--texts absent")),
     *((f"{command} --seed {seed}", [f"seed {seed}"]) for command in ("{exits} pair", "{root}") for seed in (-1, 2**64)),
     *((f"{{students}} pair {option}", [option]) for option in NO_STUDENTS),
     ("{students} find", ["'find'", "span"]),

@@ -11,7 +11,9 @@ import pytest
 
 from builder.evaluation.calibration import calibrate_tenant
 from builder.evaluation.fitting import Cases, fitted
-from builder.store.resumable import digest_of
+from builder.store.seen import SeenTexts
+from builder.tasks.division import seen_after
+from builder.tasks.tasks import training_task
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
@@ -137,20 +139,13 @@ def test_the_same_command_changes_nothing(store, files, capsys, tmp_path):
     assert store.knowledge(store.tenant("pair")).calibration is None  # another version has no calibration
 
 
-def test_texts_that_any_version_has_learned_are_left_out(store, files, tmp_path):
-    """The second version went on from the first one. Files are known by their content, and moved ones must be given."""
-    lines = files["classify"].read_text().splitlines(keepends=True)
-    first, second, moved = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "moved"))
-    random_tenant(store, replace(store.tenant("pair"), version=2), 0.3, seed=2)
-    for version, path, part in ((1, first, lines[:80]), (2, second, lines[80:150])):
-        path.write_text("".join(part))
-        report = {"training": {"file": str(path), "digest": digest_of(path)}, "from_version": version - 1}
-        (store.tenant_folder("pair", version) / "report.json").write_text(json.dumps(report))
+def test_texts_that_a_version_or_its_start_has_seen_are_left_out(store, files):
+    """Their files may be gone."""
+    texts, file = training_task("classify").read(files["classify"]), store.tenant_folder("pair", 1) / "seen.npz"
+    (seen := seen_after(seen_after(SeenTexts(), texts[:80], []), texts[80:120], texts[120:150])).save(file)
     report, _ = calibrated(store, "classify", files)
     assert (report["left_out"], report["texts"]) == (150, 150)
-    first.rename(moved)
-    with pytest.raises(InvalidInput, match=mentioning("'pair'", first, "--seen")):
-        calibrated(store, "classify", files)
-    assert not calibrated(store, "classify", files, seen=[moved])[1]
+    assert store.seen(store.tenant("pair")) == seen, "the next version has the same weights"
+    seen_after(seen, texts[150:], []).save(store.tenant_folder("pair", 2) / "seen.npz")
     with pytest.raises(InvalidInput, match=mentioning(files["classify"], 300, "'pair'", 0, 100)):
-        calibrated(store, "classify", files, seen=[moved, files["classify"]])
+        calibrated(store, "classify", files, resolve_precision("bf16", DEVICE))

@@ -12,6 +12,7 @@ from builder.evaluation.tenant import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import States, learned, outputs_of, states_of
 from builder.exits.thresholds import Answered, Estimate, Leaving, chosen
+from builder.store.resumable import write_json
 from builder.tasks.examples import read_unlabelled
 from builder.tasks.tasks import training_task
 from builder.training.model import Diverged
@@ -100,6 +101,15 @@ def test_heads_that_an_interruption_has_left_are_not_taught_again(store, file):
         built(store, tenant, file, seed=1)
     heads = store.knowledge(store.tenant(tenant)).exits.heads
     assert anew == [False] * len(heads) and not store.tenant_work_folder(tenant).exists()
+
+
+def test_without_the_training_file_heads_learn_from_half_of_the_texts(store, file, tmp_path, capsys):
+    training = {"file": str(write(tmp_path / "moved.jsonl", [{"text": "changed since"}])), "digest": "of-what-it-was"}
+    write_json(store.tenant_folder("pair", 1) / "report.json", {"training": training})
+    with by_one_step():
+        report, _ = built(store, "pair", file)
+    assert (report["learned_texts"], report["texts"]) == (len(ASKED) / 2, len(ASKED) / 2)
+    assert mentions(capsys.readouterr().err, "moved.jsonl", file)
 
 
 def own_states(store, tenant, file, texts):

@@ -2,8 +2,7 @@
 
 import json
 import random
-from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.evaluation.tenant import evaluate_tenant
-from builder.evaluation.unseen import count_learned
 from builder.packed_batches import packed_batches
-from builder.store.resumable import write_json
+from builder.store.seen import SeenTexts
 from builder.store.store import TenantFile
-from builder.tasks.examples import Example, read_corpus
-from builder.tasks.lookup import Divided, split_off
+from builder.tasks.division import seen_after, split_again, split_off
+from builder.tasks.examples import Example, hash_of, read_corpus
 from builder.tasks.tasks import training_task
 from builder.training.data import read_data
 from builder.training.tenant import warnings_of
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from testing.random_store import random_tenant
 from tests.builder.training.small_tenants import asked, learn, made, pretend, write
 from tests.support.device import DEVICE
@@ -123,29 +121,48 @@ def test_examples_that_share_a_text_are_all_in_training_or_all_in_dev(tmp_path, 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_learned_text_never_comes_to_dev_in_later_versions(seed):
+def test_a_learned_text_never_comes_to_dev_in_later_versions(seed, tmp_path):
     """Not when its label gets more examples, its group becomes a small one, or the new examples share texts."""
     chance = random.Random(seed)
     texts = [f"{seed} {chance.randrange(150) if number >= 100 else number}" for number in range(400)]
     examples = [Example(Path("file"), n, text, labels=(str(int(chance.expovariate(0.2))),)) for n, text in enumerate(texts)]
-    learned, divided = set(), None
+    learned, seen = set(), SeenTexts()
     for start, stop in ((0, 50), (0, 90), (90, 100), (0, 150), (0, 400)):
         some = examples[start:stop]
-        training, dev, now = split_off(some, 0.1, divided)
+        training, dev = split_off(some, 0.1, seen)
         assert not learned & {example.text for example in dev}
         learned |= {example.text for example in training}
-        divided = Divided.of(json.loads(json.dumps({"divided": asdict(now)})))
-        assert split_off(some, 0.1, divided)[:2] == (training, dev)
+        seen_after(seen, training, dev).save(tmp_path / "seen.npz")
+        seen = SeenTexts.load(tmp_path / "seen.npz")
+        assert split_again(some, 0.1, seen) == (training, dev), "students learn from the same texts"
 
 
-def test_after_a_dev_file_the_next_version_needs_one_too(store, tmp_path):
+@pytest.mark.parametrize("seed", range(4))
+def test_questions_of_a_learned_passage_and_dev_texts_of_before_stay_on_their_side(seed):
+    def asked(number, passage):
+        return Example(Path("file"), number, f"question {number}", f"passage {seed} {passage}", answers=((0, 7),))
+
+    first = [asked(number, number % 20) for number in range(120)]
+    training, dev = split_off(first, 0.1)
+    seen, known = seen_after(SeenTexts(), training, dev), {one.pair for one in training}
+    _, judged = split_off([asked(number, number % 40) for number in range(200, 400)], 0.1, seen)
+    assert judged and not known & {one.pair for one in judged} and {one.pair for one in dev} <= {one.pair for one in judged}
+    odd = [replace(one, text=one.text.replace(" ", "  ")) for one in training]
+    assert {hash_of(one) for one in odd} <= seen.learned, "spaces make no other text"
+
+
+def test_after_a_dev_file_the_next_version_divides_its_own_and_an_import_has_seen_nothing(store, tmp_path):
     train = write(tmp_path / "a.jsonl", [{"text": str(i), "label": "ab"[i % 2]} for i in range(20)])
     start = TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 0)
     random_tenant(store, start, 0.3, seed=1)
-    for report, refused in (({"training": {}, "dev": {}}, True), ({"imported": {}}, False)):
-        write_json(store.tenant_folder("acme", 1) / "report.json", report)
-        with pytest.raises(InvalidInput, match=mentioning("'acme'", train, "--dev", "--fresh")) if refused else nullcontext():
-            assert len(data_of(train, "classify", store=store, known=start, start=start).dev.examples) == 2
+    assert len(data_of(train, "classify", store=store, known=start, start=start).dev.examples) == 2
+    examples, file = training_task("classify").read(train), store.tenant_folder("acme", 1) / "seen.npz"
+    seen_after(SeenTexts(), examples[:12], examples[12:]).save(file)
+    data = data_of(train, "classify", store=store, known=start, start=start)
+    assert {one.text for one in data.dev.examples} <= {one.text for one in examples[12:]}
+    file.write_bytes(b"PK")
+    with pytest.raises(Broken, match=mentioning(file)):
+        data_of(train, "classify", store=store, known=start, start=start)
 
 
 def numbers(*values):
@@ -198,7 +215,8 @@ def test_data_by_which_no_score_says_anything_are_named(store, tmp_path):
         tenant = pretend(store, "classify", train, dev)
         assert mentions(warnings_of(store.report(tenant)), *named)
     new = write(tmp_path / "c.jsonl", [{"text": "new", "label": "a"}])
-    assert [count_learned(store, tenant, training_task("classify").read(file)) for file in (train, one, new)] == [20, 1, 0]
+    seen, files = store.seen(tenant).all, map(training_task("classify").read, (train, one, new))
+    assert [sum(hash_of(text) in seen for text in examples) for examples in files] == [20, 1, 0]
 
 
 @pytest.mark.slow
