@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from builder.evaluation.fitting import Cases, fitted, reliability
 from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.learning.bodies import PlotBody
+from builder.store.step import Step
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
 from builder.tasks.tasks import TrainingTask, training_task
@@ -39,15 +41,15 @@ def calibrate_tenant(
         seen = store.seen(tenant)
         texts = UnseenTexts(tenant, file, seen.learned | seen.dev, "a calibration")
         check_delta(tenant, delta)
-        asked = {"texts": texts.digest, "precision": precision.name, "delta": delta}
-        found, report = store.knowledge(tenant), store.report(tenant)
+        found = store.knowledge(tenant)
         if found.students is not None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} is answered by students: those of `classify` are calibrated when they are made, and "
                 "others have no confidence"
             )
-        if found.calibration is not None and (known := report.get("calibration", {})).get("asked") == asked:
-            return known["report"], False
+        step = Step(store, tenant_id, "calibration", {"texts": texts.digest, "precision": precision.name, "delta": delta})
+        if (known := step.done()) is not None:
+            return known, False
         if texts.task.served.is_number and delta is None:
             delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
             if not delta:
@@ -65,8 +67,7 @@ def calibrate_tenant(
             "before": None if texts.task.served.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
             "after": _described(fit.confidences, fit.losses, cases),
         }  # fmt: skip
-        report["calibration"] = {"asked": asked, "report": own}
-        store.save_next(tenant, replace(found, calibration=fit.calibration), report)
+        step.finish(own, partial(store.save_next, tenant, replace(found, calibration=fit.calibration)))
         return own, True
 
 

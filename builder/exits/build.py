@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.exits.thresholds import Chosen, chosen
 from builder.learning.limits import check_seed
 from builder.said import say
-from builder.store.resumable import remove_savepoints, savepoints_of
+from builder.store.step import Step
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example, hash_of, read_unlabelled
@@ -47,7 +48,7 @@ def build_exits(
     that have learned do not learn again. `drops`: points that each plan may lose. `delta`: of numbers, how far an exit's may be
     from the full stack's.
     """
-    with held_tenant(store, tenant_id) as working:
+    with held_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         check_task(tenant.id, tenant.task)
         if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
@@ -56,22 +57,22 @@ def build_exits(
         check_seed(seed)
         # No weight has learned from dev.
         texts = UnseenTexts(tenant, file, store.seen(tenant).learned, PURPOSE, with_labels=False)
-        before, report = store.knowledge(tenant), store.report(tenant)
+        before = store.knowledge(tenant)
         asked = {
             "texts": texts.digest, "precision": precision.name, "drops": list(drops), "delta": delta,
             "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
-        if before.exits is not None and (known := report.get("exits", {})).get("asked") == asked:
-            remove_savepoints(working / "exits")
-            return known["report"], False
+        step = Step(store, tenant_id, "exits", asked)
+        if (known := step.done()) is not None:
+            return known, False
         task = texts.task.unlabelled()
-        learned_from, choosing = _divided(report, tenant, texts)
+        learned_from, choosing = _divided(store.report(tenant), tenant, texts)
         learning, judged = (
             states_of(*opened(store, before, own, device, precision, task), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
         layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
-        folder = savepoints_of(working / "exits", {"version": tenant.version, "learned": len(learned_from), **asked})
+        folder = step.folder(version=tenant.version, learned=len(learned_from))
         heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
         full = before.calibration
@@ -92,11 +93,8 @@ def build_exits(
             "learned_texts": len(learning.rows_of), "texts": len(judged.rows_of), "precision": precision.name,
             "delta": near if task.served.is_number else None, "plans": told,
         }  # fmt: skip
-        report.pop("students", None)
-        report["exits"] = {"asked": asked, "report": own}
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
-        store.save_next(tenant, replace(before, exits=exits, students=None), report)
-        remove_savepoints(working / "exits")
+        step.finish(own, partial(store.save_next, tenant, replace(before, exits=exits, students=None)), without="students")
         return own, True
 
 

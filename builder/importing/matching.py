@@ -29,7 +29,8 @@ from builder.learning.progress import Exam
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import read_json, remove_savepoints, savepoints_of, write_json
+from builder.store.resumable import read_json, write_json
+from builder.store.step import Step
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
 from builder.tasks.examples import Example
@@ -119,7 +120,7 @@ def import_checkpoint(
     Raises `Unlike` if too few answers are the checkpoint's.
     """
     started, layout = time.perf_counter(), matching.layout(store.config)
-    with held_tenant(store, tenant_id) as working:
+    with held_tenant(store, tenant_id):
         domain = options.domain, store.latest(options.domain)
         numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
         asked = {
@@ -127,16 +128,14 @@ def import_checkpoint(
             "checkpoint": digest(folder), "labels": options.labels, "task": options.task, "texts": texts.digest, **numbers,
         }  # fmt: skip
         before = store.tenant(tenant_id)
-        stored = store.report(before) if before is not None else {}
-        is_done = stored.get("asked") == asked
-        if is_done:
-            remove_savepoints(working / "import")  # first: its tenant can be deleted then
+        step = Step(store, tenant_id, "import", asked)
+        if (stored := step.done()) is not None:
             removed_by = f"`hplm tenant delete {tenant_id} --store {store.folder}`"
             _check_agreement(stored, folder, matching, f"it is stored: give --anyway, or remove it by {removed_by}")
-        if before is not None and is_done and options.test is None:
+        if before is not None and stored is not None and options.test is None:
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
-        if refused.exists() and (report := read_json(refused)).get("asked") == asked:
+        if refused.exists() and (report := read_json(refused)).get("asked") == step.asked:
             _check_agreement(report, folder, matching)
         found = family.read(folder, options.labels, options.task)
         before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
@@ -148,17 +147,17 @@ def import_checkpoint(
         def scores(tenant: Model) -> dict[str, Any]:
             return compared(tenant, teacher, tested, reader, labels, task) if tested is not None else {}
 
-        if before is not None and is_done:  # only its scores are new
+        if before is not None and stored is not None:  # only its scores are new
             return before, stored | scores(Model.of_tenant(store, before, device))
         parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
         data = Data(reader, task.unlabelled(), labels, *parts, device)
-        saving = savepoints_of(working / "import", asked)
+        saving = step.folder()
         change, kept = family.change(found, layout)
         tenant = Model.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
         report = {
             "task": found.head.task,
             "imported": origin_of(store, folder, "transformers", store.model),
-            "asked": asked,
+            "asked": step.asked,
             "note": NOTE,
             "distance": round(found.distance, 4),
             "change_held": round(kept, 4),
@@ -172,7 +171,7 @@ def import_checkpoint(
         except Unlike:
             refused.parent.mkdir(exist_ok=True)
             write_json(refused, report)  # the same command need not learn it again
-            remove_savepoints(working / "import")
+            step.clear()
             raise
         version = before.version + 1 if before else 1
         file = TenantFile(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
@@ -184,9 +183,8 @@ def import_checkpoint(
             import_page(report, title, picture)
 
         store.chain(*domain)  # fails if the domain was deleted meanwhile
-        store.save_tenant(file, *tenant.own.stored(), report, draw)
+        step.finish(report, lambda report: store.save_tenant(file, *tenant.own.stored(), report, draw))
         refused.unlink(missing_ok=True)
-        remove_savepoints(working / "import")
         return file, report
 
 

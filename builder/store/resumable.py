@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.said import say
 from hplm.errors import Broken, HplmError
 
 META = "meta.json"
@@ -89,29 +88,6 @@ def put_away(folder: Path) -> None:
             path.unlink()
         else:
             shutil.rmtree(path)
-
-
-def savepoints_of(folder: Path, plan: dict[str, Any], **free: Any) -> Path:
-    """Returns the folder in which a part of a tenant learns, and removes what was learned there by another plan.
-
-    `free`: more of the plan, which may have changed since.
-    """
-    begun = begun_plan(folder)
-    folder.mkdir(exist_ok=True)
-    if begun is None or {**begun, **free} != {**plan, **free}:
-        if begun is not None:
-            what = f"tenant {folder.parent.name}: the interrupted {folder.name}"
-            say(f"{what} had other data or options: what was learned is removed")
-        put_away(folder)
-    write_json(folder / PLAN, {**plan, **free})
-    return folder
-
-
-def remove_savepoints(folder: Path) -> None:
-    """Removes those of a part that is done."""
-    if folder.exists():
-        put_away(folder)
-        folder.rmdir()
 
 
 class Savepoint:

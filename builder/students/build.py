@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate, chain
@@ -16,7 +15,7 @@ from builder.exits.answers import calibration_by
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import PlotBody
 from builder.learning.limits import check_rank
-from builder.store.resumable import remove_savepoints, savepoints_of
+from builder.store.step import Step
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import StudentTeam, served
@@ -42,32 +41,28 @@ def build_students(
     Their teacher is the tenant's full stack. `seen`: files of its training that have moved. `unlabelled`: further texts, of
     which students learn only what the teacher says.
     """
-    with held_tenant(store, tenant_id) as working:
+    with held_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         check(store, tenant_id, tenant.task, options)
         further = UnlabelledTexts([unlabelled]) if unlabelled is not None else None
         if further is not None and not training_task(tenant.task).one_label_a_row:
             raise InvalidInput(f"--unlabelled: tenant {tenant_id!r} has the task {tenant.task}; only classify and tag take it")
-        before, report = store.knowledge(tenant), store.report(tenant)
-        asked = json.loads(json.dumps(asdict(options)))
-        asked |= {"unlabelled": further.digest} if further is not None else {}
-        if before.students is not None and (known := report.get("students", {})).get("asked") == asked:
-            remove_savepoints(working / "students")
-            return known["report"], False
-        train_file, dev_file = _files(tenant, report, seen)
+        before = store.knowledge(tenant)
+        asked = {**asdict(options), **({"unlabelled": further.digest} if further is not None else {})}
+        step = Step(store, tenant_id, "students", asked)
+        if (known := step.done()) is not None:
+            return known, False
+        train_file, dev_file = _files(tenant, store.report(tenant), seen)
         reader, texts = Reader(store, tenant.domain, tenant.domain_version), further.examples if further else []
         labelled = store.seen(tenant).learned | store.seen(tenant).dev
         fresh = [example for example in texts if hash_of(example) not in labelled]
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
         data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, tenant.dtype, tenant, again=True)
-        folder = savepoints_of(working / "students", {"version": tenant.version, **asked})
-        made, told = _made(tenant, data, fresh, options, folder)
+        made, told = _made(tenant, data, fresh, options, step.folder(version=tenant.version))
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
-        report.pop("exits", None)
-        report["students"] = {"asked": asked, "report": told}
-        store.save_next(tenant, replace(before, exits=None, students=made), report, frozenset(map(hash_of, fresh)))
-        remove_savepoints(working / "students")
+        found, hashes = replace(before, exits=None, students=made), frozenset(map(hash_of, fresh))
+        step.finish(told, lambda report: store.save_next(tenant, found, report, hashes), without="exits")
         return told, True
 
 

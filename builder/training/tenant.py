@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
 from builder.said import say
-from builder.store.resumable import begun_plan, put_away, remove_savepoints, savepoints_of
+from builder.store.resumable import begun_plan, put_away
+from builder.store.step import Step
 from builder.store.store import Store, TenantFile, check_name
 from builder.tables.build_folder import held_tenant
 from builder.tables.text_files import digest_of_files
@@ -45,7 +46,7 @@ def build_tenant(
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: see `Teacher`.
     """
-    with held_tenant(store, tenant_id) as working:
+    with held_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
         if (task := task or (before.task if before is not None else None)) is None:
             raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
@@ -66,14 +67,12 @@ def build_tenant(
             "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
             **asdict(options), **taught,
         }  # fmt: skip
-        asked = json.loads(json.dumps(asked))  # as a file returns it
-        begun = begun_plan(saving := working / "training")
-        if before is not None and _is_done(store.report(before), before.version, asked, begun, from_version):
-            remove_savepoints(saving)
+        step = Step(store, tenant_id, "training", asked)
+        if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
             say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
             return before
-        if from_version is None and begun is not None and asked.items() <= begun.items():
-            start = begun["from_version"]
+        if from_version is None and step.begun is not None and step.asked.items() <= step.begun.items():
+            start = step.begun["from_version"]
         else:
             start = chosen_start(store, tenant_id, before, asked["training"], from_version)
         learned = store.tenant_version(tenant_id, start) if start != ANEW else None
@@ -84,7 +83,7 @@ def build_tenant(
             trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
         data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, before, options.dtype, learned)
         version = before.version + 1 if before else 1
-        savepoints_of(saving, {"from_version": start, **asked}, version=version)  # an import may have taken the number since
+        saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
         trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")
         tenant = TenantFile(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
@@ -93,7 +92,7 @@ def build_tenant(
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained)}
         judged = sum(hash_of(example) in data.seen.learned for example in data.dev.examples)
-        report |= {"dev_texts_learned": judged, "asked": asked}
+        report["dev_texts_learned"] = judged
         adapter, head = trained.model.stored()
         size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
         report["bytes"] = size
@@ -104,8 +103,7 @@ def build_tenant(
             tenant_page(report, title, picture)
 
         store.chain(*stands_on)
-        store.save_tenant(tenant, adapter, head, report, draw, data.seen)
-        remove_savepoints(saving)
+        step.finish(report, lambda report: store.save_tenant(tenant, adapter, head, report, draw, data.seen))
         return tenant
 
 
@@ -162,15 +160,10 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
     return said
 
 
-def _is_done(
-    report: dict[str, Any], version: int, asked: dict[str, Any], begun: dict[str, Any] | None, wanted: int | None
-) -> bool:
-    """Returns whether this very command has made the newest version, whose report this is."""
-    known = {name: value for name, value in report.get("asked", {}).items() if (name, value) != ("dropout", 0.0)}  # if older
-    if known != asked:
-        return False
+def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, Any]) -> bool:
+    """Returns whether a command with `wanted` asks for the version that has this report and number."""
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
-        return begun == {"version": version, "from_version": ANEW, **asked}
+        return step.begun == {"version": version, "from_version": ANEW, **step.asked}
     return wanted in (None, report["from_version"])
 
 

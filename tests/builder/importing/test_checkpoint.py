@@ -191,7 +191,7 @@ def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path
 def test_an_import_that_is_killed_at_its_end_and_then_refused_can_be_deleted(store, tmp_path, monkeypatch):
     folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("builder.importing.matching.remove_savepoints", interrupted)
+        patch.setattr("builder.store.step.Step.clear", interrupted)
         imported(store, folder, file, rank=1, least=0)
     with pytest.raises(Unlike, match=mentioning("--least 1", "hplm tenant delete")):
         imported(store, folder, file, rank=1, least=1)

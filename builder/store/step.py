@@ -1,0 +1,66 @@
+"""A step that makes the next version of a tenant: the same call goes on after an interruption, and then changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from builder.said import say
+from builder.store.resumable import PLAN, begun_plan, put_away, write_json
+from builder.store.store import Store
+
+ADDED = ("calibration", "exits", "students")  # to a version that stays: its report has a part for each
+
+
+class Step:
+    def __init__(self, store: Store, tenant_id: str, kind: str, asked: Mapping[str, Any]) -> None:
+        """`kind`: the name of its folder, and of its part of a report. `asked`: all that changes what is made."""
+        self.asked: dict[str, Any] = json.loads(json.dumps(asked))  # as a file returns it
+        before = store.tenant(tenant_id)
+        self._report = store.report(before) if before is not None else {}
+        self._kind, self._saving = kind, store.tenant_work_folder(tenant_id) / kind
+        self.begun = begun_plan(self._saving)  # by an interrupted call
+
+    def done(self, is_meant: Callable[[dict[str, Any]], bool] = lambda report: True) -> dict[str, Any] | None:
+        """Returns what the step has reported if it has made the newest version. Removes what a kill at its end has left.
+
+        `is_meant`: asked of the report.
+        """
+        stored = self._report.get(self._kind, {}) if self._kind in ADDED else self._report
+        if stored.get("asked") != self.asked or not is_meant(stored):
+            return None
+        self.clear()
+        return stored["report"] if self._kind in ADDED else stored
+
+    def folder(self, *, free: Mapping[str, Any] | None = None, **plan: Any) -> Path:
+        """Returns the folder of its savepoints, and removes those of another plan.
+
+        `plan`: what they depend on beside `asked`. `free`: more of the plan, which may have changed since.
+        """
+        plan, free = {**plan, **self.asked}, free or {}
+        self._saving.mkdir(exist_ok=True)
+        if self.begun is None or {**self.begun, **free} != {**plan, **free}:
+            if self.begun is not None:
+                what = f"tenant {self._saving.parent.name}: the interrupted {self._kind}"
+                say(f"{what} had other data or options: what was learned is removed")
+            put_away(self._saving)
+        write_json(self._saving / PLAN, {**plan, **free})
+        return self._saving
+
+    def finish(self, told: Mapping[str, Any], save: Callable[[dict[str, Any]], object], without: str = "") -> None:
+        """Saves the version by `save`, which gets its report, and removes the savepoints.
+
+        `told`: the report of this step. `without`: another one, whose result the version lacks.
+        """
+        own = {"asked": self.asked, **({"report": told} if self._kind in ADDED else told)}
+        kept = {name: part for name, part in self._report.items() if name != without}
+        save({**kept, self._kind: own} if self._kind in ADDED else own)
+        self.clear()
+
+    def clear(self) -> None:
+        """Removes the savepoints."""
+        if self._saving.exists():
+            put_away(self._saving)
+            self._saving.rmdir()
