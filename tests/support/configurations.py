@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from builder.publish.export import export
@@ -17,6 +18,7 @@ from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenants
 from testing.toy import CONFIG, DOMAINS, TENANTS, make_chat
 from tests.backbones import CUT, make_two, placement_of_two
+from tests.fixtures import RELEASES, unpack
 from tests.server.plain_models import ECHO, add_model
 from tests.tasks import make_tasks
 
@@ -105,6 +107,13 @@ def _bare(folder: Path) -> Built:
     return Built(folder / "repository", {})
 
 
+def _release(archive: Path, folder: Path) -> Built:
+    """What a release has exported, with its registry."""
+    unpack(archive, folder)
+    return Built(folder / "repository", {"toy": Store(folder / "store")})
+
+
 CONFIGS: dict[str, Callable[[Path], Built]] = {
     "toy": _toy, "chat": _chat, "precisions": _precisions, "group": _group, "bare": _bare,
+    **{archive.name: partial(_release, archive) for archive in RELEASES},
 }  # fmt: skip
