@@ -129,8 +129,6 @@ class Importer:
                 )
         if not is_checkpoint(folder):
             return None
-        if options.new_domain is not None:
-            raise InvalidInput(f"{folder} is a whole checkpoint, whose lower layers no table can take: leave --as-domain out")
         store.latest(options.domain)  # refuses an unknown one
         own = folder / OWN_TEXTS
         if (texts := UnlabelledTexts([own]) if own.exists() else self._texts) is None:

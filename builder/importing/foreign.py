@@ -1,4 +1,4 @@
-"""Adapters of other libraries in one form: the changes of each layer and projection, and a head. Reads their files."""
+"""An adapter that another library saved: the changes of each layer and projection, and a head. Reads its files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hplm.model.config import BackboneConfig
 from hplm.model.original import check_finite
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+LEAVE_OUT = "layers_to_transform=[...]"
 WRITTEN = "give --from the folder that the library's own save function wrote, or save it again"
 
 Parts = dict[str, Tensor]
@@ -39,12 +40,8 @@ class Foreign:
     """An adapter that another library saved."""
 
     source: Path  # the file of its tensors
-    library: str
     base: str | None  # the model it was trained on, as its library names it
-    kind: str
-    function: str  # inside a bottleneck
     changes: Changes  # of the whole model's layers
-    leave_out: str  # the library's option that leaves the lower layers unchanged
     head: ForeignHead | None = None  # None: it generates text
 
     def halves(self, config: BackboneConfig) -> tuple[Changes, Changes]:
@@ -53,11 +50,11 @@ class Foreign:
         if (last := max(self.changes, default=0)) >= lower + config.upper_layers:
             raise InvalidInput(
                 f"{self.source} changes layer {last}, but backbone {config.name!r} has {lower} lower and {config.upper_layers} "
-                f"upper layers: import into a store that keeps all layers of the model, or train again with {self.leave_out}"
+                f"upper layers: import into a store that keeps all layers of the model, or train again with {LEAVE_OUT}"
             )
         for layer, own in self.changes.items():
             for place, rank in _ranks(own).items():
-                if (layout := adapter_layout(config, self.kind, rank, (place,))) is None:
+                if (layout := adapter_layout(config, "lora", rank, (place,))) is None:
                     raise InvalidInput(f"{self.source} has an adapter of rank 0 in layer {layer}: save the adapter again")
                 check_shapes(own, layout, config, self.source, f"layer {layer}")
         below = {layer: own for layer, own in self.changes.items() if layer < lower}
@@ -80,7 +77,7 @@ def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tup
     """
     ranks = [(place, rank) for own in upper.values() for place, rank in _ranks(own).items()]
     places = tuple(place for place in GATED_PROJECTIONS if place in dict(ranks))
-    layout = adapter_layout(config, found.kind, max((rank for _, rank in ranks), default=0), places, found.function)
+    layout = adapter_layout(config, "lora", max((rank for _, rank in ranks), default=0), places)
     if layout is None:
         return None
     layers = [{name: torch.zeros(shape) for name, shape in layout.shapes.items()} for _ in range(layout.layers)]
@@ -91,7 +88,7 @@ def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tup
 
 
 def _ranks(own: Parts) -> dict[str, int]:
-    return {name.partition("/")[0]: len(tensor) for name, tensor in own.items() if name.endswith(("/a", "/down"))}
+    return {name.partition("/")[0]: len(tensor) for name, tensor in own.items() if name.endswith("/a")}
 
 
 def storable(tensors: Mapping[str, Tensor], layout: Layout, source: Path) -> dict[str, Tensor]:

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Parts, accepted, grouped, read_json, tensor_file
+from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Parts, accepted, read_json
 from builder.tasks.tasks import training_task
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
-from hplm.model.layer import ACTIVATIONS
 from hplm.model.original import silent_transformers, weights_of
 from hplm.tasks import find_task
 
@@ -24,12 +23,9 @@ TASK_OF_PROBLEM = {
     "multi_label_classification": "multilabel",
     "regression": "regress",
 }
-IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks for which these libraries save heads
+IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks whose heads can be imported
 TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}  # of peft
-HEAD_TASKS = {"classification": "classify", "multilabel_classification": "multilabel", "tagging": "tag"}  # of adapters
-HEAD = r"heads\..+\.(\d+)\.(weight|bias)"  # names of its tensors, whose number also counts layers without weights
 POOLER = r"(?:bert\.)?pooler\.dense"
-FUNCTIONS = {name: name for name in ACTIVATIONS} | {"swish": "silu"}  # by their names in these libraries
 
 Linear = tuple[Tensor, Tensor | None]  # the weight and the bias of a layer
 
@@ -69,42 +65,6 @@ def peft_head(
     return classifier(path, source, (weight, bias), trained, task, labels, pooler)
 
 
-def hub_head(folder: Path, model: str, task: str | None) -> ForeignHead:
-    """Reads the head that was saved beside an adapter: layers of `adapters`, or one of transformers' own classes."""
-    path = folder / "head_config.json"
-    stored = read_json(path, "save the head with the adapter, save_adapter(..., with_head=True)")
-    source = tensor_file(folder, ("model_head.safetensors", "pytorch_model_head.bin"))
-    layers, others = grouped(source, HEAD, {"weight"})
-    linears = [(layers[number]["weight"], layers[number].get("bias")) for number in sorted(layers, key=int)]
-    if (config := stored.get("config")) is None:  # of transformers' own classes
-        way_out = f"train a {' or '.join(TASK_OF_CLASS)}"
-        trained = TASK_OF_CLASS[accepted(stored, "model_class", (None, *TASK_OF_CLASS), way_out, path)]
-        wrong = others.keys() ^ {"classifier.weight", "classifier.bias"} | {f"layer {number}" for number in layers}
-    else:
-        way_out = f"train a head for {' or '.join(HEAD_TASKS)}"
-        trained = HEAD_TASKS[accepted(config, "head_type", (None, *HEAD_TASKS), way_out, path)]
-        wrong = others.keys() | set([] if layers else ["a layer"])
-    if wrong:
-        raise InvalidInput(f"{source} lacks, or has beyond what {path} says: {', '.join(sorted(wrong))}. Save the head again")
-    if config is None:
-        linear = (others["classifier.weight"], others["classifier.bias"])
-        return classifier(path, source, linear, trained, task, numbered_labels(stored), lambda: _base_pooler(model, path))
-    if trained == "classify" and len(linears[-1][0]) == 1:
-        trained = "regress"  # `adapters` has no other head for regression
-    task, function = chosen_task(task, trained, path), None
-    pooled = bool(config.get("use_pooler"))
-    if (count := len(linears) + pooled) > 2:
-        raise InvalidInput(
-            f"{path}: layers={len(linears)} with use_pooler={pooled} makes {count} layers, ours have at most two: train a head "
-            "with fewer"
-        )
-    if pooled:
-        linears, function = [_base_pooler(model, path), *linears], "tanh"
-    elif count == 2:
-        function = known_function(config, "activation_function", path)
-    return ForeignHead(source, task, head_of(*linears), function, numbered_labels(config))
-
-
 def classifier(
     path: Path, source: Path, linear: Linear, trained: str | None, given: str | None, labels: list[str] | None,
     first: Callable[[], Linear], function: str = "tanh",
@@ -131,14 +91,6 @@ def _base_pooler(model: str, why: Path) -> Linear:
     except InvalidInput as error:
         raise InvalidInput(f"{why} reads the pooler of {model!r}, which the store was made from. {error}: {way_out}") from error
     return pooler.dense.weight.detach(), pooler.dense.bias.detach()
-
-
-def known_function(config: Mapping[str, Any], option: str, path: Path) -> str:
-    """Returns our name of a function."""
-    if (name := str(config.get(option) or "").lower()) not in FUNCTIONS:
-        wrong = f"{option}={name!r} is not supported" if name else f"it names no {option}"
-        raise InvalidInput(f"{path}: {wrong}: train with one of {', '.join(FUNCTIONS)}")
-    return FUNCTIONS[name]
 
 
 def numbered_labels(stored: Mapping[str, Any]) -> list[str] | None:

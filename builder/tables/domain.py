@@ -51,27 +51,18 @@ def build_domain(
 
     The same call after an interruption continues the build, and after its end changes nothing.
     """
-    adapt = partial(_adapt, store, (name, 1), options, budget, device)
-    return first_version(store, name, corpus, options, asdict(budget), adapt, device)
-
-
-def first_version(
-    store: Store, name: str, corpus: list[Path], options: DomainOptions, way: dict[str, Any], adapt: Adapt, device: torch.device
-) -> Table:
-    """Builds the first version of a domain, as above. `way`: the options of `adapt`, for the plan."""
     check_name("domain", name)
     if not store.config.lower_layers:
         raise InvalidInput(f"backbone {store.config.name!r} has no lower layers, whose tables make a domain: use its root")
     working = store.work_folder(name, 1)
     with held(working, f"domain {name!r}"):
         parent = (options.parent, parent_version_begun(store, (name, 1), options.parent) or store.latest(options.parent))
-        plan = {"parent version": parent[1], **asdict(options), **way}
+        plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
         if store.versions(name):
             if (table := finished(store, (name, 1), corpus, plan)) is not None:
                 return table
             raise InvalidInput(
-                f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another name "
-                "(--name, or --as-domain of an import)"
+                f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
         with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
             if not store.has_lower(name, 1):
@@ -80,6 +71,7 @@ def first_version(
             store.save_origin(name, 1, corpus, build.plan)
             keep = chosen_keep(counts, root=False, keep=options.keep)
             spec = table_spec(store.config, name, 1, parent, options.dtype, counts.tokens)
+            adapt = partial(_adapt, store, (name, 1), options, budget, device)
             return _tabulated(store, build, spec, counts, keep, parent, adapt, device)
 
 

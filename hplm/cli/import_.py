@@ -1,5 +1,4 @@
-"""`hplm import`: makes tenants in a store from adapters that `peft` or AdapterHub's `adapters` saved, and from checkpoints that
-were fine-tuned in full."""
+"""`hplm import`: makes tenants in a store from LoRAs that `peft` saved, and from checkpoints that were fine-tuned in full."""
 
 from __future__ import annotations
 
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import (
-    CORPUS,
     Device,
     Json,
     Seed,
     StoreFolder,
-    TableDtype,
     TaskName,
     Words,
     about,
@@ -25,13 +22,12 @@ from hplm.cli.options import (
     refuse_given,
 )  # fmt: skip
 from hplm.errors import InvalidInput
-from hplm.options import MIN_TOKENS
 
 if TYPE_CHECKING:
     from builder.importing.folders import Folders, Importer
     from builder.store.store import Store
 
-FROM = "folders that peft, adapters or transformers saved, or a folder with such folders in it"
+FROM = "folders that peft or transformers saved, or a folder with such folders in it"
 
 
 @Parameter(name="*", group="For one folder")
@@ -69,23 +65,8 @@ class Matching:
     seed: Seed = 0
 
 
-@Parameter(name="*", group="For a LoRA that changes lower layers")
-@dataclass(frozen=True)
-class NewDomain:
-    """The options of a new domain."""
-
-    as_domain: str | None = None
-    """merge these changes into a new domain of this name below --domain, with a table of --corpus"""
-    corpus: Annotated[tuple[Path, ...], about(CORPUS)] = ()
-    keep: float | None = None
-    """share of the different windows to store, as for `hplm build domain`, also by default"""
-    dtype: TableDtype = "fp16"
-    min_tokens: int = MIN_TOKENS
-    """refuse a corpus of fewer tokens"""
-
-
 CHECKPOINTS = Parameter(group="For checkpoints")
-ONE_FOLDER, MATCHING, NO_DOMAIN = OneFolder(), Matching(), NewDomain()
+ONE_FOLDER, MATCHING = OneFolder(), Matching()
 
 
 def import_(
@@ -93,8 +74,7 @@ def import_(
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
     at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
-    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING, new: NewDomain = NO_DOMAIN,
-    json: Json = False,
+    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING, json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
 
@@ -107,19 +87,13 @@ def import_(
     :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
     :param lower: number of layers of that root which tables replace (default: half, as for `hplm build root`)
     """
-    if bool(new.as_domain) != bool(new.corpus):
-        raise InvalidInput("--as-domain NAME and --corpus FILE... need each other: give both or neither")
-    if not new.as_domain:
-        refuse_given("works only with --as-domain, which builds a table: leave it out", new)
     if root is None:
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, Unbuilt, named
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
-    from builder.importing.tenant import NewDomain as Domain
     from builder.store.resumable import PLAN
-    from builder.tables.domain import DomainOptions
     from hplm.cli.build import Table
     from hplm.cli.build import root as build_root
     from hplm.cli.export import export
@@ -136,14 +110,12 @@ def import_(
         refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
     if len(found) > 1:
         reason = f"works for one folder, and {len(found)} are given: leave it out"
-        refuse_given(reason, one, as_domain=new.as_domain)
+        refuse_given(reason, one)
     if at_once < 1:
         raise InvalidInput(f"--at-once {at_once}: give 1 or more")
     matched = MatchingOptions(**asdict(matching))
-    wanted = DomainOptions(new.keep, dtype=new.dtype, min_tokens=new.min_tokens)
-    made = Domain(new.as_domain, [*new.corpus], wanted) if new.as_domain else None
     labels = [*one.labels] if one.labels is not None else None
-    options = ImportOptions(domain, labels, one.task, made, one.test)
+    options = ImportOptions(domain, labels, one.task, one.test)
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
     to_build = None if is_built else root
     if to_build is not None:
@@ -199,10 +171,6 @@ def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dic
             f"the adapter was trained on {came['trained_on']}, the store was made from {came['store_made_from']}; "
             f"{report['note']}"
         )
-    if "merged" in report:
-        merged = report["merged"]
-        layers = ", ".join(map(str, merged["layers"]))
-        print(f"domain {merged['domain']}, lower layers {layers} merged: {merged['ngrams']:,} n-grams, {merged['mb']:,.1f} MB")
     for where, scores in report.get("test", {}).items():
         told = (f"{name} {value:.3f}" for name, value in scores.items() if isinstance(value, float))
         print(f"{where}: {', '.join(told)}, over {scores['rows']:,} rows")

@@ -9,7 +9,6 @@ import pytest
 
 from builder.exits.build import build_exits
 from builder.importing.plain import save_checkpoint
-from builder.importing.tenant import ImportOptions, NewDomain, import_tenant
 from builder.learning.bodies import PlotBody
 from builder.learning.limits import Budget
 from builder.store import resumable
@@ -35,7 +34,7 @@ from hplm.plot.keys import KeySpace
 from testing.random_store import random_tenant
 from tests.builder.checkpoints import SIZES, same, save_base, save_bert, save_tokenizer
 from tests.builder.importing import stores as imports
-from tests.builder.importing.stores import FIXTURES, LABELS
+from tests.builder.importing.stores import LABELS
 from tests.builder.stores import NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
 from tests.builder.training.small_tenants import CUT, learn, made, pretend, unexpected, write
@@ -106,13 +105,6 @@ def students(folder, given):
     return lambda target: build_students(copied(ready, target), "acme", STUDENTS, DEVICE, unlabelled=more)
 
 
-def imported(folder, given):
-    ready, text = Store(given("imported")), corpus(folder, 1)
-    options = ImportOptions(labels=LABELS, new_domain=NewDomain("low", [text], SMALL))
-    lower = FIXTURES / "peft-lower"
-    return lambda target: import_tenant(copied(ready, target), "acme", lower, options, DEVICE)
-
-
 def exits(folder, given):
     """The next version of a tenant, as a calibration makes one too."""
     ready, texts = given("tasks").store, write(folder / "texts.jsonl", ({"text": line} for line in some_lines(120, 1)))
@@ -176,7 +168,7 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 4, counted: 50, domain: 20, root: 13, tenant: 3, exits: 6, students: 6, imported: 20,
+    tokenised: 4, counted: 50, domain: 20, root: 13, tenant: 3, exits: 6, students: 6,
     anew: 50, exported: 1, deleted: 5, unpacked: 5,
 }  # fmt: skip
 

@@ -9,7 +9,6 @@ from builder.store.store import TenantFile
 from hplm.cli.main import main
 from testing.random_store import random_store
 from testing.toy import CHAT, CONFIG
-from tests.builder.importing.stores import FIXTURES
 from tests.cli.commands import refused
 from tests.placement.problems import write_problem
 from tests.support.message import mentions
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.slow
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 NAMES = ("", "Acme", "a/b", "../x", "-a", "a" * 65, "ü")  # which are not safe as folders
 NO_STUDENTS = ("--students 17", "--rank 0", "--rank 33", "--learning-rate 0", "--layers 0", "--layers 3")
-LORA, LOWER = FIXTURES / "adapters-lora-tag", FIXTURES / "peft-lower"
 IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
 
 
@@ -109,9 +107,7 @@ STORES = [
     ("{chat} --from-version 0", ["--from-version"]),
     ("{chat} --rank 8 --epochs 2", ["--rank", "--epochs"]),
     ("{chat} --dtype fp16", ["--dtype"]),
-    ("{import} " + f"{LORA} --keep 0 --min-tokens 0", ["--keep", "--min-tokens", "--as-domain"]),
     ("{import} {tmp}/whole --texts x.txt", ["--from {tmp}/whole", "config.json", "adapter_config.json"]),
-    ("{import} " + f"{LOWER} --as-domain low", ["--as-domain", "--corpus"]),
     ("{evaluate} --against bigger", ["--against", "'bigger'", "dedicated"]),
     ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
     ("{evaluate} --train gone.jsonl", ["--train", "--against"]),

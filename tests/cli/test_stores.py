@@ -107,7 +107,7 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     assert "/Two!) refused" in said.err and "tenants imported: 1; folders refused: 1" in said.out
     assert "importing: 100%" in said.err and "looking up" not in said.err, "one bar for all"
     assert "next: hplm export" in said.out
-    assert mentions(refused(capsys, *command[:-1], FIXTURES / "adapters-double", "--rank", 3), "--rank", "checkpoints")
+    assert mentions(refused(capsys, *command[:-1], FIXTURES / "peft-pooler", "--rank", 3), "--rank", "checkpoints")
     assert mentions(refused(capsys, *command, *matching, "--id", "acme"), "--id", "2 are given")
     assert mentions(refused(capsys, *command, *matching, "--root", "other"), "--root other", "made from")
     assert mentions(refused(capsys, *command, *matching, "--task", "tag"), "--task", "one folder")
@@ -139,19 +139,13 @@ def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monke
     assert mentions(refused(capsys, *command, "--lower", 1), "--lower", "--root")
 
 
-def test_an_adapter_becomes_a_tenant_and_one_on_every_layer_a_domain_as_well(tmp_path, capsys):
-    command = ["import", "--store", make_imported_store(tmp_path), "--device", "cpu"]
-    answer = run(capsys, *command, "--id", "acme", "--from", FIXTURES / "adapters-lora-tag")
+def test_an_adapter_becomes_a_tenant_scored_as_it_will_be_served(tmp_path, capsys):
+    command = ["import", "--store", make_imported_store(tmp_path), "--device", "cpu", "--labels", ",".join(LABELS)]
+    answer = run(capsys, *command, "--id", "acme", "--from", FIXTURES / "peft-tag-patterns")
     assert (answer["tenant"], answer["version"], answer["domain"], answer["task"]) == ("acme", 1, "root", "tag")
-    assert (answer["adapter"], answer["rank"], answer["labels"]) == ("lora", 4, LABELS)
-    given = [*command, "--id", "beta", "--from", FIXTURES / "peft-lower", "--labels", ",".join(LABELS)]
-    assert mentions(refused(capsys, *given), "--as-domain", "--corpus")
+    assert (answer["adapter"], answer["labels"]) == ("lora", LABELS)
     test = tmp_path / "test.jsonl"
     test.write_text("\n".join(json.dumps({"text": text, "label": "red"}) for text in some_lines(5, seed=5)))
-    domain = ["--as-domain", "low", "--corpus", corpus(tmp_path, 1), "--min-tokens", 1]
-    lines = printed(capsys, *given, *domain, "--test", test).splitlines()
-    assert mentions(lines[0], "beta", 1, "lora", 2, 3, "peft LoRA") and mentions(lines[1], "tiny-bert")
-    assert mentions(lines[2], "low", "0, 1", "MB")
-    assert mentions(lines[3], "root", "accuracy") and mentions(lines[4], "low", "accuracy") and len(lines) == 6
-    assert mentions(lines[5], "hplm export", command[2], "hplm serve")
-    assert {tenant.id: tenant.domain for tenant in Store(command[2]).tenants()} == {"acme": "root", "beta": "low"}
+    lines = printed(capsys, *command, "--id", "beta", "--from", FIXTURES / "peft-pooler", "--test", test).splitlines()
+    assert mentions(lines[0], "beta", 1, "lora", 3, "peft LoRA") and mentions(lines[1], "tiny-bert")
+    assert mentions(lines[2], "root", "accuracy") and mentions(lines[3], "hplm export", command[2], "hplm serve")

@@ -184,7 +184,7 @@ def placement(work: Path, take: Taken) -> Made:
 
 
 def imported(work: Path, take: Taken) -> Made:
-    for name in ("peft-tag-patterns", "adapters-double", "adapters-lora-tag"):
+    for name in ("peft-tag-patterns", "peft-pooler"):
         shutil.copytree(SAVED / name, work / "saved" / name, ignore=shutil.ignore_patterns("expected.json"))
 
     def read(name: str) -> None:
@@ -253,8 +253,8 @@ READERS = {
     "store": Reader(store, 6, tuple(("store.json", data) for data in (b"null", b"{", b"[]", b'{"format": 2}')),
         r".*\.(json|safetensors)"),
     "placement": Reader(placement, 60, by_users=True),
-    "import": Reader(imported, 25, (("adapters-lora-tag/adapter.safetensors", b""),
-        ("adapters-double/pytorch_adapter.bin", b".")), by_users=True),
+    "import": Reader(imported, 25, (("peft-pooler/adapter_model.safetensors", b""),
+        ("peft-tag-patterns/adapter_model.bin", b".")), by_users=True),
     "labelled": Reader(labelled, 100, by_users=True),
     "corpus": Reader(corpus, 100, by_users=True),
     "trace": Reader(trace, 80, (("trace.jsonl", b'{"arrival": [0], "tokens": 3}'), ("trace.jsonl", b"\x82"),

@@ -1,6 +1,6 @@
 """A store made from the BERT that the fixtures' adapters were trained on, and changed copies of fixtures.
 
-`adapters` 1.3.0 and `peft` 0.21.2 wrote the fixtures (`git show 7ea83ed6:tests/builder/importing/make_fixtures.py`).
+`peft` 0.21.2 wrote the fixtures (`git show 7ea83ed6:tests/builder/importing/make_fixtures.py`).
 Beside each adapter, expected.json has what its library computes: hidden states entering the layers, at the split and at the
 end, and the logits.
 """
@@ -50,10 +50,9 @@ def changed(folder: Path, name: str, file: str = "", change: dict[str, Any] | by
 
 
 def put(path: Path, **fields: object) -> None:
-    """Writes fields into a JSON file. AdapterHub's are one level deeper."""
+    """Writes fields into a JSON file."""
     stored = json.loads(path.read_text()) if path.exists() else {}
-    (stored.get("config") or stored).update(fields)
-    path.write_text(json.dumps(stored))
+    path.write_text(json.dumps(stored | fields))
 
 
 def put_tensors(path: Path, **tensors: Any) -> None:

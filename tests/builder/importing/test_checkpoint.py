@@ -22,7 +22,7 @@ from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Imported, Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.tenant import ImportOptions, NewDomain
+from builder.importing.tenant import ImportOptions
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root
@@ -39,7 +39,7 @@ from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
-from tests.builder.stores import SMALL, add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
+from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
@@ -376,7 +376,8 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
         return stat(path, **options)
 
     monkeypatch.setattr(os, "stat", denied)  # the super-user may read all
-    shutil.copytree(FIXTURES / "adapters-double", folder / "adapter")
+    lora = shutil.copytree(FIXTURES / "peft-everywhere", folder / "adapter")
+    (lora / "config.json").write_text(json.dumps({"id2label": dict(enumerate(LABELS))}))
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
     assert [one.refused for one in importer.plan(named([folder]))] == [one.refused for one in found]
@@ -440,7 +441,6 @@ def test_a_plan_refuses_what_an_import_does_with_the_same_words(store, tmp_path)
         check("acme", own, "'acme'", own, folder, "--id", is_named=False)
     check("new", folder, "'bio'", domain="bio")
     check("new", folder, "--texts", given=None)
-    check("new", folder, "--as-domain", new_domain=NewDomain("low", [corpus(tmp_path, 1)], SMALL))
     check("acme", folder, "'acme'", "classify", "multilabel", task="multilabel")
     check("acme", other, "'acme'", "'red'", "'a'")
     check("acme", tags, "'acme'", "classify", "tag")

@@ -94,7 +94,7 @@ def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
 def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, capsys):
     store = Store(shutil.copytree(imported, tmp_path / "store"))
     import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), DEVICE)
-    import_tenant(store, "hub", FIXTURES / "adapters-double", ImportOptions(), DEVICE)
+    random_tenant(store, TenantFile("hub", 1, "root", 1, "classify", LABELS, 4), 0.3, seed=1)
     command = ["tenant", "export", "--store", store.folder, "--to", tmp_path / "out"]
     lines = printed(capsys, *command, "luna", "--texts", texts(tmp_path, 60)).splitlines()
     assert mentions(lines[0], "luna", 1) and mentions(lines[1], "%", "60")

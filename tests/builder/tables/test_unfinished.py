@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from builder.importing.tenant import NewDomain
 from builder.learning.limits import Budget
 from builder.store.store import Store
 from builder.tables.build_folder import held
@@ -101,7 +100,7 @@ def test_a_root_stores_the_absolute_path_of_its_model(tmp_path, monkeypatch):
         build(NO_TIME, DEVICE)
 
 
-@pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions, partial(NewDomain, "low", [])])
+@pytest.mark.parametrize("options", [RootOptions, DomainOptions, UpdateOptions, TrainingOptions])
 def test_a_wrong_seed_or_share_is_refused_before_any_work(options):
     wrong = {"seed": (-1, 2**64), "keep": (-0.1, 1.5, float("nan"))}
     for name in wrong.keys() & inspect.signature(options).parameters:
