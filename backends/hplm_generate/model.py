@@ -23,7 +23,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.request.answers import End, Outputs, Reply, strings
 from hplm.server.inherited import restarts
-from hplm.tenants.arrival import CANCEL, PROMPT, Arrivals, Mark
+from hplm.tenants.arrival import Arrivals, Mark
 from hplm.tenants.authorize import LIST
 from hplm.threads import repeat
 
@@ -36,15 +36,9 @@ WELL = {"text_output": strings([b"ok"])}
 class Answer(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
-    def __init__(
-        self, sender: replies.Sender, model: replies.Model, count: Callable[[End | str], None], form: bytes, name: str
-    ) -> None:
-        """`model` sends errors. `count` is called once, with the answer's end or the word of the error that the client got.
-
-        `name`: of a prompt that the model `hplm` has forwarded.
-        """
+    def __init__(self, sender: replies.Sender, model: replies.Model, count: Callable[[End | str], None], form: bytes) -> None:
+        """`model` sends errors. `count` is called once, with the answer's end or the word of the error that the client got."""
         super().__init__(form, self._say, sender.defer)
-        self.name = name
         self.sender, self._model = sender, model
         self._count = count
         self.ended = False
@@ -87,8 +81,7 @@ class TritonPythonModel(replies.Model):
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._client = DecoderClient([self._folder], self._parameters, self._state, [self._meter])
         self._publish(self._meter, self._parameters["backbone"])
-        self._mark = Mark(os.getppid())
-        self._arrivals = Arrivals(self._mark)
+        self._arrivals = Arrivals(Mark(os.getppid()))
         self._open: dict[Answer, None] = {}
         self._ending = threading.Event()
         self._looking = repeat(self._look_for_cancelled, "cancelled")
@@ -100,13 +93,8 @@ class TritonPythonModel(replies.Model):
         self._client.workers.check()
         return WELL
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> Answer | None:
-        """Returns the request if its prompt is to be passed on, or raises if it was not taken."""
-        forwarded = self._mark.is_on(given)
-        if forwarded and CANCEL in given:
-            self._cancel(str(given[CANCEL]))
-            sender.answer(WELL)
-            return None
+    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> Answer:
+        """Returns the request, whose prompt is to be passed on, or raises if it was not taken."""
         inputs = replies.inputs_of(request)
         strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))
         text, messages, sampling = (own[0] if own is not None else None for own in strings)
@@ -124,21 +112,14 @@ class TritonPythonModel(replies.Model):
             request.timeout(),
             self._arrivals.arrival_ns(given, received_ns),
         )
-        name = str(given.get(PROMPT, "")) if forwarded else ""
         lists = given.get(LIST) is True  # tenants: not counted, as it generates nothing and may ask each decoder in turn
         count = _ignored if lists else partial(self._count_end, asked.arrival_ns)
-        answer = Answer(sender, self, count, asked.packed(), name)
+        answer = Answer(sender, self, count, asked.packed())
         self._open[answer] = None
         return answer
 
     def _submit(self, accepted: list[Answer]) -> None:
         self._client.submit(accepted)
-
-    def _cancel(self, name: str) -> None:
-        """Cancels a prompt of the model `hplm`. Triton does not say here that its client has gone."""
-        for answer in list(self._open):
-            if answer.name == name:
-                self._client.cancel(answer)
 
     def finalize(self) -> None:
         self._client.close()

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from hplm_client.errors import (
     ConnectionFailed,
     HplmClientError,
     LateAnswer,
+    NoBackbone,
     NoTenant,
     SafeToRetry,
     advising,
@@ -66,7 +67,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
             wire.encoded("backbone", backbone)
         self._named = backbone
         self._encoder: str | None = None  # both are found on first use, if no backbone was named
-        self._decoder: str | None = None
+        self._decoders: list[str] = []
         self._closed = False
         self._begin()
 
@@ -225,12 +226,10 @@ class Calls(Generic[One, Many, Whole, Parts]):
         transport = self._transport()
 
         async def attempt(attempts: Attempts) -> tuple[Outputs, AsyncGenerator[Outputs]]:
-            backbone = await self._find_decoder(attempts.network_s)
-            responses = _asked(transport, backbone, prompt, attempts)
-            with (
-                generation.before_the_first_part(prompt, backbone),
-                advising(OF_AN_ENCODER, "an encoder answers, so use infer"),
-            ):
+            backbone = await self._find_decoder(prompt.tenant, prompt.key, attempts.network_s)
+            timeout_us, seconds = attempts.timeout_us, attempts.network_s
+            responses = transport.generate(backbone, prompt, timeout_us, seconds, attempts.part_s)
+            with advising(OF_AN_ENCODER, "an encoder answers, so use infer"):
                 return generation.begun(await anext(responses, None), backbone), responses
 
         first, responses = await self._repeated(attempt, self._settings.attempts(deadline_ms))
@@ -266,7 +265,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
         refused: NoTenant | None = None
         for backbone, is_decoder in await self._listing():
             try:
-                found += await self._listed(backbone, is_decoder, tenant, key)
+                found += await self._listed(backbone, is_decoder, tenant, key, self._settings.network_timeout)
             except NoTenant as error:
                 refused = error
         if refused is not None and not found:
@@ -284,8 +283,10 @@ class Calls(Generic[One, Many, Whole, Parts]):
             decoders = [name for name in others if generation.reads_prompts(await transport.metadata(name, seconds))]
         return [*((name, False) for name in wire.backbones_in(statistics)), *((name, True) for name in decoders)]
 
-    async def _listed(self, backbone: str, is_decoder: bool, tenant: str | None, key: str | None) -> list[Tenant]:
-        transport, seconds = self._transport(), self._settings.network_timeout
+    async def _listed(
+        self, backbone: str, is_decoder: bool, tenant: str | None, key: str | None, seconds: float
+    ) -> list[Tenant]:
+        transport = self._transport()
         if not is_decoder:
             try:
                 return wire.listed_in(
@@ -304,26 +305,22 @@ class Calls(Generic[One, Many, Whole, Parts]):
         if self._encoder is None:
             with listing("backbones"):
                 names = wire.backbones_in(await transport.statistics(seconds))
-            self._encoder = wire.only(names, "backbone", ", which is a model with a -lookup and an -upper model")
+            self._encoder = wire.only(names)
         return self._encoder
 
-    async def _find_decoder(self, seconds: float) -> str:
+    async def _find_decoder(self, tenant: str, key: str | None, seconds: float) -> str:
+        """Returns the decoder to ask for a tenant: the named or only one, else the first that lists the tenant."""
         transport, seconds = self._transport(), min(seconds, self._settings.network_timeout)
-        if self._named is not None:
+        if self._named is not None and self._named != wire.ALIAS:
             return self._named
-        if self._decoder is None:
+        if not self._decoders:
             with listing("models"):
                 names = wire.others_in(await transport.statistics(seconds))
-                found = [name for name in names if generation.reads_prompts(await transport.metadata(name, seconds))]
-            self._decoder = wire.only(found, "decoder", ": only decoders generate text")
-        return self._decoder
-
-
-async def _asked(transport: Transport, backbone: str, prompt: Prompt, attempts: Attempts) -> AsyncGenerator[Outputs]:
-    timeout_us, seconds = attempts.timeout_us, attempts.network_s
-    if prompt.goes_by_infer(backbone):
-        yield generation.outputs_in(await transport.infer(backbone, prompt.request(), timeout_us, seconds))
-        return
-    async with aclosing(transport.generate(backbone, prompt, timeout_us, seconds, attempts.part_s)) as responses:
-        async for response in responses:
-            yield response
+                self._decoders = [name for name in names if generation.reads_prompts(await transport.metadata(name, seconds))]
+        if not self._decoders:
+            raise NoBackbone("the server has no decoder that is ready: only decoders generate text")
+        for decoder in self._decoders[:-1]:
+            with suppress(NoTenant, NoBackbone):
+                await self._listed(decoder, True, tenant, key, seconds)
+                return decoder
+        return self._decoders[-1]  # it refuses a tenant that no decoder has

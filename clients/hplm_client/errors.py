@@ -173,8 +173,8 @@ UNKNOWN_MODEL = "Request for unknown model"  # an error within a stream of gRPC 
 GRPC_NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 GRPC_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "recvmsg:", "sendmsg:")
 
-# Triton's words, and those of the model `hplm`, when an encoder was asked to generate or a decoder to infer.
-OF_AN_ENCODER = ("expected number of inputs between 1 and 2 ", "send TEXT or TEXT_PAIR")
+# Triton's words when an encoder was asked to generate or a decoder to infer, and those of the model `hplm` for the latter.
+OF_AN_ENCODER = ("expected number of inputs between 1 and 2 ",)
 OF_A_DECODER = ("decoupled transaction policy", "send text_input or messages")
 
 

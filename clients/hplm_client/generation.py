@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from hplm_client.answer import Tenant
-from hplm_client.errors import Forbidden, HplmClientError, InvalidInput, UnexpectedAnswer, expecting, refusal
+from hplm_client.errors import InvalidInput, UnexpectedAnswer, expecting, refusal
 from hplm_client.wire import (
-    ALIAS,
-    Request,
     Tensors,
     Value,
     check_id,
@@ -120,14 +118,6 @@ class Prompt:
     def parameters(self) -> dict[str, Value]:
         return parameters_of(self.tenant, self.truncate, self.priority, {})
 
-    def goes_by_infer(self, backbone: str) -> bool:
-        """Whether plain `infer` answers it too, which the front door lets through."""
-        return backbone == ALIAS and not self.stream
-
-    def request(self) -> Request:
-        """Returns the request for `infer`."""
-        return Request(tensors_of(self.inputs(), [1, 1]), self.parameters(), (), self.id or "", self.key)
-
     def body(self, timeout_us: int | None, bearer: str | None) -> bytes:
         """Returns the body for Triton's `generate`, with the key: it forwards no headers to the model."""
         more = {"timeout": timeout_us, "authorization": bearer, "id": self.id}
@@ -168,11 +158,11 @@ def inputs_of(text: str | None, messages: str | None, sampling: Mapping[str, Any
 Outputs = Mapping[str, Any]  # the outputs of a response by name: lists, or alone where there is one value
 
 
-def tensors_of(inputs: Mapping[str, str | bool], shape: list[int]) -> dict[str, np.ndarray]:
+def tensors_of(inputs: Mapping[str, str | bool]) -> dict[str, np.ndarray]:
     """Returns an input of one value for each."""
     tensors = {}
     for name, value in inputs.items():
-        tensors[name] = np.empty(shape, dtype=bool if isinstance(value, bool) else np.object_)
+        tensors[name] = np.empty([1], dtype=bool if isinstance(value, bool) else np.object_)
         tensors[name][...] = value if isinstance(value, bool) else value.encode()
     return tensors
 
@@ -185,34 +175,10 @@ def listed(result: Tensors, name: str) -> list[Any]:
     return [value.decode() if isinstance(value, bytes) else value for value in values.ravel().tolist()]
 
 
-def outputs_in(result: Tensors) -> Outputs:
-    """Returns the outputs of an answer to `infer`."""
-    names = [OUTPUT, "finish_reason", "num_input_tokens", "num_output_tokens"]
-    if result.as_numpy(LOGPROBS) is not None:
-        names.append(LOGPROBS)
-    return {name: listed(result, name) for name in names}
-
-
 @expecting("a list of tenants")
 def listed_in(responses: Iterable[Outputs], backbone: str) -> list[Tenant]:
     """Returns the tenants in a decoder's answer to a listing."""
     return tenants_in(_list(only(responses), OUTPUT)[0], backbone)
-
-
-@contextmanager
-def before_the_first_part(prompt: Prompt, backbone: str) -> Iterator[None]:
-    """Adds advice to a refusal of the front door, which lets neither `generate` nor streams through."""
-    try:
-        yield
-    except HplmClientError as error:
-        by_door = isinstance(error, InvalidInput) and "is not allowed here" in str(error)
-        if prompt.goes_by_infer(backbone) or (not by_door and error.status != UNIMPLEMENTED):
-            raise
-        raise Forbidden(
-            f"{error}: the front door lets no streams through, and whole answers only from the backbone `{ALIAS}`: name it "
-            f"(--backbone {ALIAS}), or use OpenAI's interface",
-            error.status,
-        ) from error
 
 
 def begun(first: Outputs | None, backbone: str) -> Outputs:

@@ -246,13 +246,13 @@ def _computed_by(model: str) -> list[str]:
     return model.removesuffix(UPPER).split("+") if model.endswith(UPPER) else []
 
 
-def only(names: list[str], kind: str, which: str) -> str:
-    """Returns the only name. `kind` and `which` say in an error what is missing."""
+def only(names: list[str]) -> str:
+    """Returns the only backbone's name."""
     if len(names) == 1:
         return names[0]
     if names:
-        raise NoBackbone(f"the server has {len(names)} {kind}s, so name one of them: {', '.join(names)}")
-    raise NoBackbone(f"the server has no {kind} that is ready{which}")
+        raise NoBackbone(f"the server has {len(names)} backbones, so name one of them: {', '.join(names)}")
+    raise NoBackbone("the server has no backbone that is ready, which is a model with a -lookup and an -upper model")
 
 
 def _strings(name: str, texts: Sequence[str]) -> np.ndarray:

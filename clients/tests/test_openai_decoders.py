@@ -1,17 +1,19 @@
-"""The gateway chooses among the decoders of a fake Triton."""
+"""The gateway, and our client, choose among the decoders of a fake Triton."""
 
 import asyncio
 import json
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
-from triton_fakes import FakeTriton, Refusal
+from triton_fakes import PART, FakeTriton, Refusal
 
 from hplm_client.errors import Draining, HplmClientError, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
 from hplm_openai.asked import Asked
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
 from hplm_openai.errors import OnlyEncoders
 from tests.support.wait import Clock, Hold
+from tests.support.ways import generate
 
 GONE = Refusal("Request for unknown model: it was unloaded", 404)
 
@@ -193,3 +195,37 @@ def test_requests_use_the_old_list_while_another_renews_it_or_has_failed_to():
         return old, await ask(decoders)
 
     assert use(act, clock=clock, tenants=ONE)[0] == (ANSWER, ANSWER)
+
+
+class Whole(Several):
+    """Answers in one part that has all outputs."""
+
+    def decode(self, request):
+        first, *_ = super().decode(request)
+        yield {**PART, **first}
+
+
+@pytest.mark.parametrize(
+    ("tenants", "given", "asked"),
+    [
+        ({"x": ["a"], "y": ["b"], "z": ["b"]}, {}, "y"),
+        ({"x": ["a"], "y": ["b"], "z": ["b"]}, {"backbone": "hplm"}, "y"),
+        ({"x": ["a"], "y": ["b"], "z": ["b"]}, {"backbone": "z"}, "z"),
+        ({"x": GONE, "y": ["b"]}, {}, "y"),
+        ({"x": ["a"]}, {}, NoTenant),
+        ({"x": ["a"], "y": ["c"]}, {}, NoTenant),
+        ({"x": Refusal("[draining]"), "y": ["b"]}, {}, Draining),
+        ({}, {}, NoBackbone),
+    ],
+)
+def test_our_client_asks_the_first_decoder_that_lists_the_tenant(way, tenants, given, asked):
+    """A listing is not counted, while a request that is refused counts as one for an unknown tenant."""
+    with Whole(tenants) as triton:
+        call = partial(way.call, way.url(triton), partial(generate, tenant="b"), retries=0, **given)
+        if isinstance(asked, str):
+            assert call().text == asked
+        else:
+            with pytest.raises(asked):
+                call()
+        refused = asked is NoTenant
+        assert [one.model for one in triton.requests] == ([asked] if isinstance(asked, str) else [*tenants][-1:] * refused)

@@ -130,7 +130,7 @@ def generate(
     :param sampling: further settings in JSON, such as '{"top_k": 40}' (docs/generation.md has all)
     :param deadline_ms: time after which the answer ends (default: the tenant's own)
     :param truncate: leave out the beginning of a prompt that is too long
-    :param backbone: name of the decoder (default: the only one of the server); hplm: whole answers through the front door
+    :param backbone: name of the decoder (default: the first that lists the tenant; the front door does not tell it)
     """
     named = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [*stop] or None}
     settings = _settings(sampling) | {name: value for name, value in named.items() if value is not None}

@@ -18,8 +18,6 @@ AHEAD_NS = 10**9  # by which the front door's clock may be ahead without a warni
 _DIGITS = re.compile("[0-9]{1,18}")
 FORWARDED = "hplm_forwarded"  # parameter and secret
 ARRIVAL = "hplm_arrival_ns"  # parameter: of the monotonic clock
-PROMPT = "hplm_prompt"  # parameter: by which the model `hplm` names a prompt that it forwards
-CANCEL = "hplm_cancel"  # parameter: the name of such a prompt, whose client has gone
 
 
 class Mark:

@@ -68,8 +68,7 @@ def test_the_longest_timeouts_are_forwarded_and_requests_beside_them(alias, back
 
 def test_a_probe_passes_through_the_queue(alias, monkeypatch):
     assert isinstance(probe(alias), dict)
-    for line in alias._lines.values():
-        monkeypatch.setattr(line._queue, "add", lambda texts: {}[0])
+    monkeypatch.setattr(alias._line._queue, "add", lambda texts: {}[0])
     assert probe(alias).startswith("[internal]")
 
 
@@ -83,3 +82,19 @@ def test_one_tenants_slow_requests_leave_forwarders_to_others(alias, backbone):
     assert Counter(given["parameters"]["tenant"] for given in backbone.forwarded) == {"acme": 16, "city": 1, "beta": 1}
     backbone.hold.open()
     assert all(isinstance(request.next(), dict) for request in slow + quick)
+
+
+def test_who_is_late_or_has_gone_while_it_waits_is_not_forwarded_and_outcomes_are_counted_but_of_probes(alias, backbone):
+    counted = Counter()
+    alias._meter = SimpleNamespace(add=lambda metric, amount, outcome: counted.update([outcome]))
+    asked = [ask(alias) for _ in range(16 + 8)]
+    for _ in range(16):
+        backbone.hold.until_reached()
+    assert ask(alias, timeout_us=300_000).next().startswith("[deadline]")  # while it has no place
+    for one in asked[17:]:
+        one.cancelled = True
+    assert ask(alias, "nobody").next().startswith("[no_tenant]")
+    probe(alias)
+    backbone.hold.open()
+    assert [isinstance(one.next(), dict) for one in asked] == [True] * 17 + [False] * 7
+    assert len(backbone.forwarded) == 17 and counted == {"deadline": 1, "no_tenant": 1, "passed_on": 17}

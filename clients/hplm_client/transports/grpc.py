@@ -66,8 +66,7 @@ class GrpcCalls:
         self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float, part_s: float | None = None
     ) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
-        shape = [1, 1] if backbone == wire.ALIAS else [1]  # the alias takes batches: it refuses streams with advice
-        request = wire.Request(tensors_of(prompt.inputs(), shape), prompt.parameters(), (), prompt.id or "", prompt.key)
+        request = wire.Request(tensors_of(prompt.inputs()), prompt.parameters(), (), prompt.id or "", prompt.key)
         call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request))
         following = self._next_of(call)
         try:
