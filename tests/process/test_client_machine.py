@@ -189,14 +189,15 @@ def test_an_error_while_counting_ends_no_engine(world):
         assert asked.word is None and world.engine.returncode is None
 
 
-def test_neither_a_long_batch_nor_a_pause_of_all_processes_ends_an_engine(world):
+def test_neither_a_long_batch_nor_a_pause_of_all_processes_nor_a_set_clock_ends_an_engine(world):
     """After a pause the clock is ahead, and the watching thread may be the first one that runs."""
     asked = world.ask()
     world.engine.answer(*world.engine.has, beat=True)
     assert asked.word is None
     world.clock.sleep(1000)
-    world.workers.look()
-    world.workers.check()
+    for world.clock.set_by in (0, -90_000, 90_000):
+        world.workers.look()
+        world.workers.check()
     assert len(world.engines) == 1 and world.engine.returncode is None
 
 

@@ -90,6 +90,9 @@ def test_tenants_are_apart_by_backbone_and_until_their_time_is_over():
     of_two.ended([Mark(8, guilty, "acme")])
     assert of_two.apart == Apart(frozenset({guilty}), frozenset({guilty}))
     assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
+    for clock.set_by in (-90_000, 90_000):
+        of_two.look()
+        assert of_two.apart.refused == {guilty}, "a wall clock that is set releases it"
     clock.sleep(REFUSED_SECONDS)
     of_two.look()
     assert of_two.apart == Apart(frozenset({guilty}), frozenset())

@@ -39,11 +39,15 @@ class Clock:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
+        self.set_by = 0.0  # seconds by which somebody has set the wall clock ahead
 
     def monotonic(self) -> float:
         return self.seconds
 
-    time = perf_counter = process_time = monotonic
+    perf_counter = process_time = monotonic
+
+    def time(self) -> float:
+        return self.seconds + self.set_by
 
     def monotonic_ns(self) -> int:
         return round(self.seconds * 1e9)
