@@ -163,7 +163,7 @@ def hardest(case: Case) -> Variants:
 
     def learn(body: PlotBody, team: StudentTeam, data: Data, seen: Seen, left: Left, number: int, *given: Any) -> None:
         among = lesson_of(left[0], number, case.options.seed) if number else None
-        learn_member(body, team, data, seen, left, number, *given, among)
+        learn_member(body, team, data, seen, left, number, *given, among=among)
 
     return {"hardest": case.taught("hardest", learn=learn)}
 
