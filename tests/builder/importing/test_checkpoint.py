@@ -38,7 +38,7 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
 from tests.builder.checkpoints import SIZES, save_tokenizer
-from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, put, put_tensors, texts, tuned
+from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, changed, put, put_tensors, texts, tuned
 from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
@@ -376,8 +376,8 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
         return stat(path, **options)
 
     monkeypatch.setattr(os, "stat", denied)  # the super-user may read all
-    lora = shutil.copytree(FIXTURES / "peft-everywhere", folder / "adapter")
-    (lora / "config.json").write_text(json.dumps({"id2label": dict(enumerate(LABELS))}))
+    lora = changed(tmp_path, "peft-everywhere", "config.json", {"id2label": dict(enumerate(LABELS))})
+    shutil.copytree(lora, folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder])))
     assert [one.refused for one in importer.plan(named([folder]))] == [one.refused for one in found]
@@ -424,8 +424,10 @@ def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_cor
 @pytest.mark.usefixtures("one_step")
 def test_a_plan_refuses_what_an_import_does_with_the_same_words(store, tmp_path):
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
-    folder, adapter = tuned(tmp_path / "acme", id2label=dict(enumerate(LABELS))), FIXTURES / "adapters-double"
-    other, tags = tuned(tmp_path / "other", id2label=dict(enumerate("abc"))), FIXTURES / "adapters-lora-tag"
+    names = {"acme": LABELS, "other": "abc"}
+    folder, other = (tuned(tmp_path / name, id2label=dict(enumerate(own))) for name, own in names.items())
+    of_labels = "config.json", {"id2label": dict(enumerate(LABELS))}
+    adapter, tags = (changed(tmp_path, name, *of_labels) for name in ("peft-everywhere", "peft-tag-patterns"))
     importer.one("acme", folder)
 
     def check(tenant_id: str, folder: Path, *named: object, is_named: bool = True, given: object = importer.given, **options):
