@@ -20,7 +20,7 @@ import torch
 
 from hplm.engine.engine import Computed
 from hplm.engine.request import Text
-from hplm.engine.results import failure, read_answers
+from hplm.engine.results import read_answers
 from hplm.engine.served import Served
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import DeadlineMissed, Draining, HplmError, OutOfCapacity, QueueFull
@@ -246,7 +246,7 @@ class Encoder:
                         if text.guess is not None:
                             self._note(served.engine.watch.audit, text, text.guess, found[number])
         except Exception as error:
-            failed = failure("answering", error)
+            failed = faults.failure("answering a batch", error)
             self._refuse(texts, lambda text: failed)
 
     def _refuse(self, texts: Sequence[Text], error: Callable[[Text], HplmError]) -> None:
@@ -278,7 +278,7 @@ class Encoder:
                 f"the device has no memory for a batch of {len(texts)} texts with {sum(text.tokens for text in texts)} tokens: "
                 "give it fewer with the parameter batch_tokens, or fewer slots"
             )
-        failed = failure(what, error)
+        failed = faults.failure(f"{what} a batch", error)
         try:
             self._refuse(texts, lambda text: failed)
         finally:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array, joined, together
 from hplm.engine.request import Request, Text
-from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
+from hplm.errors import Broken, HplmError
 from hplm.levels.calibration import Calibration
 from hplm.model import faults
 from hplm.tasks import Answers, ReadEach, TextAnswer
@@ -94,11 +94,4 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         log.error("%s", error)
         return error
     except Exception as error:
-        return failure("answering", error)
-
-
-def failure(what: str, error: Exception) -> HplmError:
-    """Logs why a batch, or a text of it, failed. Returns the error that clients get."""
-    log.error("%s a batch failed", what, exc_info=error)
-    said = for_client(error, f"{what} the batch")
-    return OutOfCapacity(str(said)) if faults.is_out_of_memory(error) else said  # torch's own are no MemoryError
+        return faults.failure("answering a batch", error)

@@ -6,7 +6,6 @@ batch k computes, in the one thread that owns the slots.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from weakref import ref
@@ -22,14 +21,13 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.packing import Arrangement, divided, end_to_end
 from hplm.engine.request import Text
 from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
-from hplm.errors import HplmError, OutOfCapacity, for_client
+from hplm.errors import HplmError
 from hplm.model import faults
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
 from hplm.tenants.snapshot import TenantWeights
 
-log = logging.getLogger(__name__)
-NO_SLOTS = "the device has no memory for slots of another layout: give it fewer with the parameter slots"
+NO_SLOTS = "; the device has no memory for slots of another layout: give it fewer with the parameter slots"
 
 
 class Stager:
@@ -152,8 +150,7 @@ class Stager:
         except HplmError as error:
             return error
         except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
-            log.exception("cannot get a slot")
-            return OutOfCapacity(NO_SLOTS) if faults.is_out_of_memory(error) else for_client(error, "getting a slot")
+            return faults.failure("getting a slot", error, NO_SLOTS)
         placed.append(own)
         return len(placed) - 1
 

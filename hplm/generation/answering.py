@@ -9,13 +9,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hplm.errors import Broken, HplmError, OutOfCapacity, for_client
+from hplm.errors import Broken, HplmError
 from hplm.generation.request import DEADLINE, Piece, Request, Sequence, Token
 from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
-from hplm.model import faults
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +128,3 @@ def say(request: Request, piece: Piece | HplmError) -> None:
     except Exception:
         log.exception("cannot say a piece: the request is cancelled")
         request.cancelled = True
-
-
-def failure(doing: str, error: Exception) -> HplmError:
-    """Logs why something failed. Returns the error that clients get."""
-    log.error("%s failed", doing, exc_info=error)
-    if faults.is_out_of_memory(error):
-        return OutOfCapacity(f"{doing} failed, because the device has no memory: lower cache_tokens or max_sequences")
-    return for_client(error, doing)

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
-from hplm.generation.answering import Answers, Staging, failure, say
+from hplm.generation.answering import Answers, Staging, say
 from hplm.generation.choosing import choose
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
@@ -30,6 +31,7 @@ from hplm.process.in_flight import InFlight
 
 WAITS = 0.02  # seconds between two looks at the clock while something waits that cannot start yet
 MOST_FAILURES = 100  # steps that fail in a row, before the engine ends: nobody has been answered for some seconds
+failure = partial(faults.failure, advice="; the device has no memory: lower cache_tokens or max_sequences")
 
 
 class Computing(Protocol):

@@ -5,11 +5,15 @@ After a fault that stays, all that its process asks of an accelerator fails. Onl
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import suppress
 
 import torch
 
+from hplm.errors import HplmError, OutOfCapacity, for_client
+
+log = logging.getLogger(__name__)
 _FAULT = re.compile(r"(?:CUDA|HIP) error: ")
 _NO_MEMORY = re.compile(r"out of memory|ALLOC_FAILED")
 
@@ -26,6 +30,13 @@ def is_out_of_memory(error: Exception) -> bool:
             torch.cuda.empty_cache()
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
+
+
+def failure(doing: str, error: Exception, advice: str = "") -> HplmError:
+    """Logs why something failed. Returns the error that clients get. `advice`: what to do where the device has no memory."""
+    log.error("%s failed", doing, exc_info=error)
+    told = for_client(error, doing)
+    return OutOfCapacity(f"{told}{advice}") if is_out_of_memory(error) else told  # torch's own are no MemoryError
 
 
 def _is_of_accelerator(error: Exception) -> bool:
