@@ -86,7 +86,7 @@ class Answer(ABC):
         pieces = generation.pieces_of(response)
         self.prompt_tokens[number] = generation.prompt_tokens_in(response)
         self.tokens += sum(piece.tokens for piece in pieces)
-        before = number * (self.asked.sampling.get("n", 1) if number else 0)  # choices of earlier prompts
+        before = number * self.asked.choices  # choices of earlier prompts
         return [replace(piece, choice=before + piece.choice) for piece in pieces] if before else pieces
 
 

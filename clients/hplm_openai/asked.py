@@ -29,8 +29,14 @@ class Asked:
 
     @property
     def logprobs(self) -> int | None:
-        """The number of likeliest tokens that are told with each token."""
-        return self.sampling.get("logprobs")
+        """The number of likeliest tokens that are told with each token. The server has taken it, as text too."""
+        given = self.sampling.get("logprobs")
+        return None if given is None else int(given)
+
+    @property
+    def choices(self) -> int:
+        """The number of answers to each prompt. The server has taken it, as text too."""
+        return int(self.sampling.get("n", 1))
 
     def inputs(self) -> dict[str, str | bool]:
         return inputs_of(self.text, self.messages, self.sampling, self.stream)

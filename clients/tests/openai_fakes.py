@@ -54,7 +54,8 @@ class Tenants(FakeTriton):
         if tenant not in ("open", "slow", "cut", "stopped", "strict") and not (tenant == "keyed" and is_keyed):
             raise Refusal("[no_tenant] no such tenant")
         sampling = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0])
-        n, logprobs = sampling.get("n", 1), sampling.get("logprobs")
+        n, logprobs = int(sampling.get("n", 1)), sampling.get("logprobs")  # numbers may be text
+        logprobs = None if logprobs is None else int(logprobs)
         given = {name: request.inputs[name][0] for name in ("text_input", "messages") if name in request.inputs}
         text = given["text_input"] if "text_input" in given else json.loads(given["messages"])[-1]["content"]
         if tenant == "strict":

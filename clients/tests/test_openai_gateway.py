@@ -172,6 +172,15 @@ def test_several_prompts_are_choices_in_order_and_an_error_of_one_is_that_of_all
     assert status == 400 and error_in(answer)["param"] == "seed"
 
 
+def test_numbers_of_settings_may_be_text_as_at_the_decoder(served):
+    status, answer = served.complete(["abc", "de"], n="2", logprobs="1")
+    assert status == 200 and [one["index"] for one in answer["choices"]] == [0, 1, 2, 3], answer
+    assert len(answer["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
+    status, answer = served.chat("é", logprobs=True, top_logprobs="1")
+    (token,) = answer["choices"][0]["logprobs"]["content"]
+    assert status == 200 and len(token["top_logprobs"]) == 1
+
+
 def test_a_request_has_an_id_which_its_answer_tells_and_the_server_gets(served, caplog):
     for stream in (False, True):
         body = {"model": "open", "prompt": "a", "stream": stream}
