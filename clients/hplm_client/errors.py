@@ -107,7 +107,7 @@ class Crashed(ServerFault):
 
 
 class Quarantined(ServerFault):
-    """The tenant's requests have ended the server's engine. It is refused until an operator releases it, or for an hour."""
+    """The tenant's requests have ended the server's engine. It is refused for ten minutes or longer."""
 
     word, http = "quarantined", 503
 

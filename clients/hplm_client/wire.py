@@ -66,6 +66,7 @@ class Question:
         check_tenant(self.tenant)
         check_key(self.key)
         check_id(self.id)
+        check_parameters(self.more)
         for name in ("logits", "confidence"):
             check_flag(name, getattr(self, name))
 
@@ -94,9 +95,10 @@ def texts_in(name: str, given: Iterable[str]) -> list[str]:
     if isinstance(given, str | bytes):
         raise InvalidInput(f"{name} is a single {type(given).__name__}: give a list of str")
     try:
-        texts = list(given)
+        each = iter(given)
     except TypeError:
         raise InvalidInput(f"{name} is {type(given).__name__}: give a list of str, or another iterable of them") from None
+    texts = list(each)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(f"{name} {number} is {type(text).__name__}: give str")
@@ -134,6 +136,15 @@ def check_id(name: str | None) -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidInput(f"request_id is {name!r}: give a text, or None")
     encoded("request_id", name or "")
+
+
+def check_parameters(given: Mapping[str, Value]) -> None:
+    """Raises if these are no parameters by name, or have text that cannot be sent."""
+    if not isinstance(given, Mapping) or not all([isinstance(name, str) for name in given]):
+        raise InvalidInput(f"parameters is {given!r}: give a dict of names and values")
+    for name, value in given.items():
+        encoded("the name of a parameter", name)
+        encoded(f"the parameter {name!r}", value if isinstance(value, str) else "")
 
 
 def check_flag(name: str, value: bool) -> None:

@@ -270,7 +270,9 @@ def test_calls_share_a_client_and_do_not_wait_for_each_other(way, fake):
         ({"texts": 7}, "texts is int"), ({"texts": b"ab"}, "bytes"), ({"texts": {}.keys()}, "no texts"),
         ({"pairs": [None]}, "pairs 0"), ({"api_key": "two\nlines"}, "^api_key"), ({"request_id": 7}, "^request_id is 7"),
         *(({"parameters": {name: 1}}, f"'{name}'.*argument") for name in ("tenant", "top_k", "timeout", "outputs")),
-        ({"parameters": {"hplm_rung": [1]}}, "^rung is"), ({"texts": ["\ud800"]}, "TEXT 0.*UTF-8"),
+        ({"parameters": {"hplm_rung": [1]}}, "^rung is"), ({"parameters": {"a": "\ud800"}}, "'a'.*UTF-8"),
+        *(({"parameters": wrong}, "^parameters is") for wrong in (None, ["hplm_rung"], {1: 2})),
+        ({"parameters": {"\ud800": 1}}, "UTF-8"), ({"texts": ["\ud800"]}, "TEXT 0.*UTF-8"),
         ({"tenant": "a\ud800"}, "tenant.*UTF-8"),
         ({"texts": np.array([])}, "texts"),
         *(({"deadline_ms": wrong}, "^deadline_ms is .*1,000,000,000") for wrong in (
@@ -284,6 +286,15 @@ def test_calls_share_a_client_and_do_not_wait_for_each_other(way, fake):
 def test_wrong_inputs_are_refused_before_they_are_sent(way, given, named):
     with pytest.raises(InvalidInput, match=named):
         way.call("127.0.0.1:1", lambda client: client.infer_batch(**{"texts": ["a"], "tenant": "acme", **given}))
+
+
+def test_an_error_of_the_texts_iterable_is_raised_as_it_is():
+    def texts():
+        yield "a"
+        raise TypeError("its own")
+
+    with pytest.raises(TypeError, match="its own"), hplm_client.HplmClient("127.0.0.1:1", backbone="minilm") as client:
+        client.infer_batch(texts(), tenant="acme")
 
 
 def run(*arguments: str):
