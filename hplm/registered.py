@@ -1,6 +1,8 @@
 """Finds the extensions that other packages register as Python entry points. A package may be registered but not installed.
 
 hplm.commands   NAME = function(app): adds the command `hplm NAME` to the `cyclopts.App` of all commands
+hplm.build      VERB or NOUN.VERB = function: a command of a store, imported when it runs
+hplm.stores     NAME = what commands take of the builder where they are given a store: `of_stores`
 hplm.rivals     NAME = function(store, evaluation, names, device, train_file, dev_file): `hplm evaluate --against NAME`;
                 returns scores by name; called once for all names with the same function
 hplm.policies   NAME = function(**options): returns a `hplm.scheduling.policy.Policy`
@@ -16,6 +18,7 @@ from typing import Any
 from hplm.errors import HplmError, InvalidInput
 
 COMMANDS, RIVALS = "hplm.commands", "hplm.rivals"
+BUILDING, STORES = "hplm.build", "hplm.stores"
 POLICIES, PACKINGS = "hplm.policies", "hplm.packings"
 
 
@@ -43,6 +46,11 @@ def chosen(group: str, name: str, option: str, ours: Iterable[str] = ()) -> Any:
     if name not in points:
         raise InvalidInput(f"unknown {option} {name!r}: choose from {', '.join([*ours, *points])}")
     return load(points[name], f"{option} {name!r}")
+
+
+def of_stores(name: str) -> Any:
+    """Returns what is registered for stores under this name. Raises ModuleNotFoundError if the builder is not installed."""
+    return registered(STORES)[name].load()
 
 
 def made(group: str, given: str, option: str, ours: Mapping[str, str], *arguments: object) -> Any:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
@@ -23,29 +24,27 @@ from cyclopts.exceptions import UnusedCliTokensError
 from hplm import __version__
 from hplm.cli.options import read_whole_numbers
 from hplm.errors import HplmError
-from hplm.registered import COMMANDS, load, registered
+from hplm.registered import BUILDING, COMMANDS, load, registered
 
 GROUPS = BUILD, SERVE, CHANGE, ASK, PLACE = "Build a store", "Serve it", "Change what is served", "Ask", "Use many machines"
 # Group, noun, help of the noun, and its functions by modules of `hplm.cli`. Without a noun, functions are commands themselves.
 OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    (BUILD, "build", "Build a backbone, a domain or a tenant.", {"build": "root domain tenant"}),
-    (BUILD, "root", "Copy a root to another machine or store, as one file.", {"build": "pack unpack"}),
-    (BUILD, "", "", {"import_": "import_", "tenant_store": "calibrate", "evaluate": "evaluate", "export": "export"}),
+    (BUILD, "build", "Build a backbone, a domain or a tenant.", {}),
+    (BUILD, "root", "Copy a root to another machine or store, as one file.", {}),
     (SERVE, "", "", {"state": "begin", "serve": "serve", "watch": "watch drain", "doctor": "doctor"}),
     (SERVE, "", "", {"state": "verify backup restore"}),
     (CHANGE, "tenant", "List and change served tenants, their keys and limits.", {
-        "tenant": "list_ show add update publish rollback delete apply limit compact log",
-        "tenant_store": "exits export students",
+        "tenant": "list_ show rollback delete apply limit compact log",
     }),
     (CHANGE, "tenant key", "Add, list and revoke API keys; a tenant without keys is open to everybody.", {
         "tenant": "key_add key_list key_revoke",
     }),
     (CHANGE, "domain", "List, inspect, add, update, roll back and delete domains, of a store or while they are served.", {
-        "domain": "list_ inspect add update rollback delete",
+        "domain": "list_ rollback delete",
     }),
     (ASK, "", "", {"ask": "infer generate"}),
     (PLACE, "", "", {"route": "route"}),
-    (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile emit", "place_search": "search simulate"}),
+    (PLACE, "place", "Find which tenants go on which devices.", {"place": "profile", "place_search": "search simulate"}),
 )  # fmt: skip
 # A thread that waits sleeps at once, for the sake of other programs. A server's do not: its products are short.
 COMPUTING = {"build", "calibrate", "domain", "evaluate", "export", "import", "tenant"}
@@ -78,6 +77,15 @@ def application() -> App:
                 verb = function.removeprefix(f"{noun}_").strip("_")
                 more = {} if noun else {"group": groups[title], "sort_key": number}
                 (above[noun] if noun else top).command(f"hplm.cli.{module}:{function}", name=verb, version_flags=(), **more)
+    for name, point in registered(BUILDING).items():
+        *path, verb = name.split(".")
+        more = {} if path else {"group": groups[BUILD], "sort_key": len(OURS)}
+        above = top[path[0]] if path else top
+        try:
+            import_module(point.module.partition(".")[0])  # the package alone, which imports nothing
+            above.command(point.value, name=verb, version_flags=(), **more)
+        except ModuleNotFoundError as error:
+            above.command(_absent(verb, error, **more))
     for name, point in registered(COMMANDS).items():
         if name not in [*top]:  # a command of ours cannot be replaced
             _add(top, name, point)
@@ -89,12 +97,16 @@ def _add(top: App, name: str, point: EntryPoint) -> None:
     try:
         load(point, f"`hplm {name}`")(top)
     except HplmError as error:
-        reason = error
+        top.command(_absent(name, error))
 
-        def absent(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
-            raise reason
 
-        top.command(App(name=name, help="not installed here", help_flags=(), version_flags=(), default_command=absent))
+def _absent(name: str, reason: Exception, **more: Any) -> App:
+    """Returns a command that says why it is not here."""
+
+    def absent(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+        raise reason
+
+    return App(name=name, help="not installed here", help_flags=(), version_flags=(), default_command=absent, **more)
 
 
 def _shown(default: object) -> str | None:

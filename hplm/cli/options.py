@@ -16,8 +16,6 @@ from hplm.options import ENGINE_DTYPES, TABLE_DTYPES
 if TYPE_CHECKING:
     import torch
 
-    from builder.store.store import Store
-
 
 def about(text: str, **more: Any) -> Parameter:
     """Returns the help of an option, and how else it is read."""
@@ -90,24 +88,10 @@ def _known_task(given: str) -> str:
 TaskName = Annotated[str | None, read(_known_task)]
 
 
-def open_store(folder: Path) -> Store:
-    from builder.store.store import Store
-
-    return Store(folder)
-
-
 def device_of(name: str) -> torch.device:
     from hplm.engine.engine import resolve_device
 
     return resolve_device(name)
-
-
-def check_picture(picture: Path | None) -> None:
-    """Refuses a file that is no picture, before anything is computed for it."""
-    if picture is not None:
-        from builder.pictures import check_picture
-
-        check_picture(picture)
 
 
 def refuse_given(reason: str, *groups: Any, **options: object) -> None:

@@ -1,4 +1,4 @@
-"""`hplm place profile` and `emit`: measure what backbones cost, and write a model repository for each group of devices.
+"""`hplm place profile`: measures what backbones cost.
 
 The options of all `hplm place` that say what is to be placed: the cluster, the profiles and the trace.
 """
@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from hplm.cli.options import AtLeastOne, Json, Numbers, Positive, Texts, Words, about
 from hplm.cli.served import StatePlace, checked_state
-from hplm.errors import InvalidInput, some
+from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from hplm.placement.problem import Problem
@@ -98,35 +98,6 @@ def profile(
         f"--profiles {shlex.quote(str(to))} --trace trace.jsonl --to placement.json"
     )
     return report
-
-
-def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace = None, json: Json = False) -> dict[str, Any]:
-    """Write a model repository for each group of a placement, which serves the tenants of the group's units alone.
-
-    The files are hard links where the file system allows it. All groups read one state.
-
-    :param placement: what `hplm place search` wrote
-    :param to: new folder for the repositories
-    """
-    from builder.publish.groups import emit, gaps
-    from hplm.placement.placement import Placement
-
-    state = checked_state(state)
-    placed = Placement.read(placement)
-    emitted = emit(placed, repository, to, state)
-    missing = gaps(placed, repository, state)
-    groups: list[dict[str, Any]] = []
-    for one in emitted:
-        group = one.group
-        print(
-            f"{group.name} on {', '.join(group.devices)} of {group.machine}: {one.tenants} tenants of {some(group.units)}\n"
-            f"  {one.command}"
-        )
-        own = {"name": group.name, "machine": group.machine, "devices": group.devices}
-        groups.append({**own, "repository": str(one.repository), "tenants": one.tenants, "command": one.command})
-    for gap in missing:
-        print(f"note: {gap}")
-    return {"groups": groups, "gaps": missing}
 
 
 def _told(profile: Profile) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import AtLeastOne, Json, Picture, about, check_picture
+from hplm.cli.options import AtLeastOne, Json, Picture, about
 from hplm.cli.place import Given, check_target
 from hplm.errors import InvalidInput
+from hplm.registered import of_stores
 
 if TYPE_CHECKING:
     from hplm.placement.attained import Attained
@@ -58,7 +59,8 @@ def search(
         if not json:
             print(line, file=sys.stderr)
 
-    check_picture(picture)
+    if picture is not None:
+        of_stores("check_picture")(picture)
     check_target(to, KIND)
     select = selector(searching.search)  # refuses a wrong one before the trace is read
     problem = given.problem(searching.batch_texts)
@@ -67,9 +69,7 @@ def search(
     found.check(problem.cluster, problem.profile)
     found.write(to)
     if picture is not None:
-        from builder.pictures import draw_placement
-
-        draw_placement(found, problem.cluster, best.attained, picture)
+        of_stores("draw_placement")(found, problem.cluster, best.attained, picture)
     if problem.trace.left_out:
         print(problem.trace.left_out.note)
     print(best.how)

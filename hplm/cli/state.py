@@ -15,6 +15,7 @@ from hplm.cli.served import HERE, Served, StatePlace, checked_state, state_of
 from hplm.errors import HplmError, InvalidInput, some
 from hplm.options import LEASE_SECONDS
 from hplm.place import Place, place_of
+from hplm.registered import of_stores
 
 if TYPE_CHECKING:
     from hplm.tenants.verification import Part
@@ -133,9 +134,7 @@ def verify(*, store: Path | None = None, repository: Path | None = None, state: 
     if state is not None and repository is None:
         raise InvalidInput("--state needs --repository: give both")
     if store is not None and repository is None:
-        from builder.store.verification import store_parts
-
-        return _verified(store_parts(store))
+        return _verified(of_stores("parts")(store))
     if repository is None or store is not None:
         raise InvalidInput("give either --store or --repository")
     from hplm.tenants.backup import brought

@@ -14,9 +14,10 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hplm.cli.options import Json, StoreFolder, about, open_store
+from hplm.cli.options import Json, StoreFolder, about
 from hplm.cli.served import HERE, Served, settled
 from hplm.errors import HplmError, InvalidInput
+from hplm.registered import of_stores
 
 if TYPE_CHECKING:
     from hplm.tenants.change import Change
@@ -54,36 +55,9 @@ def show(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     return {**shown, **served.source}
 
 
-def add(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
-    """Serve a tenant of the store, without a restart."""
-    from builder.publish.live import add_tenant
-
-    return _said(manager := served.manager(), add_tenant(manager, open_store(store), id))
-
-
-def update(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
-    """Serve the store's newest version of a tenant; requests in flight use the old version.
-
-    It is served under the next number also if it was served before, which mends a damaged record.
-    """
-    from builder.publish.live import update_tenant
-
-    return _said(manager := served.manager(), update_tenant(manager, open_store(store), id))
-
-
-def publish(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
-    """Serve the store's newest version of a tenant, whether it is served already or not.
-
-    If the served version has the same content, nothing is changed.
-    """
-    from builder.publish.live import publish_tenant
-
-    return _said(manager := served.manager(), publish_tenant(manager, open_store(store), id))
-
-
 def rollback(id: Id, /, *, served: Served = HERE, json: Json = False) -> dict:
     """Return a tenant to the version that it had before."""
-    return _said(manager := served.manager(), manager.roll_back(id))
+    return changed(manager := served.manager(), manager.roll_back(id))
 
 
 def delete(id: Id, /, *, store: StoreFolder | None = None, served: Served = HERE, json: Json = False) -> dict:
@@ -92,12 +66,10 @@ def delete(id: Id, /, *, store: StoreFolder | None = None, served: Served = HERE
     With --store, delete all versions of the tenant from this store instead; served ones stay as they are.
     """
     if store is None:
-        return _said(manager := served.manager(), manager.delete(id))
+        return changed(manager := served.manager(), manager.delete(id))
     if served.state is not None or served.backbone is not None:
         raise InvalidInput("give either --store, to delete from a store, or --state, to delete from what is served")
-    from builder.training.tenant import delete_tenant
-
-    versions = delete_tenant(open_store(store), id)
+    versions = of_stores("delete_tenant")(of_stores("open")(store), id)
     print(f"tenant {id}: removed version {', '.join(map(str, versions))}")
     return {"tenant": id, "removed": versions}
 
@@ -120,9 +92,7 @@ def apply(
     manager, lines = served.manager(), read_lines(file)
     newest, publish = dict[str, int](), never
     if store is not None:
-        from builder.publish.live import Trained
-
-        trained = Trained(manager, open_store(store), [line.id for line in lines])
+        trained = of_stores("trained")(manager, of_stores("open")(store), [line.id for line in lines])
         newest, publish = trained.newest, trained.publish
     steps = planned({tenant.id: tenant for tenant in manager.current().tenants}, lines, newest)
     for step in steps:
@@ -303,7 +273,7 @@ def log(*, served: Served = HERE, json: Json = False) -> dict:
     return {"changes": changes}
 
 
-def _said(manager: Manager, change: TenantChange) -> dict:
+def changed(manager: Manager, change: TenantChange) -> dict:
     versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
     if change.before == change.after:
         versions = f"version {change.after} has this content already, nothing was changed"

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from builder.cli.evaluate import table
 from builder.tasks.scores import Scores
-from hplm.cli.evaluate import table
 from hplm.cli.main import application, main, parsed
 from hplm.errors import HplmError
 from hplm.registry.folder import Folder
@@ -22,7 +22,7 @@ from hplm.server import held as held_files
 from hplm.server import inherited
 from hplm.server.held import Held, HeldBy
 from hplm.server.inherited import Drain
-from tests.cli.commands import leaves
+from tests.cli.commands import leaves, process_without
 from tests.support.message import mentions, refusing
 from tests.support.packages import installed_package
 from tests.support.servers import server_environment
@@ -172,8 +172,15 @@ def test_help_needs_no_heavy_import():
     """`hplm --help` answers at once, because commands import heavy packages only when they run."""
     code = """import sys; from hplm.cli.main import main; main(["--help"]), main(["build", "tenant", "--help"])
 assert "bench" in sys.modules and "hplm.cli.serve" in sys.modules
-assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder", "research", "hplm_client"}"""
+assert not sys.modules.keys() & {"torch", "numpy", "transformers", "builder.store", "research", "hplm_client"}"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+
+
+def test_without_the_builder_help_lists_its_commands():
+    with process_without("builder") as run:
+        code, out, _ = run(["--help"])
+        assert code == 0 and mentions(out, "calibrate", "not installed here", "serve")
+        assert run(["tenant", "--help"])[0] == 0
 
 
 def test_changes_of_keys_and_limits_need_no_torch(toy, tmp_path):
@@ -183,7 +190,7 @@ def test_changes_of_keys_and_limits_need_no_torch(toy, tmp_path):
     words = ["tenant list", "tenant show acme", "tenant key add acme", "tenant limit acme --rate 5", "tenant log"]
     code = f"""import sys; from hplm.cli.main import main
 for words in {words}: assert main(f"{{words}} {served}".split()) == 0, words
-heavy = sys.modules.keys() & {{"torch", "tokenizers", "transformers", "builder"}}; assert not heavy, heavy"""
+heavy = sys.modules.keys() & {{"torch", "tokenizers", "transformers", "builder.cli"}}; assert not heavy, heavy"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from builder.cli.options import check_picture, open_store
 from hplm.cli.ask import LOCAL, Connection
 from hplm.cli.options import (
     Device,
@@ -14,9 +15,7 @@ from hplm.cli.options import (
     StoreFolder,
     Words,
     about,
-    check_picture,
     device_of,
-    open_store,
     refuse_given,
 )
 from hplm.registered import RIVALS, chosen, registered

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hplm.cli.options import Device, Json, Picture, Seed, ServedDtype, StoreFolder, check_picture, device_of, open_store
+from builder.cli.options import check_picture, open_store
+from hplm.cli.options import Device, Json, Picture, Seed, ServedDtype, StoreFolder, device_of
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:

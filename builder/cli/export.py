@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hplm.cli.options import Device, Json, StoreFolder, open_store
+from builder.cli.options import open_store
+from hplm.cli.options import Device, Json, StoreFolder
 from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from builder.cli.options import open_store
 from hplm.cli.options import (
     Device,
     Json,
@@ -18,7 +19,6 @@ from hplm.cli.options import (
     Words,
     about,
     device_of,
-    open_store,
     refuse_given,
 )  # fmt: skip
 from hplm.errors import InvalidInput
@@ -89,14 +89,14 @@ def import_(
     """
     if root is None:
         refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
+    from builder.cli.build import Table
+    from builder.cli.build import root as build_root
+    from builder.cli.export import export
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, Unbuilt, named
     from builder.importing.matching import MatchingOptions
     from builder.importing.tenant import ImportOptions
     from builder.store.resumable import PLAN
-    from hplm.cli.build import Table
-    from hplm.cli.build import root as build_root
-    from hplm.cli.export import export
 
     found = named(folders)
     if one.id is not None and len(found) == 1:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from builder.cli.options import open_store
+from builder.cli.tenant_store import make_exits
 from hplm.cli.options import (
     CORPUS,
     Device,
@@ -23,10 +25,8 @@ from hplm.cli.options import (
     Words,
     about,
     device_of,
-    open_store,
     refuse_given,
 )
-from hplm.cli.tenant_store import make_exits
 from hplm.errors import InvalidInput
 from hplm.options import BANK_DTYPES, MIN_TOKENS, TABLE_DTYPES
 
