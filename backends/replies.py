@@ -27,6 +27,7 @@ from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
 from hplm.server.probing import PROBE
 from hplm.tasks import TextAnswer
+from hplm.tenants.authorize import check_header
 from hplm.threads import Threads
 
 # The stub looks them up there for each tensor of strings. Its own take more than twice as long.
@@ -204,6 +205,7 @@ class Model:
             given = request.parameters() or "{}"
         except UnicodeDecodeError:  # it holds all parameters, API keys too
             raise InvalidInput("a parameter or header of the request is not UTF-8: send UTF-8") from None
+        check_header(given)
         try:
             parameters: dict[str, Any] = msgspec.json.decode(given)
         except msgspec.DecodeError:  # JSON has no NaN, of which Triton makes one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import msgspec
@@ -12,6 +13,7 @@ from hplm.tenants.snapshot import Snapshot, Tenant
 
 HEADER = "hplm-tenant"  # names the tenant to proxies; Triton adds it to the parameters, in the client's upper and lower case
 UNSEEN = "-"  # what the router writes into that header if it has seen no tenant in a request
+DIFFERENT = f"the header {HEADER} and the parameter 'tenant' name different tenants: send the same name, or one"
 STALE = (
     "this server has not seen the registry of its tenants for longer than its lease, so the key may have been revoked: "
     "send the request to another server, or again when the registry answers"
@@ -33,8 +35,16 @@ def named(parameters: Mapping[str, object]) -> str | None:
             raise InvalidInput(f"parameter 'tenant' is {name!r}: send the name of a tenant")
         names.add(name)
     if len(names) > 1:
-        raise InvalidInput(f"the header {HEADER} and the parameter 'tenant' name different tenants: send the same name, or one")
+        raise InvalidInput(DIFFERENT)
     return names.pop() if names else None
+
+
+def check_header(parameters: str) -> None:
+    """Raises if a parameter in this JSON has the header's name and another value: of both, one would be read."""
+    if parameters.count(f'"{HEADER}"') > 1:
+        pairs: list[tuple[str, object]] = json.loads(parameters, object_pairs_hook=list)
+        if len({str(value) for key, value in pairs if key == HEADER}) > 1:
+            raise InvalidInput(DIFFERENT)
 
 
 def admit(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_stale: bool = False) -> Tenant:

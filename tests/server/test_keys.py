@@ -51,6 +51,9 @@ def test_a_header_alone_names_the_tenant(server, protocol, model):
         assert (stock.ask([WORDS[0]], model=model, **given)["LOGITS"] == named["LOGITS"]).all()
     with refused("invalid_input", "hplm-tenant"):
         stock.ask([WORDS[0]], "acme", model=model, headers=headers)
+    for routed in ("acme", "-"):  # what a router has counted stays, whatever a parameter of the header's name says
+        with refused("invalid_input", "hplm-tenant"):
+            stock.ask([WORDS[0]], model=model, headers={"hplm-tenant": routed}, **{"hplm-tenant": "beta"})
 
 
 @pytest.mark.parametrize("protocol", LIBRARIES)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from hplm.errors import Draining, InvalidInput, NoTenant
-from hplm.tenants.authorize import UNSEEN, admit, listed
+from hplm.tenants.authorize import UNSEEN, admit, check_header, listed
 from hplm.tenants.keys import allows, by_digest, digest_in, key_of, new_key, presented_key
 from hplm.tenants.secret import SharedSecret
 from hplm.tenants.snapshot import Snapshot
@@ -103,6 +103,12 @@ def test_a_parameter_or_a_header_names_the_tenant_or_both_do(snapshot, parameter
 def test_names_that_differ_are_refused(snapshot, parameters):
     with refusing(InvalidInput, "hplm-tenant"):
         admit(snapshot, parameters, NOW)
+
+
+def test_a_parameter_of_the_headers_name_must_agree_with_it():
+    check_header('{"hplm-tenant": "beta", "tenant": "hplm-tenant", "hplm-tenant": "beta"}')
+    with refusing(InvalidInput, "hplm-tenant"):
+        check_header('{"hplm-tenant": "-", "top_k": NaN, "hplm-tenant": "beta"}')
 
 
 def test_a_tenant_that_the_router_has_not_seen_is_refused(snapshot):
