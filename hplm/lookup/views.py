@@ -155,7 +155,7 @@ class Views:
         copy = self.state if self.mirror is not None else None
         seen = lease.load(copy.seen) if copy is not None else None  # before: the copy may be changed meanwhile
         is_whole, pointer = self._follower.look(), self._follower.pointer
-        if pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
+        if not self.is_behind and pointer.generation >= self.view.snapshot.generation:  # otherwise it is not what is served
             self._seen_at = self._follower.seen_at if seen is None else seen
             self.generation = pointer.generation if pointer.copied is None else pointer.copied.generation
         return is_whole

@@ -16,9 +16,9 @@ from hplm.lookup import views
 from hplm.lookup.views import KEPT_SECONDS, Watch
 from hplm.options import LEASE_SECONDS
 from hplm.plot.rows import StoredRows
-from hplm.registry import follower
+from hplm.registry import follower, lease
 from hplm.registry.folder import Folder
-from hplm.registry.follower import LONGEST_PAUSE
+from hplm.registry.follower import FIRST_PAUSE, LONGEST_PAUSE
 from hplm.tenants.manager import Manager
 from hplm.tenants.state import State
 from testing.random_store import random_table, random_tenant
@@ -174,6 +174,26 @@ def test_a_snapshot_is_not_read_again_while_nothing_changes(place, live, caplog)
     publish(live, pointer, newer)
     backbone.refresh()
     assert len(noted.read) == 2 and not backbone.is_behind
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_generation_that_cannot_be_opened_does_not_hold(place, live, copied, monkeypatch):
+    """Between two tries too: a key that it revokes is still taken, and for no longer than the lease."""
+    clock = Clock(100.0)
+    backbone = served(place, clock=clock)
+    if copied:
+        monkeypatch.setattr(backbone, "mirror", object())
+    before, pointer = backbone.generation, live.registry.pointer()
+    publish(live, pointer, 3)  # whose snapshot is missing
+    with pytest.raises(InvalidInput):
+        backbone.refresh()
+    clock.seconds += FIRST_PAUSE / 2
+    lease.save(backbone.state.seen, lease.boot_time(clock))
+    aged = backbone.age
+    assert not backbone.refresh()
+    assert backbone.generation == before and backbone.age == aged > 0
+    clock.seconds += pointer.lease_s
+    assert backbone.is_stale
 
 
 def publish(live, pointer, generation):
