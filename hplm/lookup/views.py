@@ -175,15 +175,16 @@ class Views:
 
     def _open_asked(self) -> None:
         """Opens the generations that requests wait for."""
+        since = time.monotonic() - KEPT_SECONDS
+        with self._opened:
+            self._asked = {generation: asked for generation, asked in self._asked.items() if asked > since}
         for generation in [*self._asked]:
             if generation not in self._remembered and self.state is not None and self.state.has(generation):
                 newest = self.view.snapshot
                 self._take(self._snapshot(generation))
                 if generation < newest.generation:
                     self._take(newest)  # batches are gathered from its forest, which now has the tables of both
-        since = time.monotonic() - KEPT_SECONDS
         with self._opened:
-            self._asked = {generation: asked for generation, asked in self._asked.items() if asked > since}
             self._opened.notify_all()
 
     def _snapshot(self, generation: int) -> Snapshot:

@@ -196,6 +196,22 @@ def test_a_generation_that_cannot_be_opened_does_not_hold(place, live, copied, m
     assert backbone.is_stale
 
 
+def test_a_generation_that_requests_wait_for_and_nobody_can_read_is_given_up(place, live, monkeypatch):
+    """Otherwise each look would fail, and no table of a deleted tenant would be closed again."""
+    for name in ("new-a", "new-b"):
+        live.add(name, knowledge(place[0], name))
+    backbone = served(place)
+    publish(live, live.registry.pointer(), 2)  # and the snapshot of 3 is missing
+    monkeypatch.setattr(views, "OPENING_SECONDS", 0.0)
+    backbone.soon = lambda: None
+    with pytest.raises(Draining):
+        backbone.at(3)
+    with pytest.raises(InvalidInput):
+        backbone.refresh()
+    monkeypatch.setattr(views, "KEPT_SECONDS", 0.0)
+    backbone.refresh()
+
+
 def publish(live, pointer, generation):
     again = msgspec.structs.replace(pointer, generation=generation, snapshots={**pointer.snapshots, 3: "3-missing"})
     live.state.current_file.write_bytes(again.written())
