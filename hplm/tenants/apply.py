@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,13 +82,13 @@ def planned(tenants: Mapping[str, Tenant], lines: Iterable[Any], newest: Mapping
         if tenant is None and version is None:
             raise InvalidInput(f"tenant {line.id!r} is not served: give --store with its store, or remove its line")
         keys = tenant.keys if tenant is not None else ()
-        known = {key.digest for key in keys}
+        known, valid = {key.digest for key in keys}, sum(not key.expires or time.time() < key.expires for key in keys)
         asked: int | list[str] = line.keys
         limits = {name: value for name, value in _limits(line).items() if value != _now(tenant, name)}
         step = Step(
             line.id,
             version if tenant is None or (tenant.stored or tenant.version) != version else None,
-            max(0, asked - len(keys)) if isinstance(asked, int) else 0,
+            max(0, asked - valid) if isinstance(asked, int) else 0,
             () if isinstance(asked, int) else tuple(one for one in dict.fromkeys(asked) if one not in known),
             line.days,
             limits,

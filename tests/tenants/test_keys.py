@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from hplm.errors import Draining, InvalidInput, NoTenant
+from hplm.tenants.apply import planned, read_lines
 from hplm.tenants.authorize import UNSEEN, admit, check_header, listed
 from hplm.tenants.keys import allows, by_digest, digest_in, key_of, new_key, presented_key
 from hplm.tenants.secret import SharedSecret
@@ -103,6 +104,14 @@ def test_a_parameter_or_a_header_names_the_tenant_or_both_do(snapshot, parameter
 def test_names_that_differ_are_refused(snapshot, parameters):
     with refusing(InvalidInput, "hplm-tenant"):
         admit(snapshot, parameters, NOW)
+
+
+def test_a_key_that_has_expired_is_none_of_those_that_a_file_asks_for(snapshot, tmp_path):
+    file, keys = tmp_path / "tenants.jsonl", (new_key(1)[1], new_key(2**40)[1])
+    file.write_text('{"id": "acme", "keys": 2}')
+    served = {tenant.id: tenant for tenant in _with(snapshot, "acme", keys=keys).tenants}
+    (step,) = planned(served, read_lines(file), {})
+    assert step.new_keys == 1
 
 
 def test_a_parameter_of_the_headers_name_must_agree_with_it():
