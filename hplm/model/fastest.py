@@ -72,7 +72,7 @@ def fastest(work: str = SERVING) -> Fastest:
         return _said(Fastest(work, speed))
     speed = measured(work)
     try:
-        _keep(key, speed)
+        speed = _keep(key, speed)
     except OSError as error:
         log.warning(
             "%s cannot be written (%s): each process measures again whether bf16 or fp32 is faster", FILE, error.strerror
@@ -149,10 +149,13 @@ def _kept() -> dict[str, float]:
     return {}
 
 
-def _keep(key: str, speed: float) -> None:
+def _keep(key: str, speed: float) -> float:
+    """Returns the speed that counts: another process may have measured and kept one meanwhile."""
+    kept = {key: speed, **_kept()}
     temporary = FILE.with_name(f"{FILE.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps({**_kept(), key: speed}, indent=1) + "\n", "utf-8")
+        temporary.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
         temporary.replace(FILE)
     finally:
         temporary.unlink(missing_ok=True)
+    return kept[key]

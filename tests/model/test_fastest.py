@@ -59,6 +59,17 @@ def test_it_is_measured_once_for_each_machine(machine, monkeypatch):
     assert fastest().dtype is torch.bfloat16 and len(json.loads(machine.file.read_text())) == 2
 
 
+def test_processes_that_measure_at_once_take_the_same_format(machine, monkeypatch):
+    def measured(work):
+        machine.has(2.0)
+        assert fastest().dtype is torch.bfloat16  # another process, which is done first
+        fastest.cache_clear()
+        return 0.9
+
+    monkeypatch.setattr(module, "measured", measured)
+    assert fastest().dtype is torch.bfloat16 and [*json.loads(machine.file.read_text()).values()] == [2.0]
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"x": 1', '{"x": "y"}'])
 def test_a_broken_file_is_written_anew(machine, content):
     machine.file.write_text(content)
