@@ -184,7 +184,7 @@ def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
     """Makes a tenant's exits if they are missing in this precision. The texts that judge them have chosen nothing."""
     tenant, task, device = store.known_tenant(question.id), training_task(question.task), resolve_device("auto")
     say(f"exits of {question.id} in {precision.name}, and their answers")
-    build_exits(store, question.id, question.dev, precision, device, seen=[question.train])
+    build_exits(store, question.id, question.dev, precision, device)
     exits = (found := store.knowledge(store.known_tenant(question.id))).exits
     assert exits is not None  # they were made
     given = [task.read(question.dev), task.read(question.test)]

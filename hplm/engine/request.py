@@ -220,7 +220,7 @@ class Text:
         assert students is not None  # it has a team of them
         one.plan, one.depth, one.windows = None, students.depth, team.members
         one.tokens, one.bytes = team.part(len(self.addresses), self.bytes)
-        found = [copy.copy(one) for _ in range(team.members)]
+        found: list[Text] = [copy.copy(one) for _ in range(team.members)]
         for number, own in enumerate(found):
             own.slot_key, own.window = self.request.tenant.student_weights[number], number
         return found
