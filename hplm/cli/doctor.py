@@ -28,6 +28,7 @@ def doctor(
     :param triton: Triton's release, such as 26.06, if it is not on this machine
     """
     from hplm.doctor import checks
+    from hplm.server import inherited
 
     state = checked_state(state)
     is_open = checks.is_open_address(address)
@@ -35,6 +36,8 @@ def doctor(
         checks.triton(triton or _version(server), is_open),
         checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         checks.shared_memory(SHARED_MEMORY, os.statvfs(SHARED_MEMORY)),
+        checks.draining(inherited.draining()),
+        checks.number_format(),
     ]
     if server:
         findings.append(checks.restricted(server))

@@ -7,10 +7,12 @@ import ipaddress
 import json
 import os
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import MISFITS, HplmError, some
+from hplm.model.fastest import fastest
 from hplm.place import Place
 from hplm.tenants.directory import Directory
 
@@ -80,6 +82,18 @@ def shared_memory(folder: Path, space: os.statvfs_result) -> Finding:
     if free < FREE_SHARED_MEMORY:
         return Finding("shared memory", PROBLEM, seen, f"stop what fills it; `ls -l {folder}` shows the files of ended servers")
     return Finding("shared memory", OK, seen)
+
+
+def draining(servers: Sequence[str]) -> Finding:
+    """`servers`: of this machine, that drain."""
+    if servers:
+        says = f"{some(servers)} refuses all requests, because of `hplm drain` or a stop that has begun"
+        return Finding("draining", PROBLEM, says, "start the server again: only a new one takes requests")
+    return Finding("draining", OK, "no server here refuses requests because it is to be stopped")
+
+
+def number_format() -> Finding:
+    return Finding("number format", OK, f"by `--dtype auto`, {fastest()}")
 
 
 def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:

@@ -74,6 +74,12 @@ def start_to_drain(server: str) -> None:
     time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
+def draining() -> list[str]:
+    """Returns the names of the servers of this machine that leave or drain."""
+    found = {path.name.removesuffix(sign) for sign in (_LEAVING, _DRAINING) for path in SHARED_MEMORY.glob(f"*{sign}")}
+    return sorted(filter(is_running, found))
+
+
 class Drain:
     """Whether the server of this process is being stopped. It is asked for every request, and looks a hundred times a second.
 

@@ -34,6 +34,8 @@ def space(mb, free_mb):
 
 SHM = Path("/dev/shm")
 FOUND = [  # a check, what it looks at, its status, and what it names
+    (checks.draining, [[]], OK, []),
+    (checks.draining, [["one-7-7"]], PROBLEM, ["one-7-7", "hplm drain"]),
     *((checks.triton, [release, True], OK, [release]) for release in SAFE),
     *((checks.triton, [release, True], PROBLEM, [release, "26.06"]) for release in HOLED),
     (checks.triton, ["2.51.0", False], WARNING, []),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from builder.learning.loop import half_precision
+from hplm.doctor import checks
 from hplm.engine.engine import resolve_precision
 from hplm.model import fastest as module
 from hplm.model.fastest import SERVING, TRAINING, fastest, measured
@@ -43,7 +44,7 @@ def test_serving_and_training_take_the_faster_format(machine, speed, name):
     machine.has(speed)
     assert resolve_precision("auto", CPU).name == name
     assert half_precision(CPU)._enabled == (name == "bf16")
-    assert sorted(machine.measurements) == [SERVING, TRAINING] and f"{speed:.2f} x" in str(fastest())
+    assert sorted(machine.measurements) == [SERVING, TRAINING] and f"{speed:.2f} x" in checks.number_format().says
 
 
 def test_it_is_measured_once_for_each_machine(machine, monkeypatch):
