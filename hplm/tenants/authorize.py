@@ -9,7 +9,7 @@ import msgspec
 
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.tenants.keys import allows, by_digest, digest_in, new_key, presented_key
-from hplm.tenants.snapshot import Snapshot, Tenant
+from hplm.tenants.snapshot import Snapshot, Tenant, listed_rows
 
 HEADER = "hplm-tenant"  # names the tenant to proxies; Triton adds it to the parameters, in the client's upper and lower case
 UNSEEN = "-"  # what the router writes into that header if it has seen no tenant in a request
@@ -81,4 +81,4 @@ def listed(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_
     keyed = [tenant for tenant in snapshot.by_digest.get(digest_in(header), []) if allows(tenant.keys_by_digest, header, now)]
     if is_stale and keyed:
         raise Draining(STALE)
-    return msgspec.json.encode([{"tenant": tenant.id, "task": tenant.task} for tenant in (*snapshot.without_keys, *keyed)])
+    return b"[%b]" % b",".join(filter(None, (snapshot.open_rows, listed_rows(keyed))))

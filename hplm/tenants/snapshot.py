@@ -169,9 +169,9 @@ class Snapshot:
         return tenant
 
     @cached_property
-    def without_keys(self) -> tuple[Tenant, ...]:
-        """The tenants that answer everybody, by name."""
-        return tuple(sorted((tenant for tenant in self.tenants if not tenant.keys), key=lambda tenant: tenant.id))
+    def open_rows(self) -> bytes:
+        """The rows, in JSON, of the tenants that answer everybody, by name. Each list of tenants has them."""
+        return listed_rows(sorted((tenant for tenant in self.tenants if not tenant.keys), key=lambda tenant: tenant.id))
 
     @cached_property
     def by_digest(self) -> dict[str, list[Tenant]]:
@@ -326,3 +326,8 @@ def checked(tenant: Tenant) -> Tenant:
 def _warn_of_calibration(tenant_id: str, kind: str) -> None:
     """Warns once for each tenant: its snapshots are read again and again."""
     log.warning("tenant %s is served without its calibration of kind %r: calibrate it again", tenant_id, kind)
+
+
+def listed_rows(tenants: Iterable[Tenant]) -> bytes:
+    """Returns the rows of a list of tenants, in JSON, without the list's brackets."""
+    return b",".join(msgspec.json.encode({"tenant": tenant.id, "task": tenant.task}) for tenant in tenants)

@@ -170,6 +170,9 @@ def test_a_key_lists_its_tenants_and_those_without_keys(snapshot):
     with pytest.raises(Draining):
         listed(snapshot, {"authorization": f"Bearer {secret}"}, NOW, is_stale=True)
     assert json.loads(listed(snapshot, {}, NOW, is_stale=True))
+    for id in rest:
+        snapshot = _with(snapshot, id, keys=(another,))
+    assert names(None) == []
 
 
 def test_a_named_tenant_is_listed_alone_with_its_labels_if_the_key_opens_it(snapshot):
