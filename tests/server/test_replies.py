@@ -142,7 +142,7 @@ def answering():
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
             sender = replies.Sender(request, Held("toy"))
-            return model.Answer(sender, sends_errors, counted.append, b"", ""), request, counted
+            return model.Answer(sender, sends_errors, counted.append, b""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
         sends_errors = replies.Model()
