@@ -1,4 +1,4 @@
-"""What several commands of the builder read."""
+"""Options and stores that several commands of the builder read."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Attempts:
 
     @property
     def late_s(self) -> float:
-        """How long ago the deadline was; not above 0: it is still to come, or there is none."""
+        """The time since the deadline; 0 or less: it is still to come, or there is none."""
         return -self._remaining() if self._has_deadline else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""What a request asks of a decoder."""
+"""A request to a decoder: its tenant, text or messages, and settings of sampling."""
 
 from __future__ import annotations
 

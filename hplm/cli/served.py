@@ -42,7 +42,7 @@ class Served:
 
     @property
     def source(self) -> dict[str, str | None]:
-        """What a result under --json was read from; no state: as exported."""
+        """The registry that a result under --json was read from; without one: as exported."""
         state = state_of(self.state)
         return {"state": None if state is None else str(state)}
 

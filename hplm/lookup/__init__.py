@@ -1,1 +1,1 @@
-"""What a request of an encoder meets first: the views of what is served, and lookup, which turns its texts into addresses."""
+"""Lookup turns the texts of a request into addresses. Views are the tenants and tables that it reads."""

@@ -40,7 +40,7 @@ BERT_BASE = BackboneConfig(
     "bert-base", vocabulary=1, hidden=768, heads=12, intermediate=3072, lower_layers=0, upper_layers=1, positions=TOKENS,
     segments=1, activation="gelu", norm_eps=1e-12, cls_id=UNUSED, sep_id=UNUSED, unk_id=UNUSED, mask_id=UNUSED,
 )  # fmt: skip
-# What tells machines apart in /proc/cpuinfo, and the variables that keep libraries from using instructions.
+# Lines of /proc/cpuinfo that tell machines apart, and the variables that keep libraries from using instructions.
 FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"}
 LIMITS = "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"
 

@@ -1,4 +1,4 @@
-"""What the `meta.json` of a table says of it. Lookup, which reads no rows, reads it without torch."""
+"""The `meta.json` of a table. Lookup, which reads no rows, reads it without torch."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
 
 class HasCurrent(Protocol):
-    """What may be followed: a store, or the export alone."""
+    """A place to follow: a store, or the export alone."""
 
     def current(self, seen: Any = None) -> tuple[bytes, Any] | None: ...
 

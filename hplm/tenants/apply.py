@@ -34,7 +34,7 @@ Line = msgspec.defstruct("Line", [(name, Any, UNSET) for name in LIMITS], bases=
 
 @dataclass(frozen=True)
 class Step:
-    """What changes for one tenant."""
+    """The changes of one tenant."""
 
     tenant: str
     version: int | None = None  # of the store, that is published

@@ -1,4 +1,4 @@
-"""What grows in a server's processes, and how late answers become, between the time after the warm-up and the end."""
+"""Compares the memory of a server's processes, and the times of answers, after the warm-up and at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPARED = 6  # the second and the last of so many parts
 
 
 class Taken(NamedTuple):
-    """What a process has."""
+    """The memory and the open files of a process."""
 
     pid: int
     memory: int  # bytes that it does not share: mapped tables are the page cache's

@@ -1,4 +1,4 @@
-"""Who starts next, how tenants share steps, and the memory of those that wait."""
+"""The order in which sequences start, the tenants' shares of steps, and the memory of waiting requests."""
 
 import tracemalloc
 from types import SimpleNamespace

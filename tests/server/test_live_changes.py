@@ -48,7 +48,7 @@ class Admin:
 
 @pytest.mark.server("toy")
 def test_while_its_state_hangs_every_request_is_answered_and_models_work(server):
-    """Who opens a pipe waits, as for a network file system that is away."""
+    """Opening a pipe waits, as does a network file system that is away."""
     current, stock, control = server.state / "toy/CURRENT", server.stock(), server.server.control()
     away, pid = current.rename(current.with_name("AWAY")), server.server.pid
     os.mkfifo(current)

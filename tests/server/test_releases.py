@@ -1,4 +1,4 @@
-"""What releases have written: newer code serves it, changes it, and goes on with it.
+"""Newer code serves the files that releases have written, changes them, and goes on with them.
 
 Where a format has changed, the test of that release expects a refusal with the command that renews, in place of these.
 """

@@ -108,7 +108,7 @@ def _bare(folder: Path) -> Built:
 
 
 def _release(archive: Path, folder: Path) -> Built:
-    """What a release has exported, with its registry."""
+    """The export of a release, with its registry."""
     unpack(archive, folder)
     return Built(folder / "repository", {"toy": Store(folder / "store")})
 
