@@ -94,27 +94,27 @@ def apply(
     if store is not None:
         trained = of_stores("trained")(manager, of_stores("open")(store), [line.id for line in lines])
         newest, publish = trained.newest, trained.publish
-    steps = planned({tenant.id: tenant for tenant in manager.current().tenants}, lines, newest)
-    for step in steps:
-        print(step)
-    result = {"tenants": [step.tenant for step in steps], "generation": None}
-    keys = sum(step.new_keys for step in steps)
-    if not steps:
+    updates = planned({tenant.id: tenant for tenant in manager.current().tenants}, lines, newest)
+    for update in updates:
+        print(update)
+    result = {"tenants": [update.tenant for update in updates], "generation": None}
+    keys = sum(update.new_keys for update in updates)
+    if not updates:
         print(f"{len(lines)} tenants are as {file} says")
         return result
     if keys and secrets is None:
         raise InvalidInput(f"{keys} keys have to be made: give --secrets with a new file for their secrets")
     if not yes:
-        print(f"{len(steps)} of {len(lines)} tenants would change: give --yes to change them")
+        print(f"{len(updates)} of {len(lines)} tenants would change: give --yes to change them")
         return result
-    made = made_keys(steps)
+    made = made_keys(updates)
     if secrets is not None and made:
         write_secrets(secrets, made)  # before the change: what is not written by then would be lost
 
     def edit(change: Change) -> int:
-        if planned(change.tenants, lines, newest) != steps:
+        if planned(change.tenants, lines, newest) != updates:
             raise InvalidInput("somebody else has changed these tenants meanwhile, and nothing was changed: do it again")
-        bring(change, steps, made, publish)
+        bring(change, updates, made, publish)
         return change.generation
 
     try:
@@ -123,7 +123,7 @@ def apply(
         if secrets is not None and made:
             print(f"the secrets in {secrets} may open nothing: look at `hplm tenant key list`", file=sys.stderr)
         raise
-    return settled(manager, f"{len(steps)} tenants are changed, generation {result['generation']}", **result)
+    return settled(manager, f"{len(updates)} tenants are changed, generation {result['generation']}", **result)
 
 
 def never(change: Change, tenant_id: str) -> None:

@@ -33,7 +33,7 @@ Line = msgspec.defstruct("Line", [(name, Any, UNSET) for name in LIMITS], bases=
 
 
 @dataclass(frozen=True)
-class Step:
+class TenantUpdate:
     """The changes of one tenant."""
 
     tenant: str
@@ -74,9 +74,9 @@ def read_lines(path: Path) -> list[Any]:
     return list(found.values())
 
 
-def planned(tenants: Mapping[str, Tenant], lines: Iterable[Any], newest: Mapping[str, int]) -> list[Step]:
+def planned(tenants: Mapping[str, Tenant], lines: Iterable[Any], newest: Mapping[str, int]) -> list[TenantUpdate]:
     """Returns what has to change. `newest`: the versions of the store's tenants, which are published."""
-    steps: list[Step] = []
+    updates: list[TenantUpdate] = []
     for line in lines:
         tenant, version = tenants.get(line.id), newest.get(line.id)
         if tenant is None and version is None:
@@ -85,7 +85,7 @@ def planned(tenants: Mapping[str, Tenant], lines: Iterable[Any], newest: Mapping
         known, valid = {key.digest for key in keys}, sum(not key.expires or time.time() < key.expires for key in keys)
         asked: int | list[str] = line.keys
         limits = {name: value for name, value in _limits(line).items() if value != _now(tenant, name)}
-        step = Step(
+        update = TenantUpdate(
             line.id,
             version if tenant is None or (tenant.stored or tenant.version) != version else None,
             max(0, asked - valid) if isinstance(asked, int) else 0,
@@ -94,31 +94,33 @@ def planned(tenants: Mapping[str, Tenant], lines: Iterable[Any], newest: Mapping
             limits,
             {name: _now(tenant, name) for name in limits},
         )
-        if step.version is not None or step.new_keys or step.digests or limits:
-            steps.append(step)
-    return steps
+        if update.version is not None or update.new_keys or update.digests or limits:
+            updates.append(update)
+    return updates
 
 
-def made_keys(steps: Iterable[Step]) -> dict[str, list[tuple[str, Key]]]:
+def made_keys(updates: Iterable[TenantUpdate]) -> dict[str, list[tuple[str, Key]]]:
     """Makes the new keys, and returns them by tenant, each with its secret."""
-    return {step.tenant: [new_key(expiry(step.days)) for _ in range(step.new_keys)] for step in steps if step.new_keys}
+    return {
+        update.tenant: [new_key(expiry(update.days)) for _ in range(update.new_keys)] for update in updates if update.new_keys
+    }
 
 
 def apply(
     change: Change,
-    steps: Sequence[Step],
+    updates: Sequence[TenantUpdate],
     made: Mapping[str, Sequence[tuple[str, Key]]],
     publish: Callable[[Change, str], object],
 ) -> None:
-    """Makes these steps within a change."""
-    for step in steps:
-        if step.version is not None:
-            publish(change, step.tenant)
-        tenant = change.tenants[step.tenant]
-        given = [key_of_digest(digest, expiry(step.days)) for digest in step.digests]
-        keys = (*tenant.keys, *given, *(key for _, key in made.get(step.tenant, ())))
-        change.tenants[step.tenant] = replace(tenant, keys=keys, **step.limits)
-    change.details = {"tenants": [step.tenant for step in steps]}
+    """Makes these updates within one change."""
+    for update in updates:
+        if update.version is not None:
+            publish(change, update.tenant)
+        tenant = change.tenants[update.tenant]
+        given = [key_of_digest(digest, expiry(update.days)) for digest in update.digests]
+        keys = (*tenant.keys, *given, *(key for _, key in made.get(update.tenant, ())))
+        change.tenants[update.tenant] = replace(tenant, keys=keys, **update.limits)
+    change.details = {"tenants": [update.tenant for update in updates]}
 
 
 def _limits(line: Any) -> dict[str, float]:
