@@ -39,7 +39,8 @@ class Scheduler(Queues[T]):
         `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
 
         `commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
-        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS; 0: no bound.
+        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS and no long line
+        waits (`Queue.bounded`); 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
         """
         super().__init__(policies, limits, answering_ns)
@@ -114,7 +115,7 @@ class Scheduler(Queues[T]):
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
         start_ns = self._start_at(now_ns) + self._answering_ns if self.shares.items else 0
         for queue in self._in_turn():
-            own = self._capacity = queue.bounded(capacity, self._batch_ns)
+            own = self._capacity = queue.bounded(capacity, self._batch_ns, start_ns)
             selection = queue.select(start_ns, own, not self._running)
             if self.alone and len(selection.indexes):
                 selection, must_wait = selection.separated(queue.columns, self.alone)

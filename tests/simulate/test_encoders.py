@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hplm.scheduling.cost import FIRST
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.scheduling.queue import LEAST_TOKENS
@@ -71,6 +72,27 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
         longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor
     assert longest[0] > 4000 and LEAST_TOKENS / 2 < longest[50_000_000] <= LEAST_TOKENS
     assert waits[50_000_000] < waits[0] / 3
+
+
+def _bounded(deadline_ms, seconds=4.0):
+    """Twenty tenants offer twice what an engine can do that takes 40 ms for a batch, and 5 ms for each of its texts."""
+    slow = one_stage(lambda lengths, places: 40e6 + 5e6 * len(lengths))
+    load = Stream(300.0, seconds, Lengths(40, 0), allowed_ms=deadline_ms, tenants=range(20)).draw(5)
+    scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), True, batch_ns=25_000_000)
+    return simulate_one(scheduler, Machine(slow, Capacity(4096, 4096, 4096)), load)
+
+
+def test_batches_become_longer_where_a_long_line_of_several_tenants_waits():
+    outcome, usual = _bounded((0.0, 0.0)), 25 / 5 * 40
+    assert outcome.answered.all()
+    assert 2 * usual < np.median(outcome.batches[2 * FIRST :]) <= max(outcome.batches[2 * FIRST :]) <= 4.4 * usual
+
+
+def test_no_text_misses_its_deadline_by_a_batch_that_became_longer():
+    outcome, usual = _bounded((100.0, 1000.0)), 25 / 5 * 40
+    assert max(outcome.batches[2 * FIRST :]) > 2 * usual
+    settled = np.arange(len(outcome.answered)) > len(outcome.answered) / 4  # the first batches have no bound
+    assert (outcome.answered & ~outcome.on_time)[settled].mean() < 0.01
 
 
 def test_requests_that_are_refused_or_expire_are_a_crowd_too():
