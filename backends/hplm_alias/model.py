@@ -24,7 +24,7 @@ from hplm.request.answers import Outputs
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tasks import TASKS
-from hplm.tenants.arrival import Arrivals, Mark
+from hplm.tenants.arrival import Arrivals, Forwarding
 from hplm.tenants.directory import Directory
 from hplm.threads import repeat
 
@@ -69,8 +69,8 @@ class TritonPythonModel(replies.Model):
         super().initialize(args)
         self._directory = Directory(self._repository, self._state, copied=True)
         self._directory.follow()
-        self._mark = Mark(os.getppid())
-        self._arrivals = Arrivals(self._mark)
+        self._forwarding = Forwarding(os.getppid())
+        self._arrivals = Arrivals(self._forwarding)
         self._meter = Meter()
         self._publish(self._meter, self._name)
         self._line = Turns[Forwarded](WAITING, 1, time.monotonic_ns, THREADS)
@@ -99,7 +99,7 @@ class TritonPythonModel(replies.Model):
         timeout_us = asked_timeout_us(given, request.timeout())
         arrival_ns = self._arrivals.arrival_ns(given, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
-        given |= self._mark.parameters(arrival_ns)
+        given |= self._forwarding.parameters(arrival_ns)
         given.setdefault("outputs", ",".join(outputs))
         owner, times = (backbone, tenant.uid), (arrival_ns, deadline_ns, received_ns)
         # Every request counts as one.

@@ -12,7 +12,7 @@ from torch.nn.functional import embedding_bag
 
 from hplm.adapters.groups import Groups
 from hplm.adapters.layout import Layout
-from hplm.adapters.slots import Mark, Slots
+from hplm.adapters.slots import CopyEvent, Slots
 from hplm.arrays import Array, ranges
 from hplm.model.layer import KEY_VALUE, QKV
 from hplm.model.tensors import sent
@@ -28,16 +28,16 @@ class Part:
     layout: Layout
     groups: Groups
     layers: Weights
-    arrived: Sequence[Mark]  # one for each layer: after it the layer's weights are on the device
+    arrived: Sequence[CopyEvent]  # one for each layer: after it the layer's weights are on the device
     rows: Tensor | None  # None: all rows
 
 
 def parts_of(
-    placed: Sequence[Placed | None], counts: Sequence[int], arrived: Mapping[Slots, Sequence[Mark]], device: torch.device
+    placed: Sequence[Placed | None], counts: Sequence[int], arrived: Mapping[Slots, Sequence[CopyEvent]], device: torch.device
 ) -> list[Part]:
     """Divides rows, which lie in runs of one record each, by layout.
 
-    `placed` has the record of each run, `counts` the rows of each, and `arrived` the marks of the weights.
+    `placed` has the record of each run, `counts` the rows of each, and `arrived` the events of the weights.
     """
     found: dict[Slots, tuple[list[int], list[int]]] = {}  # slots and rows of runs
     for one, count in zip(placed, counts, strict=True):

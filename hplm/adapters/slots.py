@@ -20,7 +20,7 @@ from hplm.adapters.records import Records
 from hplm.errors import OutOfCapacity
 
 
-class Mark:
+class CopyEvent:
     """A point in the order of copies. Without an event, all copies before it are done."""
 
     def __init__(self, event: torch.cuda.Event | torch.Event | None = None, device: torch.device | None = None) -> None:
@@ -28,7 +28,7 @@ class Mark:
         self._device = device
 
     def wait(self) -> None:
-        """Makes the device wait for the mark before it runs the calling thread's next work."""
+        """Makes the device wait for the event before it runs the calling thread's next work."""
         event = self._event
         if event is not None and event.query():
             self._event = None  # most batches use weights that have long arrived: nothing asks again
@@ -36,19 +36,19 @@ class Mark:
             torch.cuda.current_stream(self._device).wait_event(event)
 
     def synchronize(self) -> None:
-        """Blocks the calling thread until the mark is reached."""
+        """Blocks the calling thread until the event is reached."""
         if self._event is not None:
             self._event.synchronize()
             self._event = None
 
 
-AT_ONCE, REACHED = nullcontext(), Mark()
+AT_ONCE, REACHED = nullcontext(), CopyEvent()
 
 
 class Copies:
-    """Starts copies to slots, on CUDA in a stream beside the computing one, and marks points between them.
+    """Starts copies to slots, on CUDA in a stream beside the computing one, and records events between them.
 
-    Waiting for a mark is waiting for all copies before it.
+    Waiting for an event is waiting for all copies before it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,8 +60,8 @@ class Copies:
     def under_way(self) -> AbstractContextManager[object]:
         return AT_ONCE if self._stream is None else torch.cuda.stream(self._stream)
 
-    def mark(self) -> Mark:
-        return REACHED if self._stream is None else Mark(self._stream.record_event(), self._device)
+    def record_event(self) -> CopyEvent:
+        return REACHED if self._stream is None else CopyEvent(self._stream.record_event(), self._device)
 
 
 class SlotsTaken(OutOfCapacity):
@@ -104,7 +104,7 @@ class Slots:
         self._copies = {device: Copies(device) for device in dict.fromkeys(self._devices)}
         self._arrivals: list[Arrival] = []  # host memory for as many records as any batch has missed
         self._promised: list[tuple[int, Arrival]] = []
-        self._marks = [REACHED] * layout.layers  # the end of the last copies to each layer
+        self._events = [REACHED] * layout.layers  # the end of the last copies to each layer
         self.hits = self.misses = 0
 
     @property
@@ -149,11 +149,11 @@ class Slots:
         self._pins[slot] += 1
         return slot
 
-    def fill(self) -> list[Mark]:
-        """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's mark."""
+    def fill(self) -> list[CopyEvent]:
+        """Starts the copies to all reserved slots. A layer of any held record may be used after that layer's event."""
         if not self._promised:
-            return self._marks
-        marks: list[Mark] = []
+            return self._events
+        events: list[CopyEvent] = []
         for device, numbers in groupby(range(len(self.layers)), self._devices.__getitem__):
             with self._copies[device].under_way():
                 for number in numbers:
@@ -161,19 +161,19 @@ class Slots:
                         for tensor, own in zip(self._filled[number], arrival.layers[number], strict=True):
                             # Copied first and converted on the device. Otherwise the host would convert, and wait.
                             tensor.select(0, slot).copy_(own.to(device, non_blocking=True))
-                    marks.append(self._copies[device].mark())
+                    events.append(self._copies[device].record_event())
         self._promised.clear()
-        self._marks = marks
-        return marks
+        self._events = events
+        return events
 
     def release(self, slot: int) -> None:
         """Gives a held slot back. What has read it must be computed by then: copies into it wait for no computing."""
         self._pins[slot] -= 1
 
     def _arrival(self) -> Arrival:
-        for mark in self._marks:  # copies may still read the arrivals
-            mark.synchronize()
-        self._marks = [REACHED] * len(self.layers)
+        for event in self._events:  # copies may still read the arrivals
+            event.synchronize()
+        self._events = [REACHED] * len(self.layers)
         if len(self._promised) == len(self._arrivals):
             self._arrivals.append(Arrival(self.layout, self._devices[0]))
         return self._arrivals[len(self._promised)]

@@ -196,7 +196,7 @@ class Encoder:
     def _stage(self, batch: Batch[Text]) -> StagedBatch | None:
         """Returns the staged batch. None: its texts are answered, or its halves are next."""
         try:
-            self._in_flight.enter(batch, [request.mark for request in {text.request for text in batch.texts}])
+            self._in_flight.enter(batch, [request.in_flight_entry for request in {text.request for text in batch.texts}])
             while self._computed:
                 self._computed.popleft()()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]

@@ -70,8 +70,8 @@ class Graphs:
                 self._failed = True
                 return compute(sheet)
         for part in sheet.adapters[0]:
-            for mark in part.arrived:
-                mark.wait()
+            for event in part.arrived:
+                event.wait()
         graph.numbers.copy_(numbers)
         graph.kernels.replay()
         return self._hidden[: graph.rows]
@@ -83,8 +83,8 @@ class Graphs:
 
     def _recorded(self, sheet: Sheet, compute: Callable[[Sheet], Tensor]) -> Graph:
         for part in sheet.adapters[0]:
-            for mark in part.arrived:
-                mark.synchronize()  # kernels that are recorded can wait for no other stream
+            for event in part.arrived:
+                event.synchronize()  # kernels that are recorded can wait for no other stream
         assert sheet.numbers is not None
         hidden = self._hidden[: len(sheet.ending[0])]
         return Graph(self._captured(lambda: hidden.copy_(compute(sheet))), sheet.numbers, len(hidden))

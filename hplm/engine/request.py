@@ -13,7 +13,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.lookup.views import View
-from hplm.process.in_flight import mark_of, number_of
+from hplm.process.in_flight import entry_of, number_of
 from hplm.request.answers import CONFIDENCE, Answer, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
@@ -59,9 +59,9 @@ class Request:
         self._computed: dict[int, dict[int, tuple[Array, Array]]] = {}  # logits and spans of windows or students, by text
 
     @property
-    def mark(self) -> bytes:
+    def in_flight_entry(self) -> bytes:
         """The bytes that name it while it is in a batch."""
-        return mark_of(self.form.number, self.tenant_number, self.tenant.id)
+        return entry_of(self.form.number, self.tenant_number, self.tenant.id)
 
     @property
     def team(self) -> Team | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hplm.adapters.layout import EXIT, Layout
 from hplm.adapters.parts import Part, Placed, parts_of
-from hplm.adapters.slots import Mark, Slots
+from hplm.adapters.slots import CopyEvent, Slots
 from hplm.arrays import Array, joined, padded, together
 from hplm.engine.packing import Arrangement, Packing
 from hplm.engine.request import Text
@@ -77,7 +77,7 @@ class Sheet:
         texts: Sequence[Text],
         tenants: Array,
         placed: Sequence[Sequence[Placed | None]],
-        arrived: Mapping[Slots, list[Mark]],
+        arrived: Mapping[Slots, list[CopyEvent]],
     ) -> None:
         """`texts` are those of the whole batch, and `tenants` the numbers of their tenants. `placed`: the records of each.
 
@@ -209,10 +209,10 @@ class StagedBatch:
     texts: list[Text]
     forest: Forest
     sheets: list[Sheet]
-    arrived: Mapping[Slots, list[Mark]]  # the marks of its sheets' parts
+    arrived: Mapping[Slots, list[CopyEvent]]  # the events of its sheets' parts
     held: list[tuple[Slots, int]]
     brought: int = 0  # adapters and heads that had to be copied
-    ready: Mark = field(init=False)  # after it all tensors of the sheets are on the device
+    ready: CopyEvent = field(init=False)  # after it all tensors of the sheets are on the device
     batch: Batch[Text] = field(init=False)  # that was chosen: these are its texts that have no answer yet
     number: int = 0  # of the batch, once it has started
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds

@@ -15,7 +15,7 @@ import torch
 
 from hplm.adapters.layout import Layout
 from hplm.adapters.parts import Placed
-from hplm.adapters.slots import Copies, Mark, Slots
+from hplm.adapters.slots import Copies, CopyEvent, Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.packing import Arrangement, divided, end_to_end
@@ -75,9 +75,9 @@ class Stager:
     def swap(self, batch: StagedBatch) -> None:
         """Starts to copy adapters and heads into slots."""
         start = time.monotonic_ns()
-        for slots, marks in batch.arrived.items():
+        for slots, events in batch.arrived.items():
             batch.brought += slots.awaited
-            marks += slots.fill()
+            events += slots.fill()
         batch.stages["swap"] = start, time.monotonic_ns()
 
     def retrieve(self, batch: StagedBatch) -> None:
@@ -90,7 +90,7 @@ class Stager:
                 if sheet.scattered is not None:
                     sums = sums.new_zeros(sheet.rows, sums.shape[1]).index_copy_(0, sheet.scattered, sums)
                 sheet.sums = sums
-            batch.ready = self._copies.mark()
+            batch.ready = self._copies.record_event()
         batch.stages["retrieve"] = start, time.monotonic_ns()
 
     def _prepare(
@@ -122,7 +122,7 @@ class Stager:
             for slots, _ in filter(None, own) if count > 1 else ():
                 slots.hits += count - 1  # further texts of a tenant find its weights there
         staged, numbers = [texts[number] for number in kept], np.array(tenants)
-        arrived: dict[Slots, list[Mark]] = {slots: [] for slots, _ in held}
+        arrived: dict[Slots, list[CopyEvent]] = {slots: [] for slots, _ in held}
         own = self._settings, self._backbone.config
         arrangements = self._arranged(staged, numbers, places and places.of(kept))
         sheets = [Sheet(*own, one, staged, numbers, placed, arrived) for one in arrangements]

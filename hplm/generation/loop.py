@@ -146,7 +146,9 @@ class Loop:
     def compute(self, planned: list[Planned], stage: int = 0, /) -> bool:
         """Computes a step, and says its tokens. Returns False: a decoder has one stage."""
         try:
-            self._in_flight.enter(self, {one.sequence.request: one.sequence.request.mark for one in planned}.values())
+            self._in_flight.enter(
+                self, {one.sequence.request: one.sequence.request.in_flight_entry for one in planned}.values()
+            )
             tokens = self._computed(planned)
             now = self._now_ns()
             with self._together, self._lock:

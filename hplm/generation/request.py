@@ -91,7 +91,7 @@ class Request:
     echo: str = ""  # said before the answer
     allowed_ns: int = 0  # from its arrival; then it ends as it is
     priority: int = 0
-    mark: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
+    in_flight_entry: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
     read: Callable[[Request], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
     left: int = 1  # bytes of the prompt that was not read
     first_token_ns: int = field(default=0, init=False)  # when it came

@@ -42,7 +42,7 @@ from hplm.plot.table import Table
 from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
 from hplm.process.host import Host, run
-from hplm.process.in_flight import InFlight, Mark, number_of
+from hplm.process.in_flight import InFlight, InFlightEntry, number_of
 from hplm.process.suspects import refusal
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
@@ -179,7 +179,7 @@ class Service:
                 seed=secrets.randbits(63),
                 allowed_ns=1000 * (timeout_us or tenant.deadline_us or self._settings.deadline_us),
                 priority=priority,
-                mark=Mark(number, number_of(0, tenant.uid), tenant.id).packed(),
+                in_flight_entry=InFlightEntry(number, number_of(0, tenant.uid), tenant.id).packed(),
                 read=read,
                 left=max(1, getsizeof(asked.messages or text)),
             )

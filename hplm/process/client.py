@@ -208,7 +208,7 @@ class EngineClient(ABC, Generic[P]):
         try:
             # One that stood still while it staged a batch waited for a disk: its tenants are not to blame.
             computed = [] if closed else list(read(worker.batches, staged=not worker.is_stuck))
-            lost_in_batches = {mark.number for mark in computed}
+            lost_in_batches = {entry.number for entry in computed}
             self._separation.ended(computed)
         except Exception:  # the requests must still be answered, and another engine started
             log.exception("cannot find out which requests may have ended the engine")

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-LONGEST = 128  # bytes of a request's mark: two numbers, and a tenant's id of at most 64 characters
+LONGEST = 128  # bytes of a request's entry: two numbers, and a tenant's id of at most 64 characters
 _UID_BITS = 64
-_MARK = re.compile(rb"^(\d+) (\d+) (\S+)\n", re.MULTILINE)
-# The bytes of a batch's place, how many of them are marks, which are none while it is free, and whether the batch computes.
+_ENTRY = re.compile(rb"^(\d+) (\d+) (\S+)\n", re.MULTILINE)
+# The bytes of a batch's place, how many of them are entries, which are none while it is free, and whether the batch computes.
 _PLACE = struct.Struct("<qqq")
 
 
-class Mark(NamedTuple):
+class InFlightEntry(NamedTuple):
     """A request in a batch."""
 
     number: int  # of the request, in the model process
@@ -29,11 +29,11 @@ class Mark(NamedTuple):
     tenant_id: str
 
     def packed(self) -> bytes:
-        return mark_of(*self)
+        return entry_of(*self)
 
 
-def mark_of(number: int, tenant: int, tenant_id: str) -> bytes:
-    """Returns a packed mark."""
+def entry_of(number: int, tenant: int, tenant_id: str) -> bytes:
+    """Returns a packed entry."""
     return f"{number} {tenant} {tenant_id}\n".encode()
 
 
@@ -60,9 +60,9 @@ class InFlight:
         for place in self._free:
             _PLACE.pack_into(self._shown, place, self._size, 0, 0)
 
-    def enter(self, batch: object, marks: Iterable[bytes]) -> None:
-        """Shows the marks of a batch's requests."""
-        packed = b"".join(islice(marks, self._requests))  # a policy of somebody else may choose too many
+    def enter(self, batch: object, entries: Iterable[bytes]) -> None:
+        """Shows the entries of a batch's requests."""
+        packed = b"".join(islice(entries, self._requests))  # a policy of somebody else may choose too many
         place = self._places[batch] = self._free.pop()
         start = place + _PLACE.size
         self._shown[start : start + len(packed)] = packed
@@ -84,8 +84,8 @@ class InFlight:
         self._free.append(place)
 
 
-def read(descriptor: int, staged: bool = True) -> Iterator[Mark]:
-    """Yields the marks of the requests that an engine has in batches, or had when it ended. `staged`: also before they compute.
+def read(descriptor: int, staged: bool = True) -> Iterator[InFlightEntry]:
+    """Yields the requests that an engine has in batches, or had when it ended. `staged`: also before they compute.
 
     Raises ValueError if its memory is damaged, as other memory of an engine that ends may be too.
     """
@@ -95,9 +95,9 @@ def read(descriptor: int, staged: bool = True) -> Iterator[Mark]:
         if not size:  # it ended before it was ready
             return
         if not _PLACE.size <= size <= end - place or not 0 <= used <= size - _PLACE.size:
-            raise ValueError(f"at byte {place} of {end}, {size} bytes with {used} bytes of marks cannot be")
-        # An engine that still runs may write between these two steps: what is no mark is left out.
+            raise ValueError(f"at byte {place} of {end}, {size} bytes with {used} bytes of entries cannot be")
+        # An engine that still runs may write between these two steps: what is no entry is left out.
         shown = os.pread(descriptor, used, place + _PLACE.size) if computes or staged else b""
-        for number, tenant, tenant_id in _MARK.findall(shown):
-            yield Mark(int(number), int(tenant), tenant_id.decode())
+        for number, tenant, tenant_id in _ENTRY.findall(shown):
+            yield InFlightEntry(int(number), int(tenant), tenant_id.decode())
         place += size

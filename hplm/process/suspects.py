@@ -19,7 +19,7 @@ from hplm.errors import Quarantined
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.process.channel import Apart
-from hplm.process.in_flight import Mark, backbone_of
+from hplm.process.in_flight import InFlightEntry, backbone_of
 
 log = logging.getLogger(__name__)
 SUSPECTED_SECONDS = 600.0  # how long a tenant runs alone,
@@ -107,11 +107,11 @@ class Separation:
             with self._lock:
                 self._suspects.answered(tenant)
 
-    def ended(self, computed: Sequence[Mark]) -> None:
+    def ended(self, computed: Sequence[InFlightEntry]) -> None:
         """Records that an engine ended with these requests in its batches."""
         if not computed:
             return
-        ids = {mark.tenant: mark.tenant_id for mark in computed}
+        ids = {entry.tenant: entry.tenant_id for entry in computed}
         with self._lock:
             guilty = self._suspects.ended(ids.keys(), self._time.monotonic())
         self.look()

@@ -105,7 +105,7 @@ class Request:
     text: SimulatedText
     leave: Callable[[Sequence[SimulatedText], int], None]
     answered: bool = False  # or failed
-    mark: ClassVar = b""
+    in_flight_entry: ClassVar = b""
     tenant: ClassVar = SimpleNamespace(id="simulated")
 
     def fail(self, error: HplmError) -> None:

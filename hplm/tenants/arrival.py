@@ -20,7 +20,7 @@ FORWARDED = "hplm_forwarded"  # parameter and secret
 ARRIVAL = "hplm_arrival_ns"  # parameter: of the monotonic clock
 
 
-class Mark:
+class Forwarding:
     """The parameters by which a model knows requests that the model `hplm` has forwarded, and when they arrived."""
 
     def __init__(self, server_pid: int) -> None:
@@ -29,7 +29,7 @@ class Mark:
     def parameters(self, arrival_ns: int) -> dict[str, str | int]:
         return {FORWARDED: self._secret, ARRIVAL: arrival_ns}
 
-    def is_on(self, parameters: Mapping[str, object]) -> bool:
+    def is_in(self, parameters: Mapping[str, object]) -> bool:
         return FORWARDED in parameters and compare_digest(str(parameters[FORWARDED]).encode(), self._secret.encode())
 
 
@@ -37,16 +37,19 @@ class Arrivals:
     """Tells when requests arrived, in nanoseconds of the monotonic clock."""
 
     def __init__(
-        self, mark: Mark, unix_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        forwarding: Forwarding,
+        unix_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._mark = mark
+        self._forwarding = forwarding
         self._unix_ns = unix_ns
         self._monotonic_ns = monotonic_ns
         self._warned = False
 
     def arrival_ns(self, parameters: Mapping[str, object], received_ns: int) -> int:
         """`received_ns`: when this model got the request."""
-        if self._mark.is_on(parameters):
+        if self._forwarding.is_in(parameters):
             return min(int(str(parameters[ARRIVAL])), received_ns)
         return received_ns - self._waited_ns(parameters, received_ns)
 

@@ -21,7 +21,7 @@ SLOTS = [0, 1, 0, 3, 3, 3, 2, 3, 1, 0]
 
 
 class Late:
-    """The mark of weights that are NaN until somebody waits for it."""
+    """The event of weights that are NaN until somebody waits for it."""
 
     def __init__(self, weights):
         self._weights, self._kept = weights, {name: tensor.clone() for name, tensor in weights.items()}

@@ -94,9 +94,9 @@ class Watched:
         yield
         self.events.append("end")
 
-    def mark(self):
-        number = sum(event.startswith("mark") for event in self.events)
-        self.events.append(f"mark {number}")
+    def record_event(self):
+        number = sum(event.startswith("record") for event in self.events)
+        self.events.append(f"record {number}")
         told = {name: partial(self.events.append, f"{name} {number}") for name in ("wait", "synchronize")}
         return SimpleNamespace(**told)
 
@@ -106,10 +106,10 @@ def test_layers_are_marked_one_by_one_and_copies_wait_until_records_are_read(kep
     monkeypatch.setattr("hplm.adapters.slots.Copies", lambda device: Watched(events))
     slots = Slots(LAYOUT, 4, CPU, torch.float32)
     slots.hold(kept.made[0], kept.files)
-    marks = slots.fill()
-    assert len(marks) == LAYOUT.layers and events == ["begin", "mark 0", "mark 1", "end"]
+    recorded = slots.fill()
+    assert len(recorded) == LAYOUT.layers and events == ["begin", "record 0", "record 1", "end"]
     slots.hold(kept.made[0], kept.files)
-    assert slots.fill() == marks and len(events) == 4  # copies nothing: earlier copies have their marks
+    assert slots.fill() == recorded and len(events) == 4  # copies nothing: earlier copies have their events
     for other in (1, 2):
         slots.hold(kept.made[other], kept.files)
         assert events[4:] == ["synchronize 0", "synchronize 1"]

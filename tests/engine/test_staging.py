@@ -52,10 +52,10 @@ def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference):
     for event in events[:staged]:
         inside = event == "begin" or (inside and event != "end")
         assert inside or event == "end"
-    marks = [event for event in events if event.startswith("mark")]
+    recorded = [event for event in events if event.startswith("record")]
     last = staged - 1 - events[staged - 1 :: -1].index("operation")
-    assert last < events.index(marks[-1]) < staged  # the mark is behind all that was started
-    assert events[staged:].index(marks[-1].replace("mark", "wait")) < events[staged:].index("operation")
+    assert last < events.index(recorded[-1]) < staged  # the event is behind all that was started
+    assert events[staged:].index(recorded[-1].replace("record", "wait")) < events[staged:].index("operation")
 
 
 def broken(text, error):
@@ -63,7 +63,7 @@ def broken(text, error):
 
 
 def test_a_batch_that_cannot_be_staged_holds_no_slots(reference):
-    failing = SimpleNamespace(under_way=nullcontext, mark=lambda: 1 / 0)
+    failing = SimpleNamespace(under_way=nullcontext, record_event=lambda: 1 / 0)
     stager = Stager(reference.backbone, StagingSettings(4, CPU, torch.float32), lambda device: failing)
     with pytest.raises(ZeroDivisionError):
         stager.stage(texts_of(reference.backbone, "acme", [WORDS[0]]), broken)

@@ -106,14 +106,14 @@ class World:
 
     def shown(self, staged: bool) -> set[int]:
         """Returns the requests that an end of the engine would make suspects. `staged`: also those that do not compute yet."""
-        return {mark.number for mark in read(self._shown, staged)}
+        return {entry.number for entry in read(self._shown, staged)}
 
     def _numbers(self, staged) -> Iterable[int]:
         return map(self._number, staged.texts)
 
     @staticmethod
     def _number(text: Text) -> int:
-        return int(text.request.mark.split()[0])
+        return int(text.request.in_flight_entry.split()[0])
 
     # Reports of the parts.
 

@@ -17,7 +17,7 @@ from hplm.engine.encoder_client import EncoderClient
 from hplm.metrics.meter import Outcomes
 from hplm.process.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
 from hplm.process.client import Pending
-from hplm.process.in_flight import InFlight, Mark, number_of
+from hplm.process.in_flight import InFlight, InFlightEntry, number_of
 from hplm.process.worker import STUCK_SECONDS, Workers
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import Head, read_head, write
@@ -82,8 +82,8 @@ class Engine:
     def show(self, *numbers: int, computes: bool = True) -> None:
         """Notes requests as computed or, before that, as staged, until the engine ends."""
         of = {number: self.has[number] for number in numbers}
-        marks = [Mark(number, number_of(0, uid_of(name)), name.split()[0]) for number, name in of.items()]
-        self.shown.enter("batch", [mark.packed() for mark in marks])
+        entries = [InFlightEntry(number, number_of(0, uid_of(name)), name.split()[0]) for number, name in of.items()]
+        self.shown.enter("batch", [entry.packed() for entry in entries])
         if computes:
             self.shown.compute("batch")
 

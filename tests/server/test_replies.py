@@ -22,7 +22,7 @@ from hplm.request.answers import LARGE, End, Reply, SharedMemory, strings
 from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
-from hplm.tenants.arrival import ARRIVAL, FORWARDED, Mark
+from hplm.tenants.arrival import ARRIVAL, FORWARDED, Forwarding
 from testing.toy import WORDS
 from tests.support.fake_triton import (
     FINAL,
@@ -236,10 +236,10 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
 
 def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_probe_is_answered_uncounted(toy, monkeypatch):
     """Refusals to others wait (`tests/lookup/test_service.py`): a client that asks again at once gains nothing."""
-    taken, mark = [], Mark(os.getppid())
+    taken, forwarding = [], Forwarding(os.getppid())
     monkeypatch.setattr(LookupService, "submit", lambda service, requests: taken.extend(requests))
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
-        for forwarded in (mark.parameters(5), {}, *({FORWARDED: forged, ARRIVAL: 5} for forged in ("", "0" * 64, True))):
+        for forwarded in (forwarding.parameters(5), {}, *({FORWARDED: forged, ARRIVAL: 5} for forged in ("", "0" * 64, True))):
             model.execute([Request({"TEXT": [WORDS[0]]}, {"tenant": "acme", **forwarded})])
         model._service.meter.take()
         (probe,) = model.execute([Request({"TEXT": [""]}, {PROBED: True})])

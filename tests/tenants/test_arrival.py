@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.tenants.arrival import HEADER, LONGEST_NS, Arrivals, Mark
+from hplm.tenants.arrival import HEADER, LONGEST_NS, Arrivals, Forwarding
 from tests.support.message import refusing
 
 NOW_US = 1_800_000_000_000_000
@@ -14,13 +14,13 @@ SECOND_US = 10**6
 
 
 @pytest.fixture
-def mark():
-    return Mark(os.getpid())
+def forwarding():
+    return Forwarding(os.getpid())
 
 
 @pytest.fixture
-def arrivals(mark):
-    return Arrivals(mark, lambda: 1000 * NOW_US, lambda: RECEIVED_NS)
+def arrivals(forwarding):
+    return Arrivals(forwarding, lambda: 1000 * NOW_US, lambda: RECEIVED_NS)
 
 
 def waited_ns(arrivals, parameters):
@@ -34,9 +34,9 @@ def test_a_request_arrived_when_the_front_door_says_so_and_nobody_gains_time_by_
     assert waited_ns(arrivals, {name: str(NOW_US - ago_us)}) == max(0, 1000 * ago_us), f"{name} of {ago_us} us ago"
 
 
-def test_what_a_model_does_between_receipt_and_this_request_is_no_time_in_the_door(mark):
+def test_what_a_model_does_between_receipt_and_this_request_is_no_time_in_the_door(forwarding):
     since_ns = 2 * 10**9  # other requests came with it and were taken before it
-    later = Arrivals(mark, lambda: 1000 * NOW_US + since_ns, lambda: RECEIVED_NS + since_ns)
+    later = Arrivals(forwarding, lambda: 1000 * NOW_US + since_ns, lambda: RECEIVED_NS + since_ns)
     assert waited_ns(later, {HEADER: str(NOW_US - 3 * SECOND_US)}) == 3 * 10**9
 
 
@@ -56,8 +56,8 @@ def test_what_is_no_time_is_refused(arrivals, said):
         arrivals.arrival_ns(headers, RECEIVED_NS)
 
 
-def test_forwarded_requests_keep_their_arrival_for_as_long_as_they_wait(mark, arrivals):
+def test_forwarded_requests_keep_their_arrival_for_as_long_as_they_wait(forwarding, arrivals):
     """Clients cannot say that a request was forwarded: `tests/server/test_replies.py`."""
-    parameters = {HEADER: str(NOW_US), **mark.parameters(5)}
-    assert mark.is_on(parameters)
+    parameters = {HEADER: str(NOW_US), **forwarding.parameters(5)}
+    assert forwarding.is_in(parameters)
     assert arrivals.arrival_ns(parameters, RECEIVED_NS) == 5
