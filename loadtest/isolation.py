@@ -24,10 +24,10 @@ from typing import Any
 
 from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
+from loadtest.monitoring import PUBLISHED_AFTER, Growth, ServerCount, difference, total
 from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
 from loadtest.server import ServedCopy, above_zero, at_least_one, command
-from loadtest.watch import PUBLISHED_AFTER, Growth, ServerCount, difference, total
 
 WAYS = OF_TENANT | OF_STRANGERS
 QUICK = "--backbone toy --quiet tenant-0 --noisy tenant-1 --text ba --seconds 0.5 --streams 100 --flood 4 --ways streams quota"

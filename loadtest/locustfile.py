@@ -40,11 +40,11 @@ from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClientError
 from hplm_client.settings import Settings
+from loadtest.monitoring import ServerCount, difference
 from loadtest.outcomes import COLUMNS, Outcomes
 from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, Steady, Tenant
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
-from loadtest.watch import ServerCount, difference
 
 __all__ = ["Burst", "Chat", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from loadtest.watch import ServerCount
+from loadtest.monitoring import ServerCount
 
 ON_TIME, LATE, UNSENT, CUT = "on_time", "late", "unsent", "cut"
 COLUMNS = {

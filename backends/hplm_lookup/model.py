@@ -14,7 +14,7 @@ from backends.replies import Request
 from hplm.errors import DeadlineMissed, HplmError, InvalidInput
 from hplm.lookup.lookup import Lookup, LookupRequest, head_of
 from hplm.lookup.service import LookupService
-from hplm.lookup.views import Views, Watch
+from hplm.lookup.views import RegistryWatcher, Views
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
@@ -39,7 +39,7 @@ class TritonPythonModel(replies.Model):
         name = self._parameters["backbone"]
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are the engine's
         self._views = Views(self._folder, self._state, lambda table: table.index)
-        self._watch = Watch(self._views)
+        self._watcher = RegistryWatcher(self._views)
         self._quotas = Quotas()
         self._lookup = Lookup(self._views, SharedSecret(name, os.getppid()).value)
         meter, upper = Meter(), HeldBy(upper_of(self._repository, name))
@@ -117,7 +117,7 @@ class TritonPythonModel(replies.Model):
     def finalize(self) -> None:
         self._service.close()
         super().finalize()
-        self._watch.close()
+        self._watcher.close()
 
     def _look(self) -> None:
         self._service.look()

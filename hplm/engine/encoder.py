@@ -244,7 +244,7 @@ class Encoder:
                     request.done(own, found)
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
-                            self._note(served.engine.watch.audit, text, text.guess, found[number])
+                            self._note(served.engine.exit_audit.audit, text, text.guess, found[number])
         except Exception as error:
             failed = faults.failure("answering a batch", error)
             self._refuse(texts, lambda text: failed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hplm.adapters.parts import Part, adapted, adapted_last, with_means
 from hplm.arrays import Array
-from hplm.engine.exits import Watch
+from hplm.engine.exits import ExitAudit
 from hplm.engine.graphs import Graphs, can_record
 from hplm.engine.sheets import EXITS, HEAD, Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
@@ -125,7 +125,7 @@ class Engine:
         places = (upper.segments.weight.detach()[:, None] + upper.positions.weight.detach()).flatten(0, 1)
         self._places = places.to(device, dtype)
         self._upper = self._ready(upper, eight_bits)
-        self.watch = Watch()
+        self.exit_audit = ExitAudit()
         self._after_layer: Callable[[], object] | None = None
         layers = [layer.plain() for layer in self._upper.layers]
         self._layers = [layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
@@ -231,7 +231,7 @@ class Engine:
             reading, rows_of, heads = sheet.reads(asked, EXITS, number)
             logits = split(read(with_means(x, reading, rows_of, *sheet.lie(asked)), heads, at), rows_of)
             texts: list[int] = asked.tolist()
-            leaves = self.watch.leaving([sheet.texts[text] for text in texts], logits, at)
+            leaves = self.exit_audit.leaving([sheet.texts[text] for text in texts], logits, at)
             if leaves.any():
                 x = yield from self._left(sheet, asked[leaves], [*compress(logits, leaves)], x, at)
         return x

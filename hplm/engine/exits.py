@@ -50,7 +50,7 @@ def confidences_of(texts: Sequence[Text], logits: Sequence[Array], number: int) 
     return found
 
 
-class Watch:
+class ExitAudit:
     """Holds the exits of tenants to their promises.
 
     Some texts that could leave go on all the same, and show whether the full stack agrees with the exit. If too few do, the

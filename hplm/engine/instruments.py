@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hplm.adapters.layout import Layout
-from hplm.engine.exits import Watch
+from hplm.engine.exits import ExitAudit
 from hplm.engine.request import Request, Text
 from hplm.engine.settings import LOG, NONE
 from hplm.engine.sheets import StagedBatch
@@ -110,10 +110,10 @@ class Instruments:
                 stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
             )
 
-    def look(self, levels: dict[Series, float], stager: Stager, watch: Watch) -> None:
+    def look(self, levels: dict[Series, float], stager: Stager, audit: ExitAudit) -> None:
         """Updates the levels, those of the encoder among them, and the counts that the slots keep."""
-        levels[names.RAISED_EXITS, ()] = len(watch)
-        for (tenant, exit), share in watch.agreements().items():
+        levels[names.RAISED_EXITS, ()] = len(audit)
+        for (tenant, exit), share in audit.agreements().items():
             levels[names.EXIT_AGREEMENT, (tenant, str(exit))] = share
         for layout, slots in stager.slots().items():
             seen = self._seen.get(layout, (0, 0))

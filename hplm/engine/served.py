@@ -16,7 +16,7 @@ from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import HplmError, InvalidInput
-from hplm.lookup.views import Watch
+from hplm.lookup.views import RegistryWatcher
 from hplm.model.config import BackboneConfig
 from hplm.place import Place
 from hplm.plot.rows import StoredRows
@@ -70,7 +70,7 @@ class Served:
         self.instruments = Instruments(settings.journal, self.name)
         self.quotas = Quotas()
         self.backbone.catch_up()
-        self._watch = Watch(self.backbone)
+        self._watcher = RegistryWatcher(self.backbone)
         where = ", ".join(map(str, settings.stages)) or settings.device
         log.info("serving %s on %s in %s", self.name, where, settings.precision.name)
 
@@ -80,7 +80,7 @@ class Served:
 
     def stop_watching(self) -> None:
         """Ends the threads that follow its registry."""
-        self._watch.close()
+        self._watcher.close()
 
     def _prepare(self, table: Table) -> None:
         """Maps the rows now and reads the configured ones into memory, in the background once requests are served."""

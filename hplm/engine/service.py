@@ -180,8 +180,8 @@ class Service:
 
     def _look(self, backbone: int) -> None:
         served = self.served[backbone]
-        served.engine.watch.keep(served.backbone.view.snapshot.tenants)
-        served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.watch)
+        served.engine.exit_audit.keep(served.backbone.view.snapshot.tenants)
+        served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.exit_audit)
 
     def close(self) -> None:
         """Ends what follows the registry, and the journals. Its requests are answered before."""

@@ -32,7 +32,7 @@ from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Settings, read_settings
 from hplm.generation.staging import Decoder, Stager
-from hplm.lookup.views import View, Watch
+from hplm.lookup.views import RegistryWatcher, View
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
 from hplm.model.cpu import apart, compute_with
@@ -70,7 +70,7 @@ class Service:
         self._prompts = prompts
         self._settings = settings
         self._outbox = host and host.outbox
-        self._watch: Watch | None = None
+        self._watcher: RegistryWatcher | None = None
         self._quotas = Quotas()
         self._refused: frozenset[int] = frozenset()  # numbers of tenants
         self._requests: dict[int, Request] = {}  # by their numbers in the model process
@@ -96,7 +96,7 @@ class Service:
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the loop, and follows the registry."""
-        self._watch = Watch(self._backbone)
+        self._watcher = RegistryWatcher(self._backbone)
         driver = Driver(self.reader, (self.threads, 1), channel, take_in)
         self.reader.wake = driver.wake
         return driver
@@ -207,8 +207,8 @@ class Service:
     def close(self) -> None:
         """Ends what follows the registry. Its requests are answered before."""
         self.reader.join()
-        if self._watch is not None:
-            self._watch.close()
+        if self._watcher is not None:
+            self._watcher.close()
 
     def look(self) -> None:
         """Sets the meter's levels, and counts what was put back."""

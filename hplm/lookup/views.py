@@ -111,7 +111,7 @@ class Views:
             if self.mirror is not None:
                 self.mirror.look()
             self.refresh()
-        except Exception as error:  # `Watch` tries again
+        except Exception as error:  # `RegistryWatcher` tries again
             log.error("cannot open the newest generation: %s", error)
 
     def is_open(self, generation: int) -> bool:
@@ -228,7 +228,7 @@ class Views:
             self._take(self.view.snapshot)
 
 
-class Watch:
+class RegistryWatcher:
     """Opens new generations as they are published, and reports the opened generation to managers, where it may write.
 
     It has a thread for each. Opening may take long, for example to check the index of a huge table. Meanwhile the other thread

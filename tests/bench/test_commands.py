@@ -20,7 +20,7 @@ from bench.rows import EngineDtype, Size
 from hplm.cli.main import main
 from hplm.options import ENGINE_DTYPES
 from hplm.tenants.directory import Directory
-from loadtest import isolation, watch
+from loadtest import isolation, monitoring
 from loadtest.chaos import __main__ as chaos
 from loadtest.chaos import bucket, faults
 from research.comparison import compare
@@ -79,7 +79,7 @@ LENT = {  # a shared server, and which name of a command means it, so that Trito
 
 AWAITED = {  # seconds in which nothing happens that a figure without a meaning needs
     (chaos, "CALM"): 0.0, (bucket, "LEASE_S"): 4.0, (bucket, "LATER_S"): 1.0, (faults, "CHANGE_SECONDS"): 1.0,
-    (isolation, "PUBLISHED_AFTER"): 0.0, (watch, "PUBLISHED_AFTER"): 0.0,
+    (isolation, "PUBLISHED_AFTER"): 0.0, (monitoring, "PUBLISHED_AFTER"): 0.0,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.engine.exits import CLOSED, FEWEST, Watch, is_audited, kept_threshold
+from hplm.engine.exits import CLOSED, FEWEST, ExitAudit, is_audited, kept_threshold
 from hplm.engine.instruments import Instruments
 from hplm.errors import HplmError, Internal
 from hplm.levels.calibration import UNKNOWN, Calibration
@@ -151,7 +151,7 @@ def test_audited_texts_have_the_full_stacks_answer(small, expected):
         assert rows.level == (1 + LAYERS if tenant != "echo" else 1)
     asker.close()
     (served,) = asker.service.served
-    assert {tenant for tenant, _ in served.engine.watch.agreements()} == {tenant.id for tenant in TENANTS[:-1]}
+    assert {tenant for tenant, _ in served.engine.exit_audit.agreements()} == {tenant.id for tenant in TENANTS[:-1]}
 
 
 def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
@@ -168,33 +168,33 @@ def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
         request=request, plan=plan, exits=exits, is_one_row=True, spans=zeros, guess=None, addresses=zeros[0]
     )
     assert not is_audited(text.addresses)
-    watch, logits = Watch(), [np.array([[1.5, 0.0]], dtype=np.float32)]  # 0.82
+    audit, logits = ExitAudit(), [np.array([[1.5, 0.0]], dtype=np.float32)]  # 0.82
 
     def leaves():
-        return watch.leaving([text], logits, 0).tolist() == [True]
+        return audit.leaving([text], logits, 0).tolist() == [True]
 
     states = [leaves()]
     for confidence, agrees, count in ((0.95, True, 100), (0.7, False, 100), (0.95, False, 400), (0.7, True, 400)):
         for _ in range(count):
-            watch.saw(text, confidence, agrees)
-        states.append((leaves(), len(watch)))
+            audit.saw(text, confidence, agrees)
+        states.append((leaves(), len(audit)))
     assert states == [True, (True, 0), (False, 1), (False, 1), (True, 0)]
     for _ in range(400):
-        watch.saw(text, 0.95, False)
+        audit.saw(text, 0.95, False)
     raised = []
     for version in (1, 2):  # a new one is published
-        watch.keep([SimpleNamespace(uid=1, version=version)])
-        raised.append((len(watch), len(watch.agreements())))
+        audit.keep([SimpleNamespace(uid=1, version=version)])
+        raised.append((len(audit), len(audit.agreements())))
     assert raised == [(1, 1), (0, 0)]
     said = [record.getMessage() for record in caplog.records]
     assert [any(word in one for one in said) for word in ("a higher threshold", "is closed", "as planned again")] == [True] * 3
 
 
 def test_the_agreement_of_a_forgotten_exit_is_no_longer_shown():
-    instruments, watch, shown = Instruments("", "toy"), Watch(), []
+    instruments, audit, shown = Instruments("", "toy"), ExitAudit(), []
     for agreements in ({("a", 0): 0.9, ("b", 0): 0.8}, {("b", 0): 0.7}):
-        watch.agreements = lambda agreements=agreements: agreements
-        instruments.look({}, SimpleNamespace(slots=dict), watch)
+        audit.agreements = lambda agreements=agreements: agreements
+        instruments.look({}, SimpleNamespace(slots=dict), audit)
         levels = instruments.meter.take()[1]
         shown.append({labels: level for (metric, labels), level in levels.items() if metric == EXIT_AGREEMENT})
     assert shown == [{("a", "0"): 0.9, ("b", "0"): 0.8}, {("b", "0"): 0.7}]

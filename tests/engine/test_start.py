@@ -11,7 +11,7 @@ from hplm.engine.served import open_engine
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import NoTenant
-from hplm.lookup.views import Watch
+from hplm.lookup.views import RegistryWatcher
 from hplm.place import place_of
 from hplm.tenants.manager import Manager
 from testing.bucket import bucket
@@ -47,7 +47,7 @@ def test_a_server_with_a_read_only_volume_takes_each_change_and_no_manager_waits
     live = Manager.open(toy.repository, tmp_path)
     live.registry.begin()
     backbone = Backbone(toy.folder, tmp_path)
-    with closing(Watch(backbone)):
+    with closing(RegistryWatcher(backbone)):
         live.delete("acme")
         assert live.settle() == []
         eventually(lambda: backbone.view.snapshot.generation == live.state.current())

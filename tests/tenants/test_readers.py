@@ -13,7 +13,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.lookup import views
-from hplm.lookup.views import KEPT_SECONDS, Watch
+from hplm.lookup.views import KEPT_SECONDS, RegistryWatcher
 from hplm.options import LEASE_SECONDS
 from hplm.plot.rows import StoredRows
 from hplm.registry import follower, lease
@@ -56,7 +56,7 @@ def test_a_reader_that_cannot_take_a_change_writes_on_and_is_late(place, trouble
             hold.pass_through()
             raise TypeError("a field that is not known")
 
-    with closing(Watch(Stuck(live.folder, place[2]))), hold:
+    with closing(RegistryWatcher(Stuck(live.folder, place[2]))), hold:
         until_somebody_reads(live)
         live.add("new-a", knowledge(place[0], "new-a"))
         hold.until_reached()
@@ -95,7 +95,7 @@ def test_a_reader_that_was_silent_for_a_moment_is_waited_for(place):
 def test_a_reader_continues_to_write_after_the_disk_was_full(place, live, caplog):
     """Its first two tries fail, and the log says so once."""
     first, second = (FaultyStore(live.state.folder, decides="CURRENT") for _ in range(2))
-    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail), closing(Watch(served(place))):
+    with first.at(1, FaultyStore.fail), second.at(1, FaultyStore.fail), closing(RegistryWatcher(served(place))):
         until_somebody_reads(live)
         live.add("new-a", knowledge(place[0], "new-a"))
         assert live.settle() == []
@@ -108,7 +108,7 @@ def test_a_ticket_of_a_skipped_generation_is_valid(place, live, monkeypatch):
     generations = [live.add(name, knowledge(place[0], name)).generation for name in ("new-a", "new-b", "new-c")]
     pointer = live.registry.pointer()
     publish(live, pointer, generations[2])  # whose snapshot is missing
-    with closing(Watch(backbone)):
+    with closing(RegistryWatcher(backbone)):
         between = backbone.at(generations[1])
         assert {tenant.id for tenant in between.snapshot.tenants} >= {"new-a", "new-b"}
         with pytest.raises(NoTenant):
@@ -128,7 +128,7 @@ def test_requests_do_not_wait_for_a_state_that_hangs(place, live, monkeypatch):
     monkeypatch.setattr(Folder, "get", lambda *_: hold.pass_through())
     monkeypatch.setattr(views, "OPENING_SECONDS", 0.1)
     monkeypatch.setattr(follower, "ENDING_SECONDS", 0.1)
-    with hold, closing(Watch(backbone)):
+    with hold, closing(RegistryWatcher(backbone)):
         hold.until_reached()
         assert backbone.view.snapshot.find("tenant-0")
         with pytest.raises(Draining):
