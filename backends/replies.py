@@ -16,10 +16,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from hplm.errors import RESEND, Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
+from hplm.location import location_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.metrics.publisher import Publisher
-from hplm.place import place_of
 from hplm.request.answers import LARGE, Outputs, SharedMemory, deserialized, outputs_of, serialized, size_of
 from hplm.server.control import REVIVED
 from hplm.server.held import Held
@@ -146,7 +146,7 @@ class Model:
         self._name, self._parameters = args["model_name"], {name: own["string_value"] for name, own in given.items()}
         self._repository = Path(args["model_repository"]).parent
         state = os.environ.get("HPLM_STATE")
-        self._state = place_of(state) if state else None  # the registry that the server was started with
+        self._state = location_of(state) if state else None  # the registry that the server was started with
         self._publishers: list[Publisher] = []
         self._refusing = Threads[tuple[Sender, pb_utils.InferenceResponse]](lambda one: one[0].send(one[1]), "refusals")
         self._held = Held(self._name)

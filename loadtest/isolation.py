@@ -25,7 +25,7 @@ from typing import Any
 from hplm.errors import HplmError, InvalidInput
 from loadtest.load import send
 from loadtest.monitoring import PUBLISHED_AFTER, Growth, ServerCount, difference, total
-from loadtest.noise import OF_STRANGERS, OF_TENANT, Noise, Place, Way, said, timely
+from loadtest.noise import OF_STRANGERS, OF_TENANT, Addresses, Noise, Way, said, timely
 from loadtest.proxy import HOST, reverse_proxy
 from loadtest.server import ServedCopy, above_zero, at_least_one, command
 
@@ -86,18 +86,22 @@ def run(given: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
         if unknown := asked - {*is_open}:
             wanted = f"name tenants that answer without a key, such as {', '.join(is_open[:5])}"
             raise InvalidInput(f"--quiet or --noisy {', '.join(sorted(unknown))}: {wanted}")
-        place, logs = Place(server.address, server.grpc, server.metrics, server.address), [server.log]
+        addresses, logs = Addresses(server.address, server.grpc, server.metrics, server.address), [server.log]
         sizes = {"shared_memory": server.shared_memory(), "log": lambda: sum(log.stat().st_size for log in logs)}
         if given.door:
             settings = {"HPLM_AT_ONCE": given.at_once} if given.at_once else {}
-            proxy = stack.enter_context(reverse_proxy(folder / "door", place.http, place.grpc, given.backbone, **settings))
+            proxy = stack.enter_context(
+                reverse_proxy(folder / "door", addresses.http, addresses.grpc, given.backbone, **settings)
+            )
             at = f"{HOST}:{proxy.port}"
-            place = replace(place, http=at, grpc=at, certificate=proxy.certificate)
+            addresses = replace(addresses, http=at, grpc=at, certificate=proxy.certificate)
             logs.append(proxy.log)
         for name in given.ways:
             with _quota(given, server) if name == "quota" else nullcontext():
-                found[name] = _measure(given, place, WAYS[name].noise(given, place), Growth(sizes), name in OF_STRANGERS)
-            _wait_until_idle(place.metrics)
+                found[name] = _measure(
+                    given, addresses, WAYS[name].noise(given, addresses), Growth(sizes), name in OF_STRANGERS
+                )
+            _wait_until_idle(addresses.metrics)
     if not given.quick and (noticed := [name for name, way in found.items() if not way["holds"]]):
         raise HplmError(f"these ways do not hold: {', '.join(noticed)}")
 
@@ -117,13 +121,15 @@ def _quota(given: argparse.Namespace, server: ServedCopy) -> Generator[None]:
     limit(before.in_flight, before.rate)
 
 
-def _measure(given: argparse.Namespace, place: Place, noise: Noise, growth: Growth, of_strangers: bool) -> dict[str, Any]:
+def _measure(
+    given: argparse.Namespace, addresses: Addresses, noise: Noise, growth: Growth, of_strangers: bool
+) -> dict[str, Any]:
     """Returns the quiet tenant's figures alone and beside the noise."""
-    load = place.load([timely(given, given.quiet)], QUIET_CONNECTIONS, [QUIET_ADDRESS])
+    load = addresses.load([timely(given, given.quiet)], QUIET_CONNECTIONS, [QUIET_ADDRESS])
     quiet = replace(load, seconds=given.seconds, rate=given.rate, undisturbed=True)
     alone = said(*send(quiet))
     time.sleep(PUBLISHED_AFTER)  # otherwise the next count would have the last of these
-    count = ServerCount(place.metrics, outcomes=("on_time",))
+    count = ServerCount(addresses.metrics, outcomes=("on_time",))
     before_s, after_s = min(BEFORE_S, given.seconds), min(AFTER_S, given.seconds)
     misbehaving, describe = noise
     lasting = replace(misbehaving, seconds=before_s + given.seconds + after_s)

@@ -32,7 +32,7 @@ ALIAS = "hplm"
 
 
 @dataclass(frozen=True)
-class Place:
+class Addresses:
     """The addresses that clients use: the proxy's if there is one, else the server's."""
 
     http: str
@@ -56,7 +56,7 @@ Noise = tuple[Load | GrpcLoad | Strangers, Said]
 
 class Way(NamedTuple):
     about: str  # for the help
-    noise: Callable[[argparse.Namespace, Place], Noise]
+    noise: Callable[[argparse.Namespace, Addresses], Noise]
 
 
 def timely(given: argparse.Namespace, tenant: str) -> bytes:
@@ -84,13 +84,13 @@ def _answered(report: Report) -> dict[str, Any]:
     return {"answered": report.succeeded, "not_answered": dict(report.failures)}
 
 
-def _flood(given: argparse.Namespace, place: Place, model: str = "") -> Noise:
-    return place.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood), _answered
+def _flood(given: argparse.Namespace, addresses: Addresses, model: str = "") -> Noise:
+    return addresses.load([infer_request(model or given.backbone, [given.text], given.noisy)], given.flood), _answered
 
 
-def _truncated(given: argparse.Namespace, place: Place, texts: Sequence[str], in_flight: int) -> Noise:
+def _truncated(given: argparse.Namespace, addresses: Addresses, texts: Sequence[str], in_flight: int) -> Noise:
     request = infer_request(given.backbone, texts, given.noisy, parameters={"truncate": True})
-    return place.load([request], in_flight), _answered
+    return addresses.load([request], in_flight), _answered
 
 
 def _sources(net: int, count: int = 1) -> list[str]:
@@ -98,48 +98,50 @@ def _sources(net: int, count: int = 1) -> list[str]:
     return [f"127.0.{net}.{number}" for number in range(1, min(count, MOST_ADDRESSES) + 1)]
 
 
-def _streams(given: argparse.Namespace, place: Place) -> Noise:
-    load = GrpcLoad(place.grpc, given.backbone, given.noisy, [given.text], given.streams)
-    return replace(load, certificate=place.certificate, niceness=POLITE), vars
+def _streams(given: argparse.Namespace, addresses: Addresses) -> Noise:
+    load = GrpcLoad(addresses.grpc, given.backbone, given.noisy, [given.text], given.streams)
+    return replace(load, certificate=addresses.certificate, niceness=POLITE), vars
 
 
-def _long(given: argparse.Namespace, place: Place) -> Noise:
+def _long(given: argparse.Namespace, addresses: Addresses) -> Noise:
     text = ((given.text + " ") * (LONGEST // len(given.text)))[:LONGEST]
-    return _truncated(given, place, [text] * LONG_TEXTS, LONG_REQUESTS)
+    return _truncated(given, addresses, [text] * LONG_TEXTS, LONG_REQUESTS)
 
 
-def _overload(given: argparse.Namespace, place: Place) -> Noise:
+def _overload(given: argparse.Namespace, addresses: Addresses) -> Noise:
     request = infer_request(given.backbone, [given.text], given.noisy)
     # Without the proxy, which would limit this measurement as it limits the flood.
-    closed = Load(place.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
+    closed = Load(addresses.direct, [request], seconds=given.seconds / 4, connections=CAPACITY_CONNECTIONS)
     full = measured(closed, "the capacity", closed.seconds)
     rate = given.overload * full.req_per_s
     connections = math.ceil(IN_FLIGHT * rate * DEADLINE_MS / 1000)  # with fewer, requests would wait for one
-    load = place.load([timely(given, given.noisy)], connections, _sources(6, math.ceil(connections / THROUGH_PROXY)))
+    load = addresses.load([timely(given, given.noisy)], connections, _sources(6, math.ceil(connections / THROUGH_PROXY)))
     capacity = {"capacity_per_s": round(full.req_per_s, 1)}
     return replace(load, rate=rate, undisturbed=True), lambda report: capacity | said(report)
 
 
-def _strangers(given: argparse.Namespace, place: Place, kinds: Sequence[str], sources: Sequence[str], size: int = 0) -> Noise:
-    assert place.certificate is not None  # strangers come only with the proxy
+def _strangers(
+    given: argparse.Namespace, addresses: Addresses, kinds: Sequence[str], sources: Sequence[str], size: int = 0
+) -> Noise:
+    assert addresses.certificate is not None  # strangers come only with the proxy
     connections = given.bodies if size else given.slow
-    return Strangers(kinds, place.http, place.certificate, given.backbone, connections, sources, size), dict
+    return Strangers(kinds, addresses.http, addresses.certificate, given.backbone, connections, sources, size), dict
 
 
-def _unknown(given: argparse.Namespace, place: Place) -> Noise:
+def _unknown(given: argparse.Namespace, addresses: Addresses) -> Noise:
     asked = (TENANT, TENANT), (f"{given.backbone}-lookup", given.quiet), (given.backbone, TENANT), (ALIAS, TENANT)
     requests = [http_request("/v2/repository/index", b"{}"), *(infer_request(one, [given.text], who) for one, who in asked)]
-    load = replace(place.load(requests, given.flood, _sources(5)), connections=given.flood)
+    load = replace(addresses.load(requests, given.flood, _sources(5)), connections=given.flood)
     return load, lambda report: {str(status): count for status, count in report.by_status.items()} | dict(report.errors)
 
 
 OF_TENANT = {
     "streams": Way("gRPC requests in flight; one that is refused comes again when the refusal says", _streams),
     "long": Way("requests of millions of characters", _long),
-    "alias": Way("a flood through the model `hplm`", lambda given, place: _flood(given, place, ALIAS)),
+    "alias": Way("a flood through the model `hplm`", lambda given, addresses: _flood(given, addresses, ALIAS)),
     "words": Way(
         "texts of very many words; with a tagger, answers have as many rows",
-        lambda given, place: _truncated(given, place, [" ".join(["a"] * WORDS)], WORDY_REQUESTS),
+        lambda given, addresses: _truncated(given, addresses, [" ".join(["a"] * WORDS)], WORDY_REQUESTS),
     ),
     "overload": Way("several times as many requests as the server can answer, with the quiet tenant's deadline", _overload),
     "no_quota": Way("a flood of short requests", _flood),
@@ -148,19 +150,19 @@ OF_TENANT = {
 OF_STRANGERS = {
     "body": Way(
         "bodies far larger than allowed, with their length or in chunks",
-        lambda given, place: _strangers(given, place, (WHOLE, CHUNKED), _sources(1), 1_000_000 * given.body_mb),
+        lambda given, addresses: _strangers(given, addresses, (WHOLE, CHUNKED), _sources(1), 1_000_000 * given.body_mb),
     ),
     "largest": Way(
         "the largest bodies that are allowed, for a tenant that does not exist",
-        lambda given, place: _strangers(given, place, (WHOLE,), _sources(2), LARGEST_ALLOWED),
+        lambda given, addresses: _strangers(given, addresses, (WHOLE,), _sources(2), LARGEST_ALLOWED),
     ),
     "slow": Way(
         "connections of one address that send nothing, a byte of a header now and then, or half a body",
-        lambda given, place: _strangers(given, place, SLOW, _sources(3)),
+        lambda given, addresses: _strangers(given, addresses, SLOW, _sources(3)),
     ),
     "slow_from_many": Way(
         "the same from many addresses, each below its limit of connections",
-        lambda given, place: _strangers(given, place, SLOW, _sources(4, ADDRESSES)),
+        lambda given, addresses: _strangers(given, addresses, SLOW, _sources(4, ADDRESSES)),
     ),
     "unknown": Way("a flood for paths, models and tenants that do not exist", _unknown),
 }

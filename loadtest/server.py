@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from hplm.adapters.records import Packed
 from hplm.errors import HplmError
-from hplm.place import Place
+from hplm.location import Location
 from hplm.server import process_group
 from hplm.server.process import Process
 from hplm.server.stubs import stubs
@@ -128,7 +128,7 @@ class ServedCopy(Running):
         self,
         original: Path,
         folder: Path,
-        state: Place,
+        state: Location,
         backbone: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:

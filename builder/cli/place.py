@@ -7,11 +7,13 @@ from typing import Any
 
 from hplm.cli.options import Json
 from hplm.cli.place import Repository
-from hplm.cli.served import StatePlace, checked_state
+from hplm.cli.served import StateLocation, checked_state
 from hplm.errors import some
 
 
-def emit(*, placement: Path, repository: Repository, to: Path, state: StatePlace = None, json: Json = False) -> dict[str, Any]:
+def emit(
+    *, placement: Path, repository: Repository, to: Path, state: StateLocation = None, json: Json = False
+) -> dict[str, Any]:
     """Write a model repository for each group of a placement, which serves the tenants of the group's units alone.
 
     The files are hard links where the file system allows it. All groups read one state.

@@ -18,9 +18,9 @@ from builder.publish.model_configs import ALIAS, write_group
 from builder.store.store import written_folder
 from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
 from hplm.errors import InvalidInput, some
+from hplm.location import Location
 from hplm.model.config import BackboneConfig
 from hplm.parameters import Parameters, parameters_of
-from hplm.place import Place
 from hplm.placement.measuring import cores_of, device_parameters
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
@@ -41,7 +41,7 @@ PORTS = 10  # from one group of a machine to the next
 class Emitted:
     group: Group
     repository: Path
-    state: Place | None
+    state: Location | None
     tenants: int  # that it serves now
     place: int  # among the groups of its machine
 
@@ -55,7 +55,7 @@ class Emitted:
         return f"taskset -c {cores} {serve}" if cores else serve
 
 
-def emit(placement: Placement, repository: Path, folder: Path, state: Place | None = None) -> list[Emitted]:
+def emit(placement: Placement, repository: Path, folder: Path, state: Location | None = None) -> list[Emitted]:
     """Writes the repositories of all groups into a new folder, each under its group's name. `state`: the live registry."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists already: name a new folder, and change the servers over to its repositories")
@@ -79,7 +79,7 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Place | No
     return emitted
 
 
-def gaps(placement: Placement, repository: Path, state: Place | None = None) -> list[str]:
+def gaps(placement: Placement, repository: Path, state: Location | None = None) -> list[str]:
     """Returns a sentence that names the tenants which no group serves; none if there are none."""
     placed = [unit for group in placement.groups for unit in group.units]
     unserved: list[str] = []
@@ -90,7 +90,7 @@ def gaps(placement: Placement, repository: Path, state: Place | None = None) -> 
     return [f"no group serves {len(unserved)} tenants: {some(unserved)}"] if unserved else []
 
 
-def _filter(placement: Placement, names: Sequence[str], repository: Path, backbone: str, state: Place | None) -> Filter:
+def _filter(placement: Placement, names: Sequence[str], repository: Path, backbone: str, state: Location | None) -> Filter:
     """Returns what a server with these units takes of a backbone: also the domains that theirs fall back to."""
     units = [unit for unit in placement.units if unit.backbone == backbone]
     own = [unit for unit in units if unit.name in names]

@@ -82,7 +82,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
         mine = [tenant for tenant in change.tenants.values() if tenant.domain == name and tenant.domain_version < version]
         # In a random order, which is the same every time.
         ready = sorted((own for own in mine if own.id in tuned), key=lambda own: hashlib.sha256(own.id.encode()).digest())
-        on_it = sum(tenant.place == (name, version) for tenant in change.tenants.values())
+        on_it = sum(tenant.branch_id == (name, version) for tenant in change.tenants.values())
         going = ready[: max(0, max(1, round(share * (len(ready) + on_it))) - on_it)]
         for tenant in going:
             manager.put(change, tenant.id, store.knowledge(tuned[tenant.id]))
@@ -119,7 +119,7 @@ def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
 
 def _check_same(manager: Manager, store: Store, branches: Sequence[Branch], domain: str, version: int) -> None:
     """Refuses if the served table of this version is not the store's: the tenant was trained on another table."""
-    served = next((branch for branch in branches if branch.place == (domain, version)), None)
+    served = next((branch for branch in branches if branch.id == (domain, version)), None)
     if served is not None and not manager.tables.is_same(served, store.table(domain, version)):
         raise InvalidInput(
             f"version {version} of domain {domain!r} is served and {store.folder} has another table of that number: "
@@ -153,7 +153,7 @@ def _bring(manager: Manager, store: Store, change: Change, name: str, version: i
 
 def _missing(manager: Manager, store: Store, served: Snapshot | Change, name: str, version: int) -> Iterator[Table]:
     """Yields the table and those it falls back to, unless they are served."""
-    here = {branch.place for branch in served.branches}
+    here = {branch.id for branch in served.branches}
     for step in store.chain(name, version):
         if step in here:
             _check_same(manager, store, served.branches, *step)

@@ -18,7 +18,7 @@ from hplm.model.layer import KEY_VALUE, QKV
 from hplm.model.tensors import sent
 
 Weights = list[dict[str, Tensor]]  # tensors of each layer
-Placed = tuple[Slots, int]  # a record's slot, among those of its layout
+RecordSlot = tuple[Slots, int]  # a record's slot, among those of its layout
 
 
 @dataclass(slots=True)
@@ -33,14 +33,17 @@ class Part:
 
 
 def parts_of(
-    placed: Sequence[Placed | None], counts: Sequence[int], arrived: Mapping[Slots, Sequence[CopyEvent]], device: torch.device
+    record_slots: Sequence[RecordSlot | None],
+    counts: Sequence[int],
+    arrived: Mapping[Slots, Sequence[CopyEvent]],
+    device: torch.device,
 ) -> list[Part]:
     """Divides rows, which lie in runs of one record each, by layout.
 
-    `placed` has the record of each run, `counts` the rows of each, and `arrived` the events of the weights.
+    `record_slots` has the record of each run, `counts` the rows of each, and `arrived` the events of the weights.
     """
     found: dict[Slots, tuple[list[int], list[int]]] = {}  # slots and rows of runs
-    for one, count in zip(placed, counts, strict=True):
+    for one, count in zip(record_slots, counts, strict=True):
         if one is None or not count:
             continue
         own, own_counts = found.setdefault(one[0], ([], []))
@@ -53,7 +56,7 @@ def parts_of(
     for slots, (own, own_counts) in found.items():
         layout, rows = slots.layout, None
         if len(found) > 1 or sum(own_counts) < sum(counts):
-            is_mine = [one is not None and one[0] is slots for one in placed]
+            is_mine = [one is not None and one[0] is slots for one in record_slots]
             rows = sent(np.flatnonzero(np.repeat(is_mine, counts)), device)
         groups = slots.way(np.array(own), np.array(own_counts, dtype=np.int64), device)
         parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))

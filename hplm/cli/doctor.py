@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hplm.cli.options import Json
-from hplm.cli.served import StatePlace, checked_state
+from hplm.cli.served import StateLocation, checked_state
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def doctor(
-    *, repository: Path | None = None, state: StatePlace = None, address: str = "127.0.0.1", server: str | None = None,
+    *, repository: Path | None = None, state: StateLocation = None, address: str = "127.0.0.1", server: str | None = None,
     triton: str | None = None, json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Check an installation: known holes, limits, tenants without keys. Exit with 1 if there is a problem.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import AtLeastOne, Json, Numbers, Positive, Texts, Words, about
-from hplm.cli.served import StatePlace, checked_state
+from hplm.cli.served import StateLocation, checked_state
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Given:
 
 def profile(
     *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), backbone: Texts = (), rounds: AtLeastOne = 5,
-    state: StatePlace = None, json: Json = False,
+    state: StateLocation = None, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
 

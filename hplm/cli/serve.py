@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 from hplm.cli.options import NotNegative, Positive, about, read
 from hplm.cli.served import VARIABLE, state_of
 from hplm.errors import InvalidInput
-from hplm.place import Place, place_of
+from hplm.location import Location, location_of
 
 MUST_EXIST = "HPLM_STATE_MUST_EXIST"
 NAMED = 5
@@ -31,7 +31,7 @@ FLAGS = "after --: more flags for tritonserver, such as --trace-config=rate=1; p
 
 def serve(
     *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
-    state: Annotated[Place | None, read(place_of, help=STATE)] = None, state_must_exist: bool = False,
+    state: Annotated[Location | None, read(location_of, help=STATE)] = None, state_must_exist: bool = False,
     address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
     openai_port: int | None = None, log_file: Path | None = None, start_timeout: Positive = 300.0, notice: NotNegative = 3.0,
 ) -> None:  # fmt: skip
@@ -106,11 +106,11 @@ def until_stopped() -> Iterator[None]:
         say("stopped")
 
 
-def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
+def begin(repository: Path, state: Location | None, must_exist: bool) -> None:
     """Begins the registries that are missing in a folder, or raises if they must exist."""
     if state is None:
         return
-    from hplm.place import local
+    from hplm.location import local_folder
     from hplm.registry.store import Away, Denied
     from hplm.tenants.mirror import starts_from
     from hplm.tenants.registry import registries_of
@@ -121,7 +121,7 @@ def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
             try:
                 registry.pointer()
             except (Away, Denied) as error:
-                copy = State(local(state) / name)
+                copy = State(local_folder(state) / name)
                 if isinstance(state, Path) or copy.pointer() is None:
                     raise
                 say(f"state         {error}. {starts_from(copy)}")
@@ -129,7 +129,7 @@ def begin(repository: Path, state: Place | None, must_exist: bool) -> None:
             say(f"state         {registry.store} is new: nothing was changed since the export")
 
 
-def open_tenants(repository: Path, state: Place | None) -> list[str]:
+def open_tenants(repository: Path, state: Location | None) -> list[str]:
     """Returns the tenants without keys, which answer everybody."""
     if not any(repository.glob("*/1/tenants.json")):
         return []  # a repository without hPLMs has no tenants

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from hplm.cli.options import read
 from hplm.errors import InvalidInput
-from hplm.place import Place, place_of
+from hplm.location import Location, location_of
 
 if TYPE_CHECKING:
     from hplm.tenants.manager import Manager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 VARIABLE = "HPLM_STATE"  # for servers and all commands
 STATE = f"the folder or the bucket of `hplm serve --state`, which holds changes (default: the variable {VARIABLE})"
 AS_EXPORTED = f"as exported: without --state or {VARIABLE}, later changes are not seen"
-StatePlace = Annotated[Place | None, read(place_of, help=STATE)]
+StateLocation = Annotated[Location | None, read(location_of, help=STATE)]
 
 
 @Parameter(name="*")
@@ -29,11 +29,11 @@ class Served:
 
     repository: Path = Path("model_repository")
     """the served model repository"""
-    state: StatePlace = None
+    state: StateLocation = None
     backbone: str | None = None
     """name of the backbone (default: the only one of the repository)"""
 
-    def checked(self) -> tuple[Path, Place | None, str | None]:
+    def checked(self) -> tuple[Path, Location | None, str | None]:
         """Returns the options for reading. Without a state, says what is read."""
         state = checked_state(self.state)
         if state is None:
@@ -71,7 +71,7 @@ class MaybeServed:
 
     repository: Path | None = None
     """the served model repository"""
-    state: StatePlace = None
+    state: StateLocation = None
     backbone: str | None = None
     """name of the backbone (default: the only one of the repository)"""
 
@@ -82,13 +82,13 @@ class MaybeServed:
 HERE, NOWHERE = Served(), MaybeServed()
 
 
-def state_of(given: Place | None) -> Place | None:
+def state_of(given: Location | None) -> Location | None:
     """Returns the state that a command works with: that of its option, or of the environment."""
     named = os.environ.get(VARIABLE)  # an empty one counts as unset
-    return place_of(named) if given is None and named else given
+    return location_of(named) if given is None and named else given
 
 
-def checked_state(given: Place | None) -> Place | None:
+def checked_state(given: Location | None) -> Location | None:
     """Returns the same. Raises if a folder is missing: for commands that only read, that is a mistake and no empty state."""
     state = state_of(given)
     if isinstance(state, Path) and not state.is_dir():

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import Json, Positive, about, read
-from hplm.cli.served import HERE, Served, StatePlace, checked_state, state_of
+from hplm.cli.served import HERE, Served, StateLocation, checked_state, state_of
 from hplm.errors import HplmError, InvalidInput, some
+from hplm.location import Location, location_of
 from hplm.options import LEASE_SECONDS
-from hplm.place import Place, place_of
 from hplm.registered import of_stores
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ OTHER = "a registry, also of another export: go on with its tenants, keys and li
 
 def begin(
     *, served: Served = HERE, lease: Positive | None = None,
-    source: Annotated[Place | None, read(place_of, help=OTHER, name="--from")] = None, from_repository: Path | None = None,
-    json: Json = False,
+    source: Annotated[Location | None, read(location_of, help=OTHER, name="--from")] = None,
+    from_repository: Path | None = None, json: Json = False,
 ) -> dict:  # fmt: skip
     """Make a registry in a folder or a bucket, in which nothing was changed since the export; or change the lease of one.
 
@@ -66,7 +66,7 @@ def begin(
 
 
 def _begin_from(
-    repository: Path, state: Place, backbone: str | None, source: Place, from_repository: Path, lease: float | None
+    repository: Path, state: Location, backbone: str | None, source: Location, from_repository: Path, lease: float | None
 ) -> dict[str, Any]:
     from hplm.tenants.manager import Manager
     from hplm.tenants.state import named_folders
@@ -121,7 +121,9 @@ def restore(
     return manifest
 
 
-def verify(*, store: Path | None = None, repository: Path | None = None, state: StatePlace = None, json: Json = False) -> dict:
+def verify(
+    *, store: Path | None = None, repository: Path | None = None, state: StateLocation = None, json: Json = False
+) -> dict:
     """Check all stored files: tables, records and weights against their checksums, and that others can be read.
 
     Triton checks a config.pbtxt when it loads the model. Exit with 1 if something is broken, after listing all of it.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import MISFITS, HplmError, some
+from hplm.location import Location
 from hplm.model.fastest import fastest
-from hplm.place import Place
 from hplm.tenants.directory import Directory
 
 OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
@@ -96,7 +96,7 @@ def number_format() -> Finding:
     return Finding("number format", OK, f"by `--dtype auto`, {fastest()}")
 
 
-def tenants(repository: Path, state: Place | None, is_open: bool) -> Finding:
+def tenants(repository: Path, state: Location | None, is_open: bool) -> Finding:
     snapshots = Directory(repository, state).snapshots()
     source = " as exported" if state is None else ""
     everybody = [tenant.id for snapshot in snapshots for tenant in snapshot.tenants if not tenant.keys]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hplm.clock import Clock
 from hplm.errors import HplmError
+from hplm.location import Location
 from hplm.metrics.meter import Outcome, Outcomes, outcome_of
-from hplm.place import Place
 from hplm.process.client import EngineClient, Pending, defer
 from hplm.process.in_flight import number_of
 from hplm.process.worker import Worker, Workers
@@ -31,7 +31,7 @@ class EncoderClient(EngineClient[Pending]):
         self,
         folders: Sequence[Path],
         parameters: Mapping[str, str],
-        state: Place | None,
+        state: Location | None,
         meters: Sequence[Outcomes],
         soon_s: float = SOON_SECONDS,
         workers: Callable[..., Workers] = Workers,

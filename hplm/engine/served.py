@@ -16,9 +16,9 @@ from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import Settings
 from hplm.engine.staging import Stager, StagingSettings
 from hplm.errors import HplmError, InvalidInput
+from hplm.location import Location
 from hplm.lookup.views import RegistryWatcher
 from hplm.model.config import BackboneConfig
-from hplm.place import Place
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.tenants.quotas import Quotas
@@ -61,7 +61,7 @@ def open_engine(backbone: Backbone, settings: Settings, side_by_side: bool = Tru
 
 
 class Served:
-    def __init__(self, folder: Path, settings: Settings, state: Place | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings, state: Location | None = None) -> None:
         self._settings = settings
         self._serving = False
         self.backbone = Backbone(folder, state, self._prepare)

@@ -18,9 +18,9 @@ from hplm.engine.request import Request, Text
 from hplm.engine.served import Served, check_encoders
 from hplm.engine.settings import Settings, read_all
 from hplm.errors import Draining, QueueFull
+from hplm.location import Location
 from hplm.metrics.meter import Meter
 from hplm.model.cpu import apart, compute_with
-from hplm.place import Place
 from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
 from hplm.process.host import Host, Outbox, run
@@ -41,32 +41,32 @@ TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked k
 class Service:
     def __init__(
         self,
-        places: Sequence[tuple[Path, Settings]],
-        state: Place | None = None,
+        backbones: Sequence[tuple[Path, Settings]],
+        state: Location | None = None,
         outbox: Outbox | None = None,
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`places`: the folders of the backbones that share the line, with settings that differ in their stages alone.
+        """`backbones`: the folders of the backbones that share the line, with settings that differ in their stages alone.
         `outbox`: takes the answers to what `take` is given. `device_failed` is called after a fault of the device that stays,
         before anybody is told. `shown`: the descriptor of memory that shows what is in batches.
 
         The thread that makes a service should end (`hplm.model.cpu`).
         """
-        check_encoders(folder for folder, _ in places)
-        settings = places[0][1]
+        check_encoders(folder for folder, _ in backbones)
+        settings = backbones[0][1]
         self.threads = settings.threads or torch.get_num_threads()  # of the CPU, for the thread that computes
         if settings.stages and not settings.on_accelerator:
             self.threads = 1  # each stage has one core
         compute_with(self.threads)
-        policies, limits = [policy(own.policy) for _, own in places], Limits(settings.queue_texts, settings.queue_bytes)
+        policies, limits = [policy(own.policy) for _, own in backbones], Limits(settings.queue_texts, settings.queue_bytes)
         times = settings.commit_ns, settings.batch_ns, ANSWERING_NS
         scheduler: Scheduler[Text] = Scheduler(policies, limits, settings.admission, *times)
         # All batches in flight pin their slots.
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
-        self.served = [Served(folder, own, state) for folder, own in places]
+        self.served = [Served(folder, own, state) for folder, own in backbones]
         for number, served in enumerate(self.served):
             served.instruments.meter.look = partial(self._look, number)
         self._refused: frozenset[int] = frozenset()  # numbers of tenants
@@ -200,8 +200,8 @@ def _leave(served: Served, respond: Callable[[Answer], None], request: Request, 
 
 
 def open_service(begin: Begin, host: Host, service: type[Service] = Service) -> Service:
-    places = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
-    return apart(lambda: service(places, begin.state, host.outbox, host.device_failed, host.shown))
+    backbones = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
+    return apart(lambda: service(backbones, begin.state, host.outbox, host.device_failed, host.shown))
 
 
 if __name__ == "__main__":

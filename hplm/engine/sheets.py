@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.layout import EXIT, Layout
-from hplm.adapters.parts import Part, Placed, parts_of
+from hplm.adapters.parts import Part, RecordSlot, parts_of
 from hplm.adapters.slots import CopyEvent, Slots
 from hplm.arrays import Array, joined, padded, together
 from hplm.engine.packing import Arrangement, Packing
@@ -76,14 +76,14 @@ class Sheet:
         arrangement: Arrangement,
         texts: Sequence[Text],
         tenants: Array,
-        placed: Sequence[Sequence[Placed | None]],
+        record_slots: Sequence[Sequence[RecordSlot | None]],
         arrived: Mapping[Slots, list[CopyEvent]],
     ) -> None:
-        """`texts` are those of the whole batch, and `tenants` the numbers of their tenants. `placed`: the records of each.
+        """`texts`: of the whole batch. `tenants`: the numbers of their tenants. `record_slots`: the records of each.
 
         `arrived` has empty lists until copying starts.
         """
-        self._settings, self._heads, self._placed, self._arrived = settings, config.heads, placed, arrived
+        self._settings, self._heads, self._record_slots, self._arrived = settings, config.heads, record_slots, arrived
         self.indexes: list[int] = arrangement.texts.tolist()  # of its texts in the batch
         self.texts = [texts[index] for index in self.indexes]
         self.addresses = joined([text.addresses for text in self.texts])
@@ -162,8 +162,8 @@ class Sheet:
             tenants = tenants[asked]
             runs = _starts_of_runs(tenants)
         own: list[int] = tenants[runs].tolist()
-        placed = [self._placed[tenant][which] for tenant in own]
-        return parts_of(placed, np.add.reduceat(counts, runs).tolist(), self._arrived, device)
+        record_slots = [self._record_slots[tenant][which] for tenant in own]
+        return parts_of(record_slots, np.add.reduceat(counts, runs).tolist(), self._arrived, device)
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""

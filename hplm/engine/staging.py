@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Placed
+from hplm.adapters.parts import RecordSlot
 from hplm.adapters.slots import Copies, CopyEvent, Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
@@ -101,14 +101,16 @@ class Stager:
         held: list[tuple[Slots, int]],
     ) -> StagedBatch | None:
         """Assigns slots, places and indexes. Adapters and vectors follow later."""
-        placed: list[list[Placed | None]] = []  # by this number: where the weights are
+        record_slots: list[list[RecordSlot | None]] = []  # by this number: where the weights are
         kept: list[int] = []
         tenants: list[int] = []
         forest = self._backbone.view.forest
         addresses = [text.addresses for text in texts]
         readable = self._gatherer.readable(forest, addresses, lambda number, error: broken(texts[number], error))
         # The number of each tenant's weights, or why they cannot be used.
-        pinned = {key: self._pin(key, placed, held) for key in dict.fromkeys([texts[number].slot_key for number in readable])}
+        pinned = {
+            key: self._pin(key, record_slots, held) for key in dict.fromkeys([texts[number].slot_key for number in readable])
+        }
         for number in readable:
             tenant = pinned[texts[number].slot_key]
             if isinstance(tenant, HplmError):
@@ -118,14 +120,14 @@ class Stager:
             tenants.append(tenant)
         if not kept:
             return None
-        for own, count in zip(placed, np.bincount(tenants).tolist(), strict=True):
+        for own, count in zip(record_slots, np.bincount(tenants).tolist(), strict=True):
             for slots, _ in filter(None, own) if count > 1 else ():
                 slots.hits += count - 1  # further texts of a tenant find its weights there
         staged, numbers = [texts[number] for number in kept], np.array(tenants)
         arrived: dict[Slots, list[CopyEvent]] = {slots: [] for slots, _ in held}
         own = self._settings, self._backbone.config
         arrangements = self._arranged(staged, numbers, places and places.of(kept))
-        sheets = [Sheet(*own, one, staged, numbers, placed, arrived) for one in arrangements]
+        sheets = [Sheet(*own, one, staged, numbers, record_slots, arrived) for one in arrangements]
         return StagedBatch(staged, forest, sheets, arrived, held)
 
     def _arranged(self, texts: Sequence[Text], tenants: Array, places: Places | None) -> list[Arrangement]:
@@ -136,9 +138,11 @@ class Stager:
             arrangements = settings.packing.lay(lengths, places)
         return [one.rounded_up() for one in arrangements] if settings.few_sizes else arrangements
 
-    def _pin(self, weights: TenantWeights, placed: list[list[Placed | None]], held: list[tuple[Slots, int]]) -> int | HplmError:
+    def _pin(
+        self, weights: TenantWeights, record_slots: list[list[RecordSlot | None]], held: list[tuple[Slots, int]]
+    ) -> int | HplmError:
         """Gives slots to weights. Returns their number among those of the batch, or the reason why it cannot."""
-        own: list[Placed | None] = []
+        own: list[RecordSlot | None] = []
         try:
             for record in (weights.head, weights.adapter, weights.exits):
                 if record is None:
@@ -151,8 +155,8 @@ class Stager:
             return error
         except Exception as error:  # such as no memory for slots of a new layout; other layouts have their slots
             return faults.failure("getting a slot", error, NO_SLOTS)
-        placed.append(own)
-        return len(placed) - 1
+        record_slots.append(own)
+        return len(record_slots) - 1
 
     def slots(self) -> dict[Layout, Slots]:
         """Returns the slots by layout. Other threads may only read them."""

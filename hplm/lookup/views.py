@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 from hplm.clock import Clock
 from hplm.errors import Broken, Draining
+from hplm.location import Location, Remote, local_folder
 from hplm.model.config import BackboneConfig
 from hplm.model.tokenizer import Tokenizer
-from hplm.place import Place, Remote, local
 from hplm.plot.forest import Forest
 from hplm.plot.table import Table
 from hplm.registry import lease
@@ -63,7 +63,7 @@ class Views:
     def __init__(
         self,
         folder: Path,
-        state: Place | None = None,
+        state: Location | None = None,
         prepare: Callable[[Table], object] = lambda _: None,
         clock: Clock = time,
     ) -> None:
@@ -71,7 +71,7 @@ class Views:
         self.folder = folder
         self._time = clock
         self.config = BackboneConfig.load(folder / self.CONFIG)
-        self.state = State(local(state) / self.config.name) if state is not None else None
+        self.state = State(local_folder(state) / self.config.name) if state is not None else None
         self.mirror: Mirror | None = None  # of a bucket
         if isinstance(state, Remote) and self.state is not None:
             self.mirror = Mirror(folder, opened(state / self.config.name), self.state, clock)

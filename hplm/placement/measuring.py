@@ -27,10 +27,10 @@ from hplm.engine.engine import Engine, resolve_device
 from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import STAGES, Settings
 from hplm.errors import Internal, InvalidInput
+from hplm.location import Location
 from hplm.model.config import BackboneConfig
 from hplm.model.cpu import compute_with
 from hplm.parameters import parameters_of
-from hplm.place import Place
 from hplm.placement.cluster import check_cores, check_kind, cores_of
 from hplm.placement.files import refuse_twice
 from hplm.placement.profile import BackboneProfile, FitError, Profile, Shape, Terms
@@ -59,7 +59,7 @@ def profile_repository(
     sources: Sequence[Source],
     devices: Sequence[str],
     intra: Sequence[int],
-    state: Place | None,
+    state: Location | None,
     rounds: int,
 ) -> Profile:
     """`intra`: the numbers of devices a stage to measure.
@@ -129,7 +129,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def measure(
-    source: Source, devices: Sequence[str], state: Place | None, rounds: int, label: str
+    source: Source, devices: Sequence[str], state: Location | None, rounds: int, label: str
 ) -> tuple[BackboneProfile, Samples]:
     """Measures in this process, on the cores that these devices are. Returns the profile without times."""
     if cores := cores_of(devices):
@@ -147,7 +147,7 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
     return {"device": devices[0]}
 
 
-def _apart(source: Source, devices: Sequence[str], state: Place | None, rounds: int) -> tuple[BackboneProfile, Samples]:
+def _apart(source: Source, devices: Sequence[str], state: Location | None, rounds: int) -> tuple[BackboneProfile, Samples]:
     label = f"{source.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:

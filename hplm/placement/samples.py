@@ -21,8 +21,8 @@ from hplm.engine.request import Request, Text
 from hplm.engine.served import open_engine
 from hplm.engine.settings import Settings
 from hplm.errors import Broken, HplmError
+from hplm.location import Location
 from hplm.lookup.lookup import Lookup
-from hplm.place import Place
 from hplm.placement.profile import BackboneProfile, FitError, Shape, Terms
 from hplm.tenants.snapshot import Tenant
 
@@ -61,7 +61,7 @@ class Samples:
 class Sampler:
     """Opens a backbone, and measures it in the calling thread."""
 
-    def __init__(self, folder: Path, settings: Settings, state: Place | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings, state: Location | None = None) -> None:
         """`folder`: of its version, in the repository."""
         self._backbone = Backbone(folder, state)
         failures = self._backbone.view.forest.failures()

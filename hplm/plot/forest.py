@@ -133,7 +133,7 @@ class Forest:
         self.branches = tuple(branches)
         self._tables: dict[Branch, Table | HplmError] = {}
         # If two tables have one name, the first counts. The other was deleted, and only requests in flight need it.
-        self._by_name = {branch.place: branch for branch in reversed(self.branches)}
+        self._by_name = {branch.id: branch for branch in reversed(self.branches)}
         self._chains: dict[tuple[str, int], Chain] = {}
         for branch in self.branches:
             known = before._tables.get(branch) if before is not None else None

@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # lookup, which reads no rows, starts without torch
     from hplm.plot.rows import StoredRows
 
 
+BranchId = tuple[str, int]  # a domain and its version
+
+
 @dataclass(frozen=True)
 class Branch:
     """A table's domain and version, and its first address."""
@@ -30,7 +33,7 @@ class Branch:
     unique: str = ""  # a part of its folder's name: no name is used twice; an export has none
 
     @property
-    def place(self) -> tuple[str, int]:
+    def id(self) -> BranchId:
         return self.domain, self.version
 
     @property

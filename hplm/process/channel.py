@@ -18,8 +18,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hplm.location import Location
 from hplm.metrics.meter import Series
-from hplm.place import Place
 
 DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
@@ -43,7 +43,7 @@ class Begin:
 
     folders: Sequence[Path]  # of the backbones' versions, in the order in which the parameters name them
     parameters: Mapping[str, str]  # of config.pbtxt
-    state: Place | None
+    state: Location | None
     apart: Apart
 
 

@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 
 from hplm.clock import Clock
 from hplm.errors import Crashed, Draining, HplmError, for_client
+from hplm.location import Location
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.place import Place
 from hplm.process.channel import Beat, Begin, request_parts
 from hplm.process.in_flight import read
 from hplm.process.suspects import Separation
@@ -81,7 +81,7 @@ class EngineClient(ABC, Generic[P]):
         self,
         folders: Sequence[Path],
         parameters: Mapping[str, str],
-        state: Place | None,
+        state: Location | None,
         meters: Sequence[Meter],
         workers: Callable[..., Workers] = Workers,
         clock: Clock = time,

@@ -14,7 +14,7 @@ from obstore import exceptions
 from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
-from hplm.place import Remote
+from hplm.location import Remote
 from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Store
 
 TIMEOUT = timedelta(seconds=20)

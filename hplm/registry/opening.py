@@ -1,4 +1,4 @@
-"""Opens the store of a registry at its place."""
+"""Opens the store of a registry at its location."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from hplm.clock import Clock
 from hplm.errors import InvalidInput
-from hplm.place import Place
+from hplm.location import Location
 from hplm.registry.folder import Folder
 from hplm.registry.store import Store
 
 
-def opened(place: Place, clock: Clock = time) -> Store:
-    if isinstance(place, Path):
-        return Folder(place, clock)
+def opened(location: Location, clock: Clock = time) -> Store:
+    if isinstance(location, Path):
+        return Folder(location, clock)
     try:
         from hplm.registry.bucket import Bucket
     except ImportError:
-        raise InvalidInput(f"{place} needs the package obstore: install it with `pip install 'hplm[bucket]'`") from None
-    return Bucket(place)
+        raise InvalidInput(f"{location} needs the package obstore: install it with `pip install 'hplm[bucket]'`") from None
+    return Bucket(location)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hplm.errors import HplmError
-from hplm.place import Place
+from hplm.location import Location
 from hplm.server import inherited, log, process_group, reply_sockets
 from hplm.server.control import Control
 from hplm.server.discovery import find_backends, find_installation
@@ -47,7 +47,7 @@ class TritonServer:
         grpc_port: int = 0,
         metrics_port: int = 0,
         log_file: Path | None = None,
-        state: Place | None = None,
+        state: Location | None = None,
         extra_args: Sequence[str] = (),
         start_timeout: float = 300.0,
     ) -> None:

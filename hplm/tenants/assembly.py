@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from hplm.plot.table import Branch
+from hplm.plot.table import Branch, BranchId
 from hplm.tenants.snapshot import Snapshot, Tenant
-
-Place = tuple[str, int]  # a domain and its version
 
 
 def assemble(
     wanted: Snapshot,
     local: Snapshot,
     here: Callable[[Branch], bool],
-    parent: Callable[[Branch], Place | None],
+    parent: Callable[[Branch], BranchId | None],
     has: Callable[[Tenant], bool],
 ) -> tuple[tuple[Branch, ...], tuple[Tenant, ...]]:
     """Returns the tables and tenants of the next snapshot of a copy whose newest one is `local`.
@@ -22,8 +20,8 @@ def assemble(
     `here`: whether a table is here. `parent`: the table that one falls back to. `has`: whether a tenant's records are here.
     """
     branches = [branch for branch in wanted.branches if here(branch)]
-    new = {branch.place: branch for branch in branches}
-    old = {branch.place: new.get(branch.place, branch) for branch in local.branches if here(branch)}
+    new = {branch.id: branch for branch in branches}
+    old = {branch.id: new.get(branch.id, branch) for branch in local.branches if here(branch)}
     kept: dict[Branch, None] = {}  # the older tables that tenants still need
     tenants: list[Tenant] = []
     before = {tenant.id: tenant for tenant in local.tenants}
@@ -40,10 +38,12 @@ def assemble(
     return (*branches, *kept), tuple(tenants)
 
 
-def _chain(tenant: Tenant, known: dict[Place, Branch], parent: Callable[[Branch], Place | None]) -> Collection[Branch] | None:
+def _chain(
+    tenant: Tenant, known: dict[BranchId, Branch], parent: Callable[[Branch], BranchId | None]
+) -> Collection[Branch] | None:
     """Returns the tables that a tenant reads, its domain's first. None: one of them is not here."""
     chain: dict[Branch, None] = {}
-    step: Place | None = tenant.place
+    step: BranchId | None = tenant.branch_id
     while step is not None:
         branch = known.get(step)
         if branch is None or branch in chain:

@@ -12,7 +12,7 @@ import msgspec
 
 from hplm.disk import bytes_in
 from hplm.errors import Broken, InvalidInput, some
-from hplm.place import Place
+from hplm.location import Location
 from hplm.registry.folder import Folder, missing_folders, sync
 from hplm.registry.pointer import Pointer, is_begun
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, not_begun, objects_of
@@ -62,13 +62,13 @@ def back_up(manager: Manager, target: Path) -> dict[str, Any]:
     return msgspec.structs.asdict(manifest)
 
 
-def brought(repository: Path, place: Place, folder: Path) -> Path:
+def brought(repository: Path, location: Location, folder: Path) -> Path:
     """Copies what the newest generations of a bucket need into a folder, which then is as a state. Returns it."""
-    begun = [name for name, registry in registries_of(repository, place).items() if is_begun(registry.store)]
+    begun = [name for name, registry in registries_of(repository, location).items() if is_begun(registry.store)]
     if not begun:
-        raise not_begun(place)
+        raise not_begun(location)
     for name in begun:
-        back_up(Manager.open(repository, place, name), folder / name)
+        back_up(Manager.open(repository, location, name), folder / name)
     return folder
 
 

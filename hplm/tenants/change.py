@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hplm.adapters.record import Record
 from hplm.disk import bytes_in
 from hplm.errors import HplmError
-from hplm.plot.table import Branch, Table
+from hplm.plot.table import Branch, BranchId, Table
 from hplm.registry.store import RECORDS, TABLES, Store, objects_of
-from hplm.tenants.assembly import Place
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Kept:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
-        self._tables: dict[Place, str] = {}
+        self._tables: dict[BranchId, str] = {}
         self._waiting: list[Packed] = []
         self._bytes = 0  # of those
         self._written: set[str] = set()  # names of records, and of tables with a slash behind
@@ -52,10 +51,10 @@ class Kept:
 
         It may take minutes. Before the change, other managers go on meanwhile.
         """
-        place = table.meta.domain, table.meta.version
-        if place not in self._tables:
-            unique = self._tables[place] = f"-{secrets.token_hex(4)}"
-            folder = f"{TABLES}/{place[0]}/{place[1]}{unique}/"
+        branch_id = table.meta.domain, table.meta.version
+        if branch_id not in self._tables:
+            unique = self._tables[branch_id] = f"-{secrets.token_hex(4)}"
+            folder = f"{TABLES}/{branch_id[0]}/{branch_id[1]}{unique}/"
             self._written.add(folder)
             try:
                 self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
@@ -65,7 +64,7 @@ class Kept:
                 with suppress(HplmError, OSError):  # a later change removes it after a day
                     self.remove()
                 raise
-        return self._tables[place]
+        return self._tables[branch_id]
 
     def write(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0

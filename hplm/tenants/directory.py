@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hplm.clock import Clock
 from hplm.errors import InvalidInput, NoTenant
-from hplm.place import Place, local
+from hplm.location import Location, local_folder
 from hplm.registry.folder import Folder
 from hplm.registry.follower import Follower, Looking
 from hplm.registry.opening import opened
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Directory:
-    def __init__(self, repository: Path, state: Place | None = None, clock: Clock = time, copied: bool = False) -> None:
+    def __init__(self, repository: Path, state: Location | None = None, clock: Clock = time, copied: bool = False) -> None:
         """The exports are read once, here as in the backbones; what is new in `state`, once it follows.
 
         `copied`: of a bucket, whether to read the copy that the models of this server keep.
@@ -75,7 +75,7 @@ class Directory:
 class _Newest:
     """The newest snapshot of one backbone."""
 
-    def __init__(self, folder: Path, state: Place | None, clock: Clock, copied: bool) -> None:
+    def __init__(self, folder: Path, state: Location | None, clock: Clock, copied: bool) -> None:
         self._exported, self._folder = Snapshot.load(folder / EXPORTED_TENANTS), folder
         self.snapshot = filtered(self._exported, folder)
         self._name: str | None = ""  # of the snapshot in the registry; "": the exported one
@@ -85,7 +85,7 @@ class _Newest:
         self.reports = False  # whether managers wait for it
         if state is None:
             return
-        store, copy = opened(state / folder.parent.name, clock), State(local(state) / folder.parent.name)
+        store, copy = opened(state / folder.parent.name, clock), State(local_folder(state) / folder.parent.name)
         if isinstance(state, Path):
             self._reader = Reader(copy)
         elif copied:

@@ -113,7 +113,7 @@ class Knowledge:
         packed, files = self.packed(), {record.file for record in tenant.records()}
         if files or packed.records:
             return any(has_content(file, packed.content) for file in files)
-        return (tenant.place, tenant.task, tenant.labels) == ((self.domain, self.domain_version), self.task, self.labels)
+        return (tenant.branch_id, tenant.task, tenant.labels) == ((self.domain, self.domain_version), self.task, self.labels)
 
     def tenant(self, tenant_id: str, uid: int, version: int, records: Mapping[str, Record]) -> Tenant:
         """Returns the tenant as snapshots hold it. `records`: those of its parts."""
@@ -142,7 +142,7 @@ class Knowledge:
 
     def check(self, tenant_id: str, branches: Iterable[Branch], width: int | None) -> None:
         """Raises if a backbone with these tables cannot serve the tenant. `width`: of its vectors; None: unknown."""
-        for wrong in chain(self._wrong({branch.place for branch in branches}), self._wrong_widths(width)):
+        for wrong in chain(self._wrong({branch.id for branch in branches}), self._wrong_widths(width)):
             raise InvalidInput(f"tenant {tenant_id!r} {wrong}")
 
     def _wrong(self, tables: Set[tuple[str, int]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import InvalidInput
-from hplm.place import Place
+from hplm.location import Location
 from hplm.plot.meta import TableMeta
 from hplm.tenants.keys import Key
 from hplm.tenants.manager import Manager, exported_folder
@@ -16,7 +16,7 @@ from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, named_folders
 
 
-def served_tenants(repository: Path, state: Place | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
+def served_tenants(repository: Path, state: Location | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:
     """Returns all tenants with the names of their backbones, or only those of one backbone."""
     found: list[tuple[str, Tenant]] = []
     for folder in named_folders(repository, backbone):
@@ -26,7 +26,7 @@ def served_tenants(repository: Path, state: Place | None = None, backbone: str |
 
 
 def find_tenant(
-    tenant_id: str, repository: Path, state: Place | None = None, backbone: str | None = None
+    tenant_id: str, repository: Path, state: Location | None = None, backbone: str | None = None
 ) -> tuple[str, Tenant]:
     """Returns a tenant with the name of its backbone. Raises if several backbones have one of this id."""
     found = [served for served in served_tenants(repository, state, backbone) if served[1].id == tenant_id]
@@ -61,17 +61,17 @@ def key_rows(keys: tuple[Key, ...]) -> list[dict[str, Any]]:
     return [{"id": key.id, "expires": key.expires} for key in keys]
 
 
-def served_branches(repository: Path, state: Place | None = None, backbone: str | None = None) -> list[dict[str, Any]]:
+def served_branches(repository: Path, state: Location | None = None, backbone: str | None = None) -> list[dict[str, Any]]:
     """Returns every branch of a backbone with the number of its tenants. Without a state: those of the export."""
     folder = exported_folder(repository, backbone)
     manager = Manager(folder, state) if state is not None else None
     snapshot = manager.current() if manager is not None else Snapshot.load(folder / EXPORTED_TENANTS)
-    tenants = Counter(tenant.place for tenant in snapshot.tenants)
+    tenants = Counter(tenant.branch_id for tenant in snapshot.tenants)
     rows: list[dict[str, Any]] = []
-    for branch in sorted(snapshot.branches, key=lambda one: one.place):
+    for branch in sorted(snapshot.branches, key=lambda one: one.id):
         exported = folder / EXPORTED_TABLES / branch.folder / "meta.json"
         meta = manager.tables.meta(branch) if manager is not None else TableMeta.load(exported)
-        rows.append(branch_row(meta, tenants[branch.place]))
+        rows.append(branch_row(meta, tenants[branch.id]))
     return rows
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hplm.clock import Clock
 from hplm.errors import HplmError, InvalidInput, OutOfCapacity, some
-from hplm.place import Place
+from hplm.location import Location
 from hplm.plot.table import Table
 from hplm.registry.opening import opened
 from hplm.registry.store import Away, Busy, Denied
@@ -53,7 +53,7 @@ class DomainChange:
 class Manager:
     """The manager of one exported backbone (`model_repository/<backbone>/1`) and the registry that it is served with."""
 
-    def __init__(self, folder: Path, state: Place, clock: Clock = time) -> None:
+    def __init__(self, folder: Path, state: Location, clock: Clock = time) -> None:
         self.folder = folder
         self.exported = Snapshot.load(folder / EXPORTED_TENANTS)
         place = state / folder.parent.name
@@ -62,7 +62,7 @@ class Manager:
         self.tables = Tables(folder, self.registry.store)
 
     @classmethod
-    def open(cls, repository: Path, state: Place, backbone: str | None = None, clock: Clock = time) -> Manager:
+    def open(cls, repository: Path, state: Location, backbone: str | None = None, clock: Clock = time) -> Manager:
         """Opens the manager of the named backbone, or of the repository's only one."""
         return cls(exported_folder(repository, backbone), state, clock)
 
@@ -206,7 +206,7 @@ class Manager:
                 if before.domain == name
                 and before.domain_version < version
                 and (tenant := change.tenants.get(tenant_id)) is not None
-                and tenant.place == (name, version)
+                and tenant.branch_id == (name, version)
             ]
             if not back:
                 raise InvalidInput(f"domain {name!r} cannot be rolled back: none of its tenants has an older version")

@@ -24,13 +24,13 @@ from hplm.clock import Clock
 from hplm.disk import check_room
 from hplm.errors import Broken, HplmError, InvalidInput
 from hplm.plot.meta import TableMeta
-from hplm.plot.table import Branch
+from hplm.plot.table import Branch, BranchId
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.follower import Follower
 from hplm.registry.pointer import Pointer, Source
 from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, NotBegun, Store
-from hplm.tenants.assembly import Place, assemble
+from hplm.tenants.assembly import assemble
 from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
 from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
 
@@ -60,7 +60,7 @@ class Mirror:
         self._lock: int | None = None
         self._follower = Follower(store, self._take, clock, longest_pause=0.0)
         self._wanted: tuple[Pointer, Snapshot]  # what CURRENT said last
-        self._parents: dict[Branch, Place | None] = {}
+        self._parents: dict[Branch, BranchId | None] = {}
         self.is_whole = False  # whether the copy serves all that it said
         self._broken = set[str]()  # record files of it that have another content than their names say
         self._newest: Snapshot | None = None  # of the copy
@@ -218,7 +218,7 @@ class Mirror:
     def _is_here(self, branch: Branch) -> bool:
         return (self._exported_tables / branch.folder).is_dir() or (self._state.tables / branch.folder).is_dir()
 
-    def _parent(self, branch: Branch) -> Place | None:
+    def _parent(self, branch: Branch) -> BranchId | None:
         if branch not in self._parents:
             exported, own = self._exported_tables / branch.folder, self._state.tables / branch.folder
             self._parents[branch] = TableMeta.load((exported if exported.is_dir() else own) / "meta.json").parent_branch

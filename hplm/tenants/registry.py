@@ -24,8 +24,8 @@ import msgspec
 
 from hplm.clock import Clock
 from hplm.errors import MISFITS, Broken, HplmError, InvalidInput, OutOfCapacity
+from hplm.location import Location
 from hplm.options import LEASE_SECONDS
-from hplm.place import Place
 from hplm.registry.folder import WRITING
 from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer, begin, is_begun, read_current
@@ -237,7 +237,7 @@ class Registry:
             self._told = snapshot.generation
 
 
-def registries_of(repository: Path, state: Place, backbone: str | None = None) -> dict[str, Registry]:
+def registries_of(repository: Path, state: Location, backbone: str | None = None) -> dict[str, Registry]:
     """Returns the registry of each exported backbone, or of the named one."""
     return {
         folder.parent.name: Registry(opened(state / folder.parent.name), Snapshot.load(folder / EXPORTED_TENANTS))

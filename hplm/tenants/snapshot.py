@@ -19,7 +19,7 @@ import msgspec
 from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import KINDS, Calibration
-from hplm.plot.table import Branch
+from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, Store
 from hplm.tasks import TASKS, Task
@@ -103,7 +103,7 @@ class Tenant:
         return by_digest(self.keys)
 
     @property
-    def place(self) -> tuple[str, int]:
+    def branch_id(self) -> BranchId:
         """The table that it reads first: its domain and version."""
         return self.domain, self.domain_version
 

@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 from hplm.adapters.record import has_content
 from hplm.adapters.records import Packed
 from hplm.errors import Broken, InvalidInput, some
-from hplm.plot.table import Branch, Table
+from hplm.plot.table import Branch, BranchId, Table
 from hplm.registry.store import RECORDS, TABLES, Absent, objects_of
-from hplm.tenants.assembly import Place
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot, Tenant, files_of
@@ -56,14 +55,14 @@ class _Succession:
         self._manager, self._old, self._served = manager, old, served
         self._exported = {tenant.id: tenant for tenant in manager.exported.tenants}
         self._files = files_of(manager.exported.tenants)
-        self._branches = {branch.place: branch for branch in served.branches}
+        self._branches = {branch.id: branch for branch in served.branches}
         parts = (EXPORTED_UPPER, EXPORTED_CONFIG, EXPORTED_TOKENIZER)
         self._fits_at_all = all(filecmp.cmp(old.folder / part, manager.folder / part, shallow=False) for part in parts)
-        self._same: dict[Place, bool] = {}  # whether the export has no other table of this domain and version
-        exported = {branch.place: branch for branch in manager.exported.branches}
-        for place, branch in self._branches.items() if self._fits_at_all else ():
-            own = exported.get(place)
-            self._same[place] = own is None or manager.tables.content(own) == old.tables.content(branch)
+        self._same: dict[BranchId, bool] = {}  # whether the export has no other table of this domain and version
+        exported = {branch.id: branch for branch in manager.exported.branches}
+        for branch_id, branch in self._branches.items() if self._fits_at_all else ():
+            own = exported.get(branch_id)
+            self._same[branch_id] = own is None or manager.tables.content(own) == old.tables.content(branch)
         fits = {tenant.id: self._fits(tenant) for tenant in served.tenants}
         if lost := sorted(name for name, is_fit in fits.items() if not is_fit and name not in self._exported):
             raise InvalidInput(
@@ -108,22 +107,22 @@ class _Succession:
         }
 
     def _fits(self, tenant: Tenant) -> bool:
-        return self._fits_at_all and all(self._same[branch.place] for branch in self._chain(tenant))
+        return self._fits_at_all and all(self._same[branch.id] for branch in self._chain(tenant))
 
     def _chain(self, tenant: Tenant) -> Iterator[Branch]:
         """Yields the tables that a tenant reads, its domain's first."""
-        step: Place | None = tenant.place
+        step: BranchId | None = tenant.branch_id
         while step is not None:
             yield self._branches[step]
             step = self._old.tables.meta(self._branches[step]).parent_branch
 
     def _add_tables(self, change: Change, tenants: list[Tenant]) -> None:
         """Adds the tables of tenants that the export lacks."""
-        here = {branch.place for branch in change.branches}
-        needed = {branch.place: branch for tenant in tenants for branch in self._chain(tenant) if branch.place not in here}
-        for place, branch in sorted(needed.items(), key=lambda item: item[1].base):
+        here = {branch.id for branch in change.branches}
+        needed = {branch.id: branch for tenant in tenants for branch in self._chain(tenant) if branch.id not in here}
+        for branch_id, branch in sorted(needed.items(), key=lambda item: item[1].base):
             with self._table(branch) as table:
-                change.add_branch(*place, change.kept.table(table), table.size)
+                change.add_branch(*branch_id, change.kept.table(table), table.size)
 
     @contextmanager
     def _table(self, branch: Branch) -> Generator[Table, None, None]:

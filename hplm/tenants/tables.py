@@ -7,9 +7,8 @@ from pathlib import Path
 
 from hplm.errors import InvalidInput
 from hplm.plot.meta import TableMeta
-from hplm.plot.table import Branch, Table
+from hplm.plot.table import Branch, BranchId, Table
 from hplm.registry.store import TABLES, Absent, Store
-from hplm.tenants.assembly import Place
 from hplm.tenants.change import Change
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TABLES
@@ -38,7 +37,7 @@ class Tables:
     def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
         """Raises if a folder does not contain this table, or if the table does not fit the served tables."""
         meta = Table(source).meta
-        here = {branch.place for branch in branches}
+        here = {branch.id for branch in branches}
         if (name, version) in here or (meta.domain, meta.version) != (name, version):
             raise InvalidInput(
                 f"{source} is version {meta.version} of domain {meta.domain!r}, which is served already or was not requested: "
@@ -60,15 +59,15 @@ class Tables:
 
         No tenant needs them, now or after a rollback, and no needed table falls back to them.
         """
-        known = {branch.place: branch for branch in change.branches}
-        needed = {tenant.place for tenant in (*change.tenants.values(), *change.before.values())}
-        needed.update(dict(sorted(branch.place for branch in change.branches)).items())  # the newest version of each domain
+        known = {branch.id: branch for branch in change.branches}
+        needed = {tenant.branch_id for tenant in (*change.tenants.values(), *change.before.values())}
+        needed.update(dict(sorted(branch.id for branch in change.branches)).items())  # the newest version of each domain
         for start in list(needed):
-            step: Place | None = start
+            step: BranchId | None = start
             while step is not None:
                 needed.add(step)
                 step = self.meta(known[step]).parent_branch
-        return [branch for branch in change.branches if branch.place not in needed]
+        return [branch for branch in change.branches if branch.id not in needed]
 
     def _read(self, branch: Branch, file: str) -> bytes:
         if (path := self._exported / branch.folder / file).is_file():

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import testing.bucket
-from hplm.place import place_of
+from hplm.location import location_of
 from hplm.server.ports import LOOPBACK, free_ports
 from hplm.server.process import Process
 from hplm.tenants.manager import Manager
@@ -25,7 +25,7 @@ from loadtest.chaos.faults import Fault, WrongAnswer, asked
 from loadtest.chaos.history import OK, Asker, Question
 from loadtest.server import ServedCopy
 
-STATE = place_of("s3://bucket/hplm")
+STATE = location_of("s3://bucket/hplm")
 START_S, END_S, LOOK_S = 60.0, 10.0, 0.05
 LEASE_S = 10.0  # how long a server answers tenants with keys while the bucket is away
 LATER_S = 3.0  # after the lease

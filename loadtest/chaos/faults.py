@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.errors import HplmError
+from hplm.location import local_folder
 from hplm.model.config import BackboneConfig
-from hplm.place import local
 from hplm.registry.folder import Folder
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
@@ -145,7 +145,7 @@ def _record_flipped(victim: ServedCopy, chance: random.Random) -> Generator[None
 
 @contextmanager
 def _disk_full(victim: ServedCopy, chance: random.Random) -> Generator[None]:
-    with _full(local(victim.state)):
+    with _full(local_folder(victim.state)):
         with contextlib.suppress(HplmError, OSError):  # a change must be refused, and nothing lost
             victim.add_guest()
         yield

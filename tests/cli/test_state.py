@@ -15,8 +15,8 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.doctor import checks
 from hplm.levels.calibration import BINS, Calibration
+from hplm.location import location_of
 from hplm.model.weights import load_weights, save_weights
-from hplm.place import place_of
 from hplm.registry.opening import opened
 from hplm.registry.pointer import begin
 from hplm.registry.store import Absent
@@ -264,7 +264,7 @@ def test_undamaged_files_are_verified(toy, grown, capsys):
 
 def test_a_bucket_is_verified_as_a_folder_is(live, capsys, monkeypatch):
     """Of a served bucket the doctor sees the tenants."""
-    place, repository = place_of("s3://bucket/hplm"), ["--repository", live.folder / "repository"]
+    place, repository = location_of("s3://bucket/hplm"), ["--repository", live.folder / "repository"]
     with bucket():
         monkeypatch.setenv("HPLM_STATE", str(place))
         assert mentions(refused(capsys, "verify", *repository), place, "CURRENT")

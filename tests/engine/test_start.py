@@ -11,8 +11,8 @@ from hplm.engine.served import open_engine
 from hplm.engine.service import Service
 from hplm.engine.settings import Settings
 from hplm.errors import NoTenant
+from hplm.location import location_of
 from hplm.lookup.views import RegistryWatcher
-from hplm.place import place_of
 from hplm.tenants.manager import Manager
 from testing.bucket import bucket
 from tests.engine.asker import PARAMETERS
@@ -27,7 +27,7 @@ def test_the_first_answers_are_of_what_changed_while_the_engine_opened(toy, tmp_
     with ExitStack() as stack:
         monkeypatch.setenv("HPLM_MIRROR", str(tmp_path / "copy"))
         stack.enter_context(bucket())
-        place = place_of("s3://bucket/start") if is_far else tmp_path / "registry"
+        place = location_of("s3://bucket/start") if is_far else tmp_path / "registry"
         live = Manager.open(toy.repository, place)
         live.registry.begin()
 

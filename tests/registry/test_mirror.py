@@ -13,7 +13,7 @@ import pytest
 
 from hplm.cli import serve
 from hplm.errors import Broken, Draining, HplmError, InvalidInput, NoTenant
-from hplm.place import place_of
+from hplm.location import location_of
 from hplm.registry import lease
 from hplm.registry.folder import Folder
 from hplm.registry.opening import opened
@@ -332,7 +332,7 @@ def test_a_server_starts_from_its_copy_while_the_bucket_is_away_or_refuses(
 ):
     monkeypatch.setenv("HPLM_MIRROR", str(tmp_path / "mirror"))
     with bucket() as server:
-        place, boot = place_of("s3://bucket/far"), Clock(1e6)
+        place, boot = location_of("s3://bucket/far"), Clock(1e6)
         begin(opened(place / "toy"))
         manager = Manager.open(export.repository, place)
         secret, _ = manager.add_key("zero")
@@ -382,7 +382,7 @@ def test_a_server_that_is_cut_off_refuses_keyed_tenants_from_when_revoke_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPLM_MIRROR", str(tmp_path / "mirror"))
     with bucket() as server:
-        place, boot = place_of(where), Clock(1e6)
+        place, boot = location_of(where), Clock(1e6)
         begin(opened(place / "toy"), lease_s=40.0)
         manager = Manager.open(export.repository, place)
         (secret, key), (other, _) = manager.add_key("zero"), manager.add_key("zero")

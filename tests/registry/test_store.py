@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from hplm.errors import Broken, InvalidInput
-from hplm.place import Remote, local, place_of
+from hplm.location import Remote, local_folder, location_of
 from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer, begin, is_begun
 from hplm.registry.store import Absent, Away, Conflict
@@ -20,7 +20,7 @@ def place(request, tmp_path):
         yield tmp_path / "some" / "toy"
         return
     with bucket():
-        yield place_of("s3://bucket/some") / "toy"
+        yield location_of("s3://bucket/some") / "toy"
 
 
 def test_only_who_has_seen_current_overwrites_it(place):
@@ -70,12 +70,12 @@ def test_a_registry_is_begun_once_and_not_where_one_is_lost(place):
 
 def test_a_bucket_that_does_not_exist_is_named():
     with bucket(), refusing(Absent, "s3://none/toy/CURRENT"):
-        opened(place_of("s3://none/toy")).current()
+        opened(location_of("s3://none/toy")).current()
 
 
 def test_a_bucket_without_credentials_says_which_to_set(monkeypatch):
     with bucket() as server, server.stopped(), monkeypatch.context() as patch:
-        store = opened(place_of("s3://bucket/toy"))
+        store = opened(location_of("s3://bucket/toy"))
         for is_given in (True, False):
             with refusing(Away, "s3://bucket/toy/CURRENT") as refused:
                 store.current()
@@ -84,15 +84,15 @@ def test_a_bucket_without_credentials_says_which_to_set(monkeypatch):
 
 
 def test_places_are_folders_or_addresses(tmp_path, monkeypatch):
-    assert place_of("state") / "toy" == local(place_of("state/toy"))
-    remote = place_of("s3://bucket/hplm/")
+    assert location_of("state") / "toy" == local_folder(location_of("state/toy"))
+    remote = location_of("s3://bucket/hplm/")
     assert isinstance(remote, Remote) and str(remote / "toy") == "s3://bucket/hplm/toy"
     monkeypatch.setenv("HPLM_MIRROR", str(tmp_path))
-    assert local(remote).parent == tmp_path and local(remote) != local(remote / "toy")
-    assert place_of("./s3:/x") == Path("s3:/x") and place_of("s3/x") == Path("s3/x")
+    assert local_folder(remote).parent == tmp_path and local_folder(remote) != local_folder(remote / "toy")
+    assert location_of("./s3:/x") == Path("s3:/x") and location_of("s3/x") == Path("s3/x")
     for wrong in ("ftp://host/x", "memory://x", "s3://", "s3:/bucket/x", "s3//bucket/hplm", "GS:/x", "az:x"):
         with refusing(InvalidInput, wrong, "s3://bucket/folder"):
-            place_of(wrong)
+            location_of(wrong)
 
 
 NONE, BELOW = (f'{{"generation": {number}, "lineage": "a"}}'.encode() for number in (1, -1))

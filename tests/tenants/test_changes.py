@@ -13,7 +13,7 @@ import pytest
 from builder.publish.live import publish_tenant
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import BINS, Calibration
-from hplm.place import place_of
+from hplm.location import location_of
 from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import Source
 from hplm.registry.store import Away, Busy, Conflict, Denied
@@ -137,7 +137,7 @@ def test_where_nobody_may_write_it_is_said_that_nothing_was_changed(live, monkey
 def test_a_revocation_that_cannot_be_written_says_that_the_key_opens(place, tmp_path, monkeypatch, where, broken, kind, opens):
     monkeypatch.chdir(tmp_path)
     with bucket() as server:
-        live = Manager.open(place[1], place_of(where))
+        live = Manager.open(place[1], location_of(where))
         live.registry.begin()
         (_, first), _ = live.add_key("tenant-0"), live.add_key("tenant-0")
         with broken(server), refusing(kind, where, first.id, opens, "'tenant-0'"):

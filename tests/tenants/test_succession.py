@@ -11,8 +11,8 @@ from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.errors import Broken, InvalidInput
+from hplm.location import location_of
 from hplm.model.weights import save_weights
-from hplm.place import place_of
 from hplm.tenants.authorize import admit
 from hplm.tenants.keys import allows
 from hplm.tenants.manager import Manager
@@ -64,7 +64,7 @@ class Rolled:
 def rolled(request, tmp_path):
     is_remote = request.param == "bucket"
     with bucket() if is_remote else nullcontext():
-        yield Rolled(tmp_path, place_of("s3://bucket/hplm") if is_remote else tmp_path / "states")
+        yield Rolled(tmp_path, location_of("s3://bucket/hplm") if is_remote else tmp_path / "states")
 
 
 def test_keys_limits_and_versions_that_fit_stay(rolled):

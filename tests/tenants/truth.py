@@ -134,10 +134,10 @@ def seen(backbone: Backbone, view: View | None = None) -> Seen:
         exits, heads = tenant.exits, ()
         if exits is not None and exits.record is not None:
             exits, heads = replace(exits, record=None), backbone.records.weights(exits.record)
-        assert view.forest.chain(*tenant.place).links
+        assert view.forest.chain(*tenant.branch_id).links
         more = {"calibration": tenant.calibration, "exits": exits, "keys": tenant.keys, "rate": tenant.rate}
-        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), tenant.place, **more)
-    return tenants, {branch.place for branch in view.snapshot.branches}
+        tenants[tenant.id] = Known(tenant.version, as_bytes(head, adapter, heads), tenant.branch_id, **more)
+    return tenants, {branch.id for branch in view.snapshot.branches}
 
 
 def expect_same(found: Seen, wanted: Seen, where: str) -> None:

@@ -67,7 +67,7 @@ def test_a_canary_moves_first_and_the_other_tenants_later(place, capsys):
     assert len(first.moved) == 1 and len(first.waiting) == 6 and first.behind == ["tenant-3", "tenant-8", "tenant-9"]
     assert mentions(capsys.readouterr().err, "tenant-3", path.parent)
     backbone.refresh()
-    assert {tenant.id for tenant in backbone.view.snapshot.tenants if tenant.place == ("bio", 2)} == set(first.moved)
+    assert {tenant.id for tenant in backbone.view.snapshot.tenants if tenant.branch_id == ("bio", 2)} == set(first.moved)
     with pytest.raises(InvalidInput, match=mentioning("'bio'", 1, 0.01, 6, "--canary")):
         update_domain(live, store, "bio", share=0.01)
     second = update_domain(live, store, "bio", share=0.6)

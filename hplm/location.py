@@ -26,10 +26,10 @@ class Remote:
         return self.url
 
 
-Place = Path | Remote
+Location = Path | Remote
 
 
-def place_of(text: str) -> Place:
+def location_of(text: str) -> Location:
     """Reads the option --state: a folder, or the address of a bucket."""
     scheme, found, rest = text.partition("://")
     if not found and not _MISTYPED.match(text):
@@ -42,9 +42,9 @@ def place_of(text: str) -> Place:
     return Remote(text)
 
 
-def local(place: Place) -> Path:
+def local_folder(location: Location) -> Path:
     """Returns the folder that a server reads: of a bucket, its copy on this machine."""
-    if isinstance(place, Path):
-        return place
+    if isinstance(location, Path):
+        return location
     cache = os.environ.get("HPLM_MIRROR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hplm"
-    return Path(cache) / hashlib.sha256(str(place).encode()).hexdigest()[:12]
+    return Path(cache) / hashlib.sha256(str(location).encode()).hexdigest()[:12]
