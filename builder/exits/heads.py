@@ -24,7 +24,7 @@ from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.model import TenantModel, Weights, rounded, slot, tiles
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import with_means
+from hplm.adapters.layout_rows import with_means
 from hplm.arrays import Array
 from hplm.model.tensors import array_of
 

@@ -8,7 +8,17 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from builder.importing.foreign import ADAPTER_CONFIG, Changes, Foreign, Parts, accepted, grouped, number, read_json, tensor_file
+from builder.importing.foreign import (
+    ADAPTER_CONFIG,
+    Changes,
+    Foreign,
+    Tensors,
+    accepted,
+    grouped,
+    number,
+    read_json,
+    tensor_file,
+)
 from builder.importing.heads import peft_head
 from hplm.errors import MISFITS, InvalidInput
 from hplm.model.families import DECODERS, ENCODERS, Names
@@ -102,7 +112,7 @@ def _by_module(config: Mapping[str, Any], option: str, patterns: str, path: Path
     return lambda module: next((found for pattern, found in own if pattern.match(module)), usual)
 
 
-def _lora(parts: Parts, module: str, alpha: float, stated: float, path: Path, is_rooted: bool = False) -> Parts:
+def _lora(parts: Tensors, module: str, alpha: float, stated: float, path: Path, is_rooted: bool = False) -> Tensors:
     """Returns A and B with the scale in B."""
     if (rank := len(parts["A"])) != stated or not rank:
         raise InvalidInput(
@@ -112,7 +122,7 @@ def _lora(parts: Parts, module: str, alpha: float, stated: float, path: Path, is
     return {"a": parts["A"], "b": parts["B"] * (alpha / (sqrt(rank) if is_rooted else rank))}
 
 
-def _changes(modules: Mapping[str, Parts], layer: str, places_of: Places, source: Path) -> Changes:
+def _changes(modules: Mapping[str, Tensors], layer: str, places_of: Places, source: Path) -> Changes:
     """Returns what modules change, by layer and projection. Refuses those that have none."""
     changes: Changes = {}
     for module, parts in modules.items():

@@ -22,8 +22,8 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 LEAVE_OUT = "layers_to_transform=[...]"
 WRITTEN = "give --from the folder that the library's own save function wrote, or save it again"
 
-Parts = dict[str, Tensor]
-Changes = dict[int, Parts]  # of each layer the tensors of a record, such as query/a
+Tensors = dict[str, Tensor]
+Changes = dict[int, Tensors]  # of each layer the tensors of a record, such as query/a
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def check_shapes(tensors: Mapping[str, Tensor], layout: Layout, config: Backbone
             )
 
 
-def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tuple[Layout, list[Parts]] | None:
+def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tuple[Layout, list[Tensors]] | None:
     """Returns a layout with the largest rank and every changed place, and its tensors by layer. None: no upper layer changes.
 
     Smaller ranks and places that are not changed are padded with zeros, which change no result.
@@ -87,7 +87,7 @@ def upper_adapter(found: Foreign, upper: Changes, config: BackboneConfig) -> tup
     return layout, [storable(layer, layout, found.source) for layer in layers]
 
 
-def _ranks(own: Parts) -> dict[str, int]:
+def _ranks(own: Tensors) -> dict[str, int]:
     return {name.partition("/")[0]: len(tensor) for name, tensor in own.items() if name.endswith("/a")}
 
 
@@ -146,13 +146,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def grouped(source: Path, pattern: str, needed: set[str]) -> tuple[dict[str, Parts], Parts]:
+def grouped(source: Path, pattern: str, needed: set[str]) -> tuple[dict[str, Tensors], Tensors]:
     """Reads tensors by module and part, which the pattern finds in their names, and those with other names.
 
     A name without a part belongs to another kind of adapter.
     """
-    groups: dict[str, Parts] = {}
-    others: Parts = {}
+    groups: dict[str, Tensors] = {}
+    others: Tensors = {}
     for stored, tensor in read_tensors(source).items():
         name = stored.removeprefix("base_model.model.")
         if (found := re.fullmatch(pattern, name)) is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Parts, accepted, read_json
+from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Tensors, accepted, read_json
 from builder.tasks.tasks import training_task
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
@@ -37,7 +37,7 @@ def head_of(*layers: Linear) -> dict[str, Tensor]:
 
 
 def peft_head(
-    source: Path, config: Mapping[str, Any], saved: Parts, changes: dict[str, Parts], model: str, task: str | None
+    source: Path, config: Mapping[str, Any], saved: Tensors, changes: dict[str, Tensors], model: str, task: str | None
 ) -> ForeignHead:
     """Reads the head of a saved LoRA: modules that were saved whole. Takes the LoRA of the pooler out of `changes`."""
     path = source.with_name(ADAPTER_CONFIG)

@@ -22,7 +22,7 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.cutting import hold
 from hplm.errors import InvalidInput
-from hplm.model.families import ENCODERS, KINDS
+from hplm.model.families import ENCODERS, WEIGHT_AND_BIAS
 from hplm.model.original import configuration_of, silent_transformers, tokenizer_of, weights_of
 from hplm.tasks import TASKS
 
@@ -52,7 +52,7 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     tensors: dict[str, Tensor] = {}
     for number, layer in enumerate(upper, store.config.lower_layers):
         for ours, names in ENCODERS[kind].names.of_layer(number).items():
-            for which in KINDS:
+            for which in WEIGHT_AND_BIAS:
                 parts = getattr(layer.get_submodule(ours), which).chunk(len(names))
                 tensors |= {f"{name}.{which}": part for name, part in zip(names, parts, strict=True)}
     model = _model(store, tenant)

@@ -22,7 +22,7 @@ from builder.learning.loop import Group, Training, train
 from builder.learning.progress import Exam, Progress
 from builder.learning.windows import Shrinking, Student, TextPack, Windowed, in_packs, index_of, reading
 from hplm.model.config import BackboneConfig
-from hplm.model.families import KINDS
+from hplm.model.families import WEIGHT_AND_BIAS
 from hplm.model.layer import activation
 from hplm.model.original import silent_transformers, weights_of
 from hplm.model.stacks import LowerStack, UpperStack
@@ -71,7 +71,11 @@ def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
     if names is None or any(name.startswith(names) for name in report["missing_keys"]):
         return None
     (dense, norm, bias), head, weights = names, MaskedHead(config), found.state_dict()
-    own = {f"{part}.{kind}": weights[f"{name}.{kind}"] for part, name in (("dense", dense), ("norm", norm)) for kind in KINDS}
+    own = {
+        f"{part}.{kind}": weights[f"{name}.{kind}"]
+        for part, name in (("dense", dense), ("norm", norm))
+        for kind in WEIGHT_AND_BIAS
+    }
     head.load_state_dict({**own, "bias": weights[bias]})
     return head
 

@@ -13,20 +13,20 @@ from builder.store.version import REPORT, described, read_version
 from builder.tables.counts import Counts
 from hplm.errors import HplmError
 from hplm.plot.meta import TableMeta
-from hplm.tenants.verification import Part, Progress, check_file, check_table, versions
+from hplm.tenants.verification import CheckedPath, Progress, check_file, check_table, versions
 
 
-def store_parts(folder: Path) -> list[Part]:
+def store_parts(folder: Path) -> list[CheckedPath]:
     store = Store(folder)
     check_root(folder)
     files = [folder / "tokenizer.json", folder / "upper.safetensors", *sorted(folder.glob("lower/*.safetensors"))]
     files += [path / REPORT for path in versions(folder / "tenants")]
-    tables = [Part("table", table, partial(_check_branch, folder)) for table in versions(folder / "plot")]
-    counts = [Part("counts", meta.parent, _check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
+    tables = [CheckedPath("table", table, partial(_check_branch, folder)) for table in versions(folder / "plot")]
+    counts = [CheckedPath("counts", meta.parent, _check_counts) for meta in sorted(folder.glob("counts/*/*/meta.json"))]
     tenants = versions(folder / "tenants")
     newest = set({version.parent: version for version in tenants}.values())  # tables of older versions may be removed
-    records = [Part("record", version, partial(_check_tenant, store, version in newest)) for version in tenants]
-    return tables + counts + [Part("file", file, check_file) for file in files] + records
+    records = [CheckedPath("record", version, partial(_check_tenant, store, version in newest)) for version in tenants]
+    return tables + counts + [CheckedPath("file", file, check_file) for file in files] + records
 
 
 def _check_tenant(store: Store, stands: bool, folder: Path, progress: Progress) -> Iterator[str]:

@@ -41,10 +41,10 @@ T = TypeVar("T")
 One = TypeVar("One")
 Many = TypeVar("Many")
 Whole = TypeVar("Whole")
-Parts = TypeVar("Parts")
+Stream = TypeVar("Stream")
 
 
-class Calls(Generic[One, Many, Whole, Parts]):
+class Calls(Generic[One, Many, Whole, Stream]):
     """The calls that have arguments. The types are what they return: an answer, answers, generated text and its pieces.
 
     A client says which transport it has now. One that blocks also says how coroutines run and how it pauses.
@@ -161,7 +161,7 @@ class Calls(Generic[One, Many, Whole, Parts]):
         api_key: str | None = None,
         request_id: str | None = None,
         **sampling: Any,
-    ) -> Parts:
+    ) -> Stream:
         """Yields a decoder's answer while it grows. To close the iterator cancels the request.
 
         Only the wait for the first part is repeated, and `network_timeout` limits the wait for each part.

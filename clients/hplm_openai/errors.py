@@ -22,7 +22,7 @@ STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fit
     503: (errors.SafeToRetry, errors.DeadlineMissed, errors.OutOfCapacity, errors.Quarantined, errors.Unavailable),
     504: (errors.ClientTimeout,),
 }
-KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
+ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
 CODES = {"no_tenant": "model_not_found", "quota": "rate_limit_exceeded"}  # for others: our word
 TOO_LONG = re.compile(r"are more than the \d+ that the model takes|characters, but [\d,]+ are read at most")  # of a prompt
 DRAINING_S = 1.0  # when to come again where the server does not say: another replica may be there
@@ -47,7 +47,7 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 

@@ -33,7 +33,7 @@ WAY_OUT = (
     "--replace"
 )
 
-Part = tuple[Layout, Sequence[Mapping[str, Tensor]]]  # with the tensors of each layer
+LayoutWeights = tuple[Layout, Sequence[Mapping[str, Tensor]]]  # with the tensors of each layer
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Records:
         raise Broken(f"record {name} is missing in {' and '.join(map(str, self._folders))}: {WAY_OUT}")
 
 
-def pack(parts: Mapping[str, Part], tenant: Mapping[str, Any]) -> Packed:
+def pack(parts: Mapping[str, LayoutWeights], tenant: Mapping[str, Any]) -> Packed:
     """Returns a record file with these parts. `tenant`: what its header says of the tenant."""
     flat = {name: layout.pack(layers) for name, (layout, layers) in parts.items()}
     layouts = {name: layout.key for name, (layout, _) in sorted(parts.items())}

@@ -18,7 +18,7 @@ from hplm.options import LEASE_SECONDS
 from hplm.registered import of_stores
 
 if TYPE_CHECKING:
-    from hplm.tenants.verification import Part
+    from hplm.tenants.verification import CheckedPath
 
 
 OTHER = "a registry, also of another export: go on with its tenants, keys and limits, and with versions that fit"
@@ -149,7 +149,7 @@ def verify(
         return _verified(repository_parts(repository, brought(repository, place, Path(folder))), (folder, str(place)))
 
 
-def _verified(parts: Sequence[Part], shown: tuple[str, str] = ("", "")) -> dict[str, Any]:
+def _verified(parts: Sequence[CheckedPath], shown: tuple[str, str] = ("", "")) -> dict[str, Any]:
     """Checks all parts. Errors name the second path of `shown` instead of the first one."""
     from tqdm import tqdm
 

@@ -12,7 +12,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
-from hplm.adapters.parts import Part, adapted, adapted_last, with_means
+from hplm.adapters.layout_rows import LayoutRows, adapted, adapted_last, with_means
 from hplm.arrays import Array
 from hplm.engine.exits import ExitAudit
 from hplm.engine.graphs import Graphs, can_record
@@ -303,7 +303,7 @@ def split(logits: Tensor, rows_of: Array) -> list[Array]:
     return [whole[start:end] for start, end in pairwise([0, *ends])]
 
 
-def read(x: Tensor, parts: list[Part], layer: int = 0) -> Tensor:
+def read(x: Tensor, parts: list[LayoutRows], layer: int = 0) -> Tensor:
     """Returns logits: rows x the size of the largest head in the batch. `layer`: of the heads' records."""
     for part in parts:
         part.arrived[layer].wait()

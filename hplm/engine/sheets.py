@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.layout import EXIT, Layout
-from hplm.adapters.parts import Part, RecordSlot, parts_of
+from hplm.adapters.layout_rows import LayoutRows, RecordSlot, rows_by_layout
 from hplm.adapters.slots import CopyEvent, Slots
 from hplm.arrays import Array, joined, padded, together
 from hplm.engine.packing import Arrangement, Packing
@@ -121,11 +121,11 @@ class Sheet:
             for own in dict.fromkeys(devices)
         }
         self.attend: list[Attend] = [by_device[own][0] for own in devices]  # of each stage
-        self.adapters: list[list[Part]] = [by_device[own][1] for own in devices]
+        self.adapters: list[list[LayoutRows]] = [by_device[own][1] for own in devices]
         for name in ("ending", "heads"):
             self.__dict__.pop(name, None)
 
-    def _note_shape(self, block: Block, attend: Attend, parts: list[Part]) -> None:
+    def _note_shape(self, block: Block, attend: Attend, parts: list[LayoutRows]) -> None:
         """Notes what decides which kernels the layers are, if it is few numbers."""
         self.numbers = block.so_far
         if (
@@ -139,7 +139,7 @@ class Sheet:
             self.shape = (self.rows, attend.longest, *block.taken, *layouts, *addresses)
 
     @cached_property
-    def ending(self) -> tuple[Tensor, Attend, list[Part]]:
+    def ending(self) -> tuple[Tensor, Attend, list[LayoutRows]]:
         """The token that each answer row reads, attention of these tokens, and their adapters. Further rows are not read."""
         last, counts, attend = self._settings.devices[-1], self.rows_of, self.attend[-1]
         reading = together([text.reading for text in self.texts])
@@ -151,11 +151,11 @@ class Sheet:
         return sent(reading, last), attend, self._parts(ADAPTER, counts, last)
 
     @cached_property
-    def heads(self) -> list[Part]:
+    def heads(self) -> list[LayoutRows]:
         """The heads of the answer rows."""
         return self._parts(HEAD, self.rows_of, self._settings.devices[-1])
 
-    def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[Part]:
+    def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[LayoutRows]:
         """`counts`: rows of each text, or of each that is asked."""
         tenants, runs = self._tenants, self._runs
         if asked is not None:
@@ -163,7 +163,7 @@ class Sheet:
             runs = _starts_of_runs(tenants)
         own: list[int] = tenants[runs].tolist()
         record_slots = [self._record_slots[tenant][which] for tenant in own]
-        return parts_of(record_slots, np.add.reduceat(counts, runs).tolist(), self._arrived, device)
+        return rows_by_layout(record_slots, np.add.reduceat(counts, runs).tolist(), self._arrived, device)
 
     def asked(self, exit: int) -> Array:
         """Returns the numbers of the texts that may leave at an exit."""
@@ -173,7 +173,7 @@ class Sheet:
         """Returns the numbers of the texts that pass so many layers."""
         return NOBODY if not layers else np.flatnonzero(self._ways[:, 1] == layers)
 
-    def reads(self, numbers: Array, which: int, stage: int = -1) -> tuple[Array, Array, list[Part]]:
+    def reads(self, numbers: Array, which: int, stage: int = -1) -> tuple[Array, Array, list[LayoutRows]]:
         """Returns what heads of a stage read of these texts: the token of each row, how many rows each has, and the heads."""
         rows_of = self.rows_of[numbers]
         texts: list[int] = numbers.tolist()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import RecordSlot
+from hplm.adapters.layout_rows import RecordSlot
 from hplm.adapters.slots import Copies, CopyEvent, Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone

@@ -24,9 +24,9 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.generation.asked import LOGPROBS, NAMES, Asked
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
-from hplm.generation.parts import Parts
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.reader import Reader
+from hplm.generation.reply_writer import ReplyWriter
 from hplm.generation.request import Piece, Request, Respond, Source
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
@@ -129,8 +129,8 @@ class Service:
             sampling = replace(sampling, echo=True)
         if LOGPROBS in asked.returned and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
-        parts = Parts(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, asked)
-        self.submit(view, tenant, asked, sampling, parts.say, number)
+        writer = ReplyWriter(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, asked)
+        self.submit(view, tenant, asked, sampling, writer.say, number)
 
     def submit(
         self, view: View, tenant: Tenant, asked: Asked, sampling: Sampling, respond: Respond, number: int = -1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hplm.adapters.layout import Layout
-from hplm.adapters.parts import Part, adapted, adapted_last, parts_of
+from hplm.adapters.layout_rows import LayoutRows, adapted, adapted_last, rows_by_layout
 from hplm.adapters.slots import Slots
 from hplm.arrays import Array, ranges, together
 from hplm.engine.backbone import Backbone
@@ -40,8 +40,8 @@ class Staged:
     sums: Tensor
     positions: Tensor
     attend: Attend
-    adapters: list[Part]
-    last_adapters: list[Part]  # the same, for the rows that get a next token
+    adapters: list[LayoutRows]
+    last_adapters: list[LayoutRows]  # the same, for the rows that get a next token
     rows: Tensor  # the last token of each sequence that gets a next token
 
 
@@ -110,8 +110,8 @@ class Stager:
             sums=self._gatherer.sums(forest, addresses, counts),
             positions=self._sent(ranges(before, counts)),
             attend=attention_over(self._backbone.config, self._cache, Chunks(table, before, counts), seeded),
-            adapters=parts_of(slots, counts.tolist(), *placed),
-            last_adapters=parts_of(slots, completes.tolist(), *placed),
+            adapters=rows_by_layout(slots, counts.tolist(), *placed),
+            last_adapters=rows_by_layout(slots, completes.tolist(), *placed),
             rows=self._sent(ends[completes] - 1),
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 from hplm.arrays import Array
 
 UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
-KINDS = TEMPERATURE, BINS, INTERVAL = "temperature", "bins", "interval"
+CALIBRATION_KINDS = TEMPERATURE, BINS, INTERVAL = "temperature", "bins", "interval"
 
 MOST_SPREAD = 700.0  # exp of more is near the largest float
 COLDEST = 1e-100  # temperature: logits divided by less may be infinite, and their confidence no number

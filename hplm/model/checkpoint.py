@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import UNUSED, BackboneConfig
-from hplm.model.families import DECODERS, KINDS, Halves, Weights, family_of, part_of
+from hplm.model.families import DECODERS, WEIGHT_AND_BIAS, Halves, Weights, family_of, part_of
 from hplm.model.gguf_files import SUFFIX, is_gguf, read_gguf
 from hplm.model.layer import Layer, Layers
 from hplm.model.original import Checkpoint, check_finite, configuration_of, silent_transformers, tokenizer_of, weights_of
@@ -157,7 +157,7 @@ def _of_encoder(config: BackboneConfig, weights: Weights) -> Halves:
     gate_bias[config.window.centre] = 2.0
     below = {"places": places, "gate": torch.zeros(config.window.n, config.hidden), "gate_bias": gate_bias}
     above = {f"{name}.weight": torch.zeros_like(weights[f"{name}.weight"]) for name in ("positions", "segments")}
-    for kind in KINDS:
+    for kind in WEIGHT_AND_BIAS:
         above[f"norm.{kind}"] = weights[f"layers.{config.lower_layers - 1}.ffn_norm.{kind}"]
     return below, above
 

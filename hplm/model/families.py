@@ -19,7 +19,7 @@ from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Weights = Mapping[str, Tensor]
 Halves = tuple[dict[str, Tensor], dict[str, Tensor]]  # of a lower and an upper stack, beside words, first norm and layers
-KINDS = ("weight", "bias")
+WEIGHT_AND_BIAS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Names:
     @staticmethod
     def _joined(weights: Weights, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields the weight of some parts and, where they have one, the bias, as those of one part."""
-        for kind in KINDS:
+        for kind in WEIGHT_AND_BIAS:
             if kind == "weight" or f"{names[0]}.{kind}" in weights:
                 parts = [weights[f"{name}.{kind}"] for name in names]
                 yield kind, parts[0] if len(parts) == 1 else torch.cat(parts)

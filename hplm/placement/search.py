@@ -18,7 +18,7 @@ from hplm.placement.selection import Selection, Selector, completed, fast
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
 Say = Callable[[str], None]
-Part = tuple[frozenset[str], int, int]  # a bucket of backbones, its first device, and its number of devices
+BucketDevices = tuple[frozenset[str], int, int]  # a bucket of backbones, its first device, and its number of devices
 
 
 class NothingFound(InvalidInput):
@@ -65,7 +65,7 @@ class _Search:
         self._select = select
         self._allows = allows
         self._say = say
-        self._known: dict[Part, list[_Candidate]] = {}
+        self._known: dict[BucketDevices, list[_Candidate]] = {}
         self._most_served: list[int] = []  # by the best placements so far, the best first
         self._asked: Counter[str] = Counter(problem.trace.backbone.tolist())
         self.screened = 0
@@ -98,13 +98,13 @@ class _Search:
                 groups = tuple(group for one in best for group in one.groups)
                 yield _Candidate(groups, sum(one.served for one in best), " and ".join(one.how for one in best))
 
-    def _may_be_kept(self, parts: Sequence[Part]) -> bool:
+    def _may_be_kept(self, parts: Sequence[BucketDevices]) -> bool:
         """Whether these parts together may serve more than the worst of the best placements so far. Not if they serve as many:
         of equal ones the first are kept.
         """
         return len(self._most_served) < self._kept or sum(self._at_most(part) for part in parts) > self._most_served[-1]
 
-    def _at_most(self, part: Part) -> int:
+    def _at_most(self, part: BucketDevices) -> int:
         """Returns how many requests a part can serve: as many as it does if that is known, or all of its backbones."""
         if part in self._known:
             return max((one.served for one in self._known[part]), default=0)
@@ -135,7 +135,7 @@ class _Search:
             yield _Candidate(selection.groups, int(selection.attained.served.sum()), how)
 
 
-def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[Part]:
+def _parts(buckets: Sequence[frozenset[str]], counts: Sequence[int]) -> Iterator[BucketDevices]:
     return zip(buckets, accumulate(counts[:-1], initial=0), counts, strict=True)
 
 

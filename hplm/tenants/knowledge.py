@@ -14,9 +14,9 @@ from torch import Tensor
 from hplm.adapters.heads import size_for, sized
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record, has_content
-from hplm.adapters.records import Packed, Part, pack
+from hplm.adapters.records import LayoutWeights, Packed, pack
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import KINDS, Calibration
+from hplm.levels.calibration import CALIBRATION_KINDS, Calibration
 from hplm.plot.table import Branch
 from hplm.tasks import TASKS, Task, find_task
 from hplm.tenants.exits import Exits
@@ -64,7 +64,7 @@ class Knowledge:
         """Returns the version's record file. Its heads have room for more labels, so that several tenants have alike ones."""
         heads = {"head": (self.head[0], [self.head[1]])} if self.head is not None else {}
         heads |= {"exits": (self.exits.layout, self.exits.heads)} if self.exits is not None else {}
-        parts: dict[str, Part] = {"adapter": self.adapter} if self.adapter is not None else {}
+        parts: dict[str, LayoutWeights] = {"adapter": self.adapter} if self.adapter is not None else {}
         for number, (adapter, (layout, own)) in enumerate(self.students.members if self.students is not None else ()):
             heads[_of_student(number, "head")] = layout, [own]
             parts[_of_student(number, "adapter")] = adapter
@@ -215,7 +215,7 @@ def _of_student(number: int, part: str) -> str:
 
 def read_calibration(stored: dict[str, Any], labels: int, place: object) -> Calibration | None:
     """Reads a stored calibration. One of a kind that other releases have is left out, with a line in the log."""
-    if stored["kind"] not in KINDS:
+    if stored["kind"] not in CALIBRATION_KINDS:
         log.warning("%s has a calibration of kind %r, which is not served: calibrate the tenant again", place, stored["kind"])
         return None
     calibration = Calibration.read(stored)

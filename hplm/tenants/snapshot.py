@@ -18,7 +18,7 @@ import msgspec
 
 from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import KINDS, Calibration
+from hplm.levels.calibration import CALIBRATION_KINDS, Calibration
 from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, Store
@@ -302,7 +302,7 @@ def checked(tenant: Tenant) -> Tenant:
     """Returns the tenant, without a calibration of another version of hplm. Raises TypeError if it would fail later."""
     if tenant.homes < 1:
         raise TypeError(f"tenant {tenant.id!r} has no homes")
-    if tenant.calibration is not None and tenant.calibration.kind not in KINDS:
+    if tenant.calibration is not None and tenant.calibration.kind not in CALIBRATION_KINDS:
         _warn_of_calibration(tenant.id, tenant.calibration.kind)
         tenant = replace(tenant, calibration=None)
     if tenant.calibration is not None:

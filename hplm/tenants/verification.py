@@ -34,7 +34,7 @@ Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPath:
     """A file or folder to check. `check` yields its errors, and reports how many bytes it has read."""
 
     kind: str
@@ -47,7 +47,7 @@ class Part:
         return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def repository_parts(repository: Path, state: Path | None) -> list[Part]:
+def repository_parts(repository: Path, state: Path | None) -> list[CheckedPath]:
     folders = [path.parent for path in sorted(repository.glob(f"*/1/{EXPORTED_CONFIG}"))]
     folders = [folder for folder in folders if folder.parent.suffix != ".writing"]
     if not folders:
@@ -57,7 +57,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
             raise InvalidInput(
                 f"{folder.parent} has a whole model for each tenant, without checksums: export it again if you doubt its files"
             )
-    parts: list[Part] = []
+    parts: list[CheckedPath] = []
     states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
     if state is not None and not any(live.current_file.exists() for live in states.values()):
         places = ", ".join(str(live.folder) for live in states.values())
@@ -68,13 +68,15 @@ def repository_parts(repository: Path, state: Path | None) -> list[Part]:
     for folder in folders:
         live = states.get(folder)
         for tables in [folder / EXPORTED_TABLES, *([live.tables] if live else [])]:
-            parts += [Part("table", table, check_table) for table in versions(tables) if (table / "meta.json").exists()]
-            parts += [Part("record", file, _check_record) for file in sorted((tables.parent / RECORDS).glob(f"*{ENDING}"))]
+            parts += [CheckedPath("table", table, check_table) for table in versions(tables) if (table / "meta.json").exists()]
+            parts += [
+                CheckedPath("record", file, _check_record) for file in sorted((tables.parent / RECORDS).glob(f"*{ENDING}"))
+            ]
         files = [folder / name for name in (EXPORTED_CONFIG, EXPORTED_TOKENIZER, EXPORTED_UPPER)]
-        parts += [Part("file", file, check_file) for file in files]
-        parts.append(Part("snapshot", folder / EXPORTED_TENANTS, partial(_check_snapshot, folder, live, EXPORT_AGAIN)))
+        parts += [CheckedPath("file", file, check_file) for file in files]
+        parts.append(CheckedPath("snapshot", folder / EXPORTED_TENANTS, partial(_check_snapshot, folder, live, EXPORT_AGAIN)))
         if live is not None and live.current_file.exists():
-            parts.append(Part("file", live.current_file, partial(_check_current, folder, live)))
+            parts.append(CheckedPath("file", live.current_file, partial(_check_current, folder, live)))
     return parts
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hplm.adapters.groups import Tiles
 from hplm.adapters.layout import Layout, adapter_layout, head_layout
-from hplm.adapters.parts import Part, adapted, adapted_last
+from hplm.adapters.layout_rows import LayoutRows, adapted, adapted_last
 from hplm.adapters.slots import REACHED
 from hplm.engine.engine import read
 from hplm.errors import Broken, InvalidInput
@@ -39,7 +39,7 @@ def test_weights_of_a_layer_are_used_when_they_have_arrived():
         x = torch.randn(len(SLOTS), width)
         layers = [{name: torch.randn(4, *shape) for name, shape in layout.shapes.items()} for _ in range(layout.layers)]
         groups = Tiles(np.array(SLOTS), np.ones(len(SLOTS), np.int64), torch.device("cpu"))
-        part = Part(layout, groups, layers, [Late(layer) for layer in layers], None)
+        part = LayoutRows(layout, groups, layers, [Late(layer) for layer in layers], None)
         for layer in range(layout.layers):
             found = adapted([part], layer, QKV, x, torch.zeros(len(x), 24)) if layout is adapter else read(x, [part])
             assert found.isfinite().all()
@@ -55,7 +55,7 @@ def test_queries_that_are_computed_alone_are_adapted_alone(kind, places):
 
     def parts(slots):
         groups = Tiles(np.array(slots), np.ones(len(slots), np.int64), torch.device("cpu"))
-        return [Part(layout, groups, layers, [REACHED], None)]
+        return [LayoutRows(layout, groups, layers, [REACHED], None)]
 
     whole = adapted(parts(SLOTS), 0, QKV, x, after.clone())
     last = partial(adapted_last, parts(SLOTS), parts([SLOTS[row] for row in rows]), 0)

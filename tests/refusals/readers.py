@@ -33,7 +33,7 @@ from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Registry
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.verification import Part, repository_parts
+from hplm.tenants.verification import CheckedPath, repository_parts
 from loadtest.traffic import read_recorded
 from testing.toy import CONFIG, WORDS, Toy
 from tests.placement.problems import cluster_of, profile_of, write_cluster
@@ -73,7 +73,7 @@ class Taken:
         folder = shutil.copytree(self._toy.store.folder.parent, self.work / "toy")
         return Toy(Store(folder / "store"), folder / "repository")
 
-    def verify(self, parts: list[Part], name: str) -> None:
+    def verify(self, parts: list[CheckedPath], name: str) -> None:
         """Checks what may have changed with this file. Other tables have not, and take long."""
         for part in parts:
             if part.kind != "table" or (self.folder / name).is_relative_to(part.path):

@@ -34,7 +34,7 @@ CHANNEL = [
 NOT_TRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
 NO_TLS = ("andshake", "ALPN")
 NO_HTTP_2 = "Expected SETTINGS frame"
-KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+PARAMETER_FIELDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 messages: Any = service_pb2  # protobuf makes its classes at run time
 
@@ -187,7 +187,7 @@ def _message(backbone: str, request: wire.Request, timeout_us: int | None) -> An
     for name in request.outputs:
         message.outputs.add(name=name)
     for name, value in {**request.parameters, **({} if timeout_us is None else {"timeout": timeout_us})}.items():
-        kind = next(kind for own, kind in KINDS.items() if isinstance(value, own))
+        kind = next(kind for own, kind in PARAMETER_FIELDS.items() if isinstance(value, own))
         setattr(message.parameters[name], kind, value)
     return message
 

@@ -22,7 +22,7 @@ RecordSlot = tuple[Slots, int]  # a record's slot, among those of its layout
 
 
 @dataclass(slots=True)
-class Part:
+class LayoutRows:
     """The rows of a batch whose adapters or heads have one layout."""
 
     layout: Layout
@@ -32,12 +32,12 @@ class Part:
     rows: Tensor | None  # None: all rows
 
 
-def parts_of(
+def rows_by_layout(
     record_slots: Sequence[RecordSlot | None],
     counts: Sequence[int],
     arrived: Mapping[Slots, Sequence[CopyEvent]],
     device: torch.device,
-) -> list[Part]:
+) -> list[LayoutRows]:
     """Divides rows, which lie in runs of one record each, by layout.
 
     `record_slots` has the record of each run, `counts` the rows of each, and `arrived` the events of the weights.
@@ -52,18 +52,18 @@ def parts_of(
         else:
             own.append(one[1])
             own_counts.append(count)
-    parts: list[Part] = []
+    parts: list[LayoutRows] = []
     for slots, (own, own_counts) in found.items():
         layout, rows = slots.layout, None
         if len(found) > 1 or sum(own_counts) < sum(counts):
             is_mine = [one is not None and one[0] is slots for one in record_slots]
             rows = sent(np.flatnonzero(np.repeat(is_mine, counts)), device)
         groups = slots.way(np.array(own), np.array(own_counts, dtype=np.int64), device)
-        parts.append(Part(layout, groups, slots.layers, arrived[slots], rows))
+        parts.append(LayoutRows(layout, groups, slots.layers, arrived[slots], rows))
     return parts
 
 
-def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+def adapted(parts: Sequence[LayoutRows], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
     """Returns the adapted output of a projection (`hplm.model.layer`) for all rows, given its input and output."""
     for part in parts:
         if at not in part.layout.maps:
@@ -78,7 +78,9 @@ def adapted(parts: Sequence[Part], layer: int, at: str, before: Tensor, after: T
     return after
 
 
-def adapted_last(parts: Sequence[Part], of_rows: Sequence[Part], layer: int, at: str, before: Tensor, after: Tensor) -> Tensor:
+def adapted_last(
+    parts: Sequence[LayoutRows], of_rows: Sequence[LayoutRows], layer: int, at: str, before: Tensor, after: Tensor
+) -> Tensor:
     """Adapts the last layer: after its attention it computes only the rows that are read, to which `of_rows` belong."""
     return adapted(parts if at in (QKV, KEY_VALUE) else of_rows, layer, at, before, after)
 

@@ -15,7 +15,7 @@ from hplm.model.prompts import Prompts
 from hplm.request.answers import End, Outputs, Reply, strings
 
 
-class Parts:
+class ReplyWriter:
     """Its first reply says that the answer grows, even if the client gets nothing before the end."""
 
     def __init__(
