@@ -74,7 +74,7 @@ class TritonPythonModel(replies.Model):
         self._meter = Meter()
         self._publish(self._meter, self._name)
         self._line = Turns[Forwarded](WAITING, 1, time.monotonic_ns, THREADS)
-        self._forwarding = [repeat(self._forward_next, f"forward {number}") for number in range(THREADS)]
+        self._forwarders = [repeat(self._forward_next, f"forward {number}") for number in range(THREADS)]
         self._ending = threading.Event()
         self._expiring = repeat(self._expire, "expire")
 
@@ -148,7 +148,7 @@ class TritonPythonModel(replies.Model):
     def finalize(self) -> None:
         """Forwards what waits, and ends the threads."""
         self._line.close()
-        for thread in self._forwarding:
+        for thread in self._forwarders:
             thread.join()
         self._ending.set()
         self._expiring.join()
