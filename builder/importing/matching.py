@@ -237,27 +237,8 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
         "before": now.exams[0]["score"],
         "after": agreement(data, own, wanted).described(),
         "differing": differing(data, own, wanted),
-        "texts_a_second": speeds(tenant, teacher, data),
         **now.reported(),
     }
-
-
-@torch.no_grad()
-def speeds(tenant: Model, teacher: Model, data: Data) -> dict[str, float]:
-    """Returns how many texts of `data.dev` each answers a second, in turns batch by batch: from tokens to logits.
-
-    The tenant's looks each text up, and sums the tables' rows.
-    """
-    models, texts = {"tenant": tenant, "checkpoint": teacher}, data.dev.texts
-    took = dict.fromkeys(models, 0.0)
-    for chosen in packed_batches(data.dev.lengths):
-        for side, model in models.items():
-            started = time.perf_counter()
-            for text in (texts[i] for i in chosen if model is tenant):
-                data.reader.with_tokens(text, text.tokens)
-            model.own(model.body, data.reader.pack(data.dev, chosen, data.device)).cpu()
-            took[side] += time.perf_counter() - started
-    return {side: round(len(texts) / seconds, 1) for side, seconds in took.items()}
 
 
 def answers_of(

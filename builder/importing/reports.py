@@ -21,7 +21,7 @@ def facts_of(report: Report) -> dict[str, str]:
     return {
         "task": report["task"],
         "answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}",
-        **_agreed(after, report["bytes"], report.get("texts_a_second", {})),
+        **_agreed(after, report["bytes"]),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
         "scores": ", ".join(scores) or "-",
@@ -48,10 +48,8 @@ def totals(reports: Sequence[Report]) -> dict[str, Any]:
     scores = ([report["test"][side] for side in ("checkpoint", "tenant")] for report in reports if "test" in report)
     lost = _mean(theirs[theirs["metric"]] - own[own["metric"]] for theirs, own in scores)
     size = {side: sum(report["bytes"][side] for report in reports) for side in SIDES}
-    speed = {side: _mean(report.get("texts_a_second", {}).get(side) for report in reports) for side in SIDES}
     took = sum(report["took"] for report in reports)
-    known = {"checkpoints": len(reports), **means, "score_lost": lost, "bytes": size, "texts_a_second": speed}
-    return {**known, "took": round(took, 1)}
+    return {"checkpoints": len(reports), **means, "score_lost": lost, "bytes": size, "took": round(took, 1)}
 
 
 def shown(found: Report) -> dict[str, str]:
@@ -59,19 +57,18 @@ def shown(found: Report) -> dict[str, str]:
     return {
         "checkpoints": f"{found['checkpoints']:,}",
         "answers that are the checkpoint's, mean": _word(found["agreement"], ".1%"),
-        **_agreed(found, found["bytes"], found["texts_a_second"]),
+        **_agreed(found, found["bytes"]),
         "score lost, mean": _word(found["score_lost"]),
         "took, added": duration(found["took"]),
     }
 
 
-def _agreed(found: Report, size: Mapping[str, int], speed: Report) -> dict[str, str]:
+def _agreed(found: Report, size: Mapping[str, int]) -> dict[str, str]:
     return {
         "where the checkpoint is sure": _word(found.get("where_sure"), ".1%"),
         "where it is not sure": _word(found.get("elsewhere"), ".1%"),
         "KL divergence": _word(found.get("divergence")),
         "MB, of the checkpoint": f"{size['tenant'] / 1e6:,.2f}, {size['checkpoint'] / 1e6:,.1f}",
-        "texts a second, of the checkpoint": ", ".join(_word(speed.get(side), ",.1f") for side in SIDES),
     }
 
 

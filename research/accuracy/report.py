@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,6 @@ class Report:
     results: ResultFile
     device: torch.device
     few: tuple[str, ...] = FEW
-    general: Mapping[str, Path] = field(default_factory=dict)  # the root's corpora; none: the root reads those of all domains
 
     @cached_property
     def studies(self) -> dict[str, Study]:
@@ -122,7 +121,7 @@ class Report:
         if case.pretrained:
             told |= {"pretrained": {"part": case.pretrained, "minutes": self.tier.whole_minutes}}
         if recipe is not None or case.pretrained:
-            read = dict.fromkeys([*(self._general if recipe is not None else ()), task.domain])
+            read = self._corpora if recipe is not None else [task.domain]
             told |= {"corpora": digest_of(*(self._corpora[name] for name in read))}
         if recipe is not None and min(recipe.keep, recipe.root_keep) < 1:  # it matters which n-grams a table has
             told |= {"ranked": RANKING}
@@ -132,13 +131,8 @@ class Report:
 
     @cached_property
     def _corpora(self) -> dict[str, Path]:
-        """Returns all corpora by name: those of the domains, and those that only the root reads."""
-        return {**{domain.name: domain.corpus for domain in self.data.domains}, **self.general}
-
-    @property
-    def _general(self) -> list[str]:
-        """Returns the names of the corpora that the root reads."""
-        return list(self.general) or [domain.name for domain in self.data.domains]
+        """Returns the corpora of the domains, by name. The root reads all."""
+        return {domain.name: domain.corpus for domain in self.data.domains}
 
     @cached_property
     def _digests(self) -> dict[str, str]:
@@ -153,8 +147,8 @@ class Report:
 
     def _store(self, recipe: Recipe, domain: str) -> Store:
         """Returns the store of a recipe, with a table for the domain."""
-        roots = [self._corpora[name] for name in self._general]
-        return build_store(self.home / "stores", recipe.plain, domain, self.model, roots, self._corpora[domain], self.device)
+        given = self.model, [*self._corpora.values()], self._corpora[domain], self.device
+        return build_store(self.home / "stores", recipe.plain, domain, *given)
 
     def _training(self, run: Run) -> TrainingOptions:
         case = run.case

@@ -62,17 +62,6 @@ TIERS = {
     3: Tier(6000, 500, 1000, (0, 1, 2), 2, 120, 30, 30, whole_minutes=30, tenants=TENANTS),
 }
 
-# Public texts are longer and their corpora larger. Tier 1 is a first look, in some 20 minutes of one core: few and short texts,
-# and a root that has learned little.
-PUBLIC_WORDS = {0: 64, 1: 64, 2: 100, 3: 100}
-PUBLIC = {
-    0: TIERS[0],
-    1: replace(TIERS[1], train=400, test=1000, root_minutes=4, learning_minutes=1.5, root_keep=0.03, domain_keep=0.03),
-    2: replace(TIERS[2], train=6000, test=8000, root_keep=0.1, domain_keep=0.1),  # with a root of an hour
-    3: replace(TIERS[3], train=12000, test=8000),
-}
-
-
 KEEPS = (1.0, 0.4, 0.1, 0.04, 0.004)
 WINDOWS = (2, 3, 5)
 

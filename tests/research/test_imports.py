@@ -1,53 +1,35 @@
-"""Checkpoints that are fine-tuned, imported and exported by one command: each number is there once, and failures are named."""
+"""A BERT that plain `transformers` fine-tuned is imported and compared; a second call changes nothing."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from demo.data import stored
-from research.imports.__main__ import main
-from research.imports.cases import QUICK
-from research.result_file import ResultFile
+from research.imports import imported, main
 from tests.builder.checkpoints import save_bert
-from tests.research.toys import LABELS, toy_data
+from tests.research.toys import toy_data
 from tests.support.device import DEVICE
+from tests.support.learning import by_one_step
 from tests.support.message import mentions
-
-SIZES = {"train": QUICK.train, "dev": QUICK.dev, "test": QUICK.test}
 
 
 @pytest.mark.slow
-def test_each_number_is_computed_once_and_a_failure_loses_no_other(tmp_path: Path, capsys) -> None:
-    work, results = tmp_path / "work", tmp_path / "work/quick.jsonl"  # and not the file of the project
-    data = work / f"data-{QUICK.train}" / "docstrings"
-    data.mkdir(parents=True)
-    test = stored(data, {}, lambda: toy_data(data, SIZES)).tenants[1].test
-    (tmp_path / "model").mkdir()
-    given = ["--quick", "--at-once", 1, "--work", work, "--model", save_bert(tmp_path / "model")]
+def test_a_checkpoint_is_finetuned_imported_and_compared_once(tmp_path: Path) -> None:
+    data, folder = toy_data(tmp_path, {"train": 60, "dev": 20, "test": 30}), tmp_path / "model"
+    folder.mkdir()
+    given = str(save_bert(folder)), data.tenants[0], data.domains[0].corpus, tmp_path / "work", 0.01, DEVICE
+    with by_one_step():
+        found = imported(*given)
+        (tenant,) = found.store.tenants()
+        scores = found.report["test"]
+        assert tenant.id == "toy-classify" and scores["tenant"]["rows"] == scores["checkpoint"]["rows"] == 30
+        assert found.report["bytes"]["tenant"] < found.report["bytes"]["checkpoint"]
+        written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()}
+        assert imported(*given).report == found.report
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()} == written
 
-    def called(*words: object) -> int:
-        return main([str(word) for word in (*given, "--device", DEVICE, *words)])
 
-    def found() -> dict:
-        return {(run["task"], run["case"]): result for run, result in ResultFile(results)}
-
-    readable = test.read_bytes()
-    test.write_text("{}\n")
-    assert called() == 1
-    assert mentions(capsys.readouterr().err, "toy-tag, imported", test)
-    assert {task for task, _ in found()} == {"toy-classify"}
-    test.write_bytes(readable)
-    assert called("--mixed", 1) == 0
-    shown, numbers = capsys.readouterr().out, found()
-    assert numbers.keys() == {(task, case) for task in LABELS for case in ("imported", "labelled")} | {("mixed-0", "mixed")}
-    for task in LABELS:
-        one = numbers[task, "imported"]
-        assert one["exported"]["windowed_apart"] < 1e-3 and 0 <= one["exported"]["plain"] <= 1
-        assert 0 <= one["agreement"] <= 1 and one["bytes"]["tenant"] < one["bytes"]["checkpoint"]
-    assert mentions(shown, *LABELS, "without labels", "1 mixed")
-    shutil.rmtree(next(work.glob("*/root")))  # so that nothing could be computed at once
-    assert called("--mixed", 1) == 0 == called("--finished")
-    assert capsys.readouterr().out == 2 * shown and not [*work.glob("*/root")]
+def test_an_unknown_task_is_refused_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--task", "web-kinds", "--work", str(tmp_path / "work")]) == 1
+    assert mentions(capsys.readouterr().err, "web-kinds", "web-kind", "stdlib-area") and not (tmp_path / "work").exists()
