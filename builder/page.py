@@ -1,4 +1,4 @@
-"""The page of a build: one HTML file, without a server or scripts. The reports beside it have the same figures as JSON."""
+"""The page of a training or an import: one HTML file, without scripts. The report beside it has the same figures as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from jinja2 import Environment
 
 from builder.importing.reports import facts_of, shown, totals
 from builder.said import duration
-from builder.store.resumable import read_json, replaced
-from builder.store.store import Store
-from builder.tables.corpus import FOLDER, Corpus
-from builder.tables.inspection import cover, sampled
-from hplm.plot.table import Table
+from builder.store.resumable import replaced
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -43,30 +39,6 @@ def imports_page(path: Path, matched: Mapping[str, Mapping[str, Any]], refused: 
     rows = [{"tenant": name, **facts_of(report)} for name, report in matched.items()]
     why = [{"folder": str(folder), "why": reason} for folder, reason in refused.items()]
     _write(path, "Imports", facts, {"Those that agree least first": rows, "Refused": why})
-
-
-def branch_page(store: Store, table: Table, work: Path) -> None:
-    """Writes the page of a root or a domain beside the report of how its lower layers learned, unless it is there.
-
-    `work`: the folder of its build, with its corpus, if it has one.
-    """
-    meta = table.meta
-    page = store.page(meta.domain, meta.version)
-    if page.exists():
-        return
-    report, tables = page.with_suffix(".json"), dict[str, Sequence[Mapping[str, Any]]]()
-    facts: dict[str, Any] = {"n-grams": f"{meta.keys:,}", "table": f"{sum(meta.sizes().values()) / 1e6:,.2f} MB, {meta.dtype}"}
-    facts |= {"tokens of the corpus": f"{meta.corpus_tokens:,}", "least cosine of a stored row": meta.least_cosine}
-    if (work / FOLDER).exists():
-        coverage = cover(store, meta.domain, meta.version, sampled(Corpus(work / FOLDER)))
-        facts["tokens looked up"] = f"{coverage.tokens:,}"
-        found = [{"found as": name, "share": f"{share:.2%}"} for name, share in coverage.levels.items()]
-        tables |= {"Windows of the corpus": found, "With smaller tables": coverage.rows}
-    if report.exists():
-        learned = read_json(report)
-        facts |= {"steps": f"{learned['steps']:,}", "learned for": duration(learned["seconds"])}
-        tables["Exams"] = learned["exams"]
-    _write(page, f"{meta.domain} version {meta.version}", facts, tables, report.with_suffix(".png"))
 
 
 def _write(

@@ -243,9 +243,6 @@ def table_built(store: Store, table: BuiltTable, what: str) -> dict:
     """Says what was built."""
     meta = table.meta
     print(f"{what}: {meta.keys:,} n-grams of {meta.corpus_tokens:,} tokens in {meta.megabytes:,.1f} MB")
-    page = store.page(meta.domain, meta.version)
-    if page.exists():  # an older store has none
-        print(f"how it was built: {page}")
     return {
         "domain": meta.domain,
         "version": meta.version,
@@ -254,5 +251,4 @@ def table_built(store: Store, table: BuiltTable, what: str) -> dict:
         "mb": meta.megabytes,
         "dtype": meta.dtype,
         "least_cosine": meta.least_cosine,
-        "page": str(page) if page.exists() else None,
     }

@@ -133,12 +133,8 @@ class Branches:
 
     def lower_files(self, domain: str, version: int) -> list[Path]:
         """Returns the files of a branch's lower stack, of which some may not exist."""
-        suffixes = (".safetensors", ".json", ".png", ".html", ".head.safetensors")
+        suffixes = (".safetensors", ".json", ".png", ".head.safetensors")
         return [self._below(domain, version, suffix) for suffix in suffixes]
-
-    def page(self, domain: str, version: int) -> Path:
-        """Returns where the page of a branch is, if it has one."""
-        return self._below(domain, version, ".html")
 
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
         replace_weights(self._below(domain, version), lower.state_dict())

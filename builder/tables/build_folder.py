@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from builder.learning.distil import readable
-from builder.page import branch_page
 from builder.said import say
 from builder.store.branches import Branches
 from builder.store.resumable import PLAN, begun_plan, put_away, write_json
@@ -140,7 +139,6 @@ def finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path], opti
         return None
     table, folder = store.table(*branch), store.work_folder(*branch)
     if begun_plan(folder) is not None:
-        branch_page(store, table, folder)  # it may be missing
         put_away(folder)
     if store.plan(*branch) != _plan_of(corpus, options):
         return None

@@ -14,7 +14,6 @@ from builder.learning.bodies import checkpoint_of
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
-from builder.page import branch_page
 from builder.said import say
 from builder.store.branches import table_spec
 from builder.store.resumable import put_away
@@ -85,7 +84,6 @@ def _tabulated(
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
     table = build_table(store, spec, counts, keep, store.lower(spec.domain, spec.version), device, known)
-    branch_page(store, table, build.folder)
     put_away(build.folder)
     return table
 

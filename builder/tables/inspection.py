@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from builder.store.store import Store, TenantFile
-from builder.tables.corpus import Corpus
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking, check_keep
 from builder.tables.sorted_runs import distinct
@@ -29,7 +28,6 @@ from hplm.plot.table import Table
 from hplm.tenants.listing import branch_row
 
 TEXT_TOKENS = 5_000_000
-SAMPLED = 1_000_000  # tokens of a corpus, on the page of its table
 USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
 BATCH_DOCUMENTS = 500
 
@@ -213,14 +211,6 @@ def read_pieces(store: Store, text: Path, progress: Callable[[int], object] | No
     tokenizer, documents = store.tokenizer(), read_corpus([text], progress)
     while batch := list(islice(documents, BATCH_DOCUMENTS)):
         yield _joined(tokenizer.encode_documents(batch))
-
-
-def sampled(corpus: Corpus) -> Pieces:
-    """Yields documents of a corpus, of a large one some from all its parts."""
-    step = -(-corpus.tokens // SAMPLED)
-    chosen = (corpus[i] for i in range(0, len(corpus), step))
-    while batch := list(islice(chosen, BATCH_DOCUMENTS)):
-        yield _joined(batch)
 
 
 def _joined(documents: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ import torch
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
-from builder.page import branch_page
 from builder.pictures import draw_learning
 from builder.said import say
 from builder.store.branches import UPPER, Branches, replace_weights, table_spec
@@ -63,7 +62,6 @@ def build_root(
                 _learn(build, model, folder, options, budget, device)
             store = Store(folder)
             table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
-            branch_page(store, table, build.folder)
             put_away(build.folder)
             return store, table
 

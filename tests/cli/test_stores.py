@@ -33,7 +33,6 @@ def test_domains_are_listed_as_a_tree_and_an_update_names_the_tenants_that_are_b
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 2, 4]
     updated = run(capsys, "domain", "update", "--store", grown.folder, "--name", "bio", "--corpus", corpus(tmp_path, 4))
     assert updated["version"] == 3 and updated["behind"] == ["acme"] and updated["dtype"] == "int8"
-    assert updated["page"] == str(grown.page("bio", 3)) and "Windows of the corpus" in Path(updated["page"]).read_text("utf-8")
 
 
 def test_a_tenant_that_cannot_be_read_is_named_and_stops_only_what_would_lose_it(grown, capsys, tmp_path):
@@ -132,7 +131,7 @@ def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monke
     assert (store.config.lower_layers, store.config.upper_layers, store.tenant_ids()) == (1, 3, ["one"])
     assert store.report(store.tenant("one"))["bytes"]["tenant"] == plan["bytes"]["after"]
     assert said.splitlines()[-1] == "next: hplm export --store store && hplm serve"
-    assert mentions(said, "store/lower/root-1.html")
+    assert mentions(said, "root of backbone base", "n-grams")
     assert run(capsys, *command, "--root", "base")["version"] == 1
     assert mentions(refused(capsys, *command, "--root", "base", "--lower", 2), "--lower 2", 1, "--store")
     assert mentions(refused(capsys, *command, "--lower", 1), "--lower", "--root")
