@@ -140,20 +140,21 @@ def _git(*words: str) -> str:
 def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
     """Returns all figures in Markdown. What most of them have in common, such as the machine, stands once, above them."""
     usual = {name: Counter(result[name] for result in results.values()).most_common(1)[0][0] for name in WHERE if results}
-    blocks, unmeasured = [f"Where nothing else stands: {', '.join(usual.values())}."] if usual else [], []
+    blocks, unmeasured = [f"Where nothing else stands: {', '.join(map(brief, usual.values()))}."] if usual else [], []
     for one in known:
         if (result := results.get(one.command)) is None:
             unmeasured.append(f"`{one.command}`")
             continue
-        others = [result[name] for name, most in usual.items() if result[name] != most]
+        others = [brief(result[name]) for name, most in usual.items() if result[name] != most]
         where = ", ".join([*others, f"{' and '.join(map(str, result['gflops']))} GFLOP/s"])
         lines = [
-            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {result['minutes']:g} min; {where}.\n",
+            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {where}.\n",
             "| | figure | target |\n|---|---|---|",
         ]
         for figure, claim in one.figures.items():
             value, target = result["figures"][figure], result["targets"][figure]
-            judged = f" {target}: {verdict(value, target).replace('missed', '**missed**')} |" if target else ""
+            bound = target.replace("at least", "≥").replace("at most", "≤")
+            judged = f" {bound}: {verdict(value, target).replace('missed', '**missed**')} |" if target else ""
             lines.append(f"| {claim.says} | {shown(value)} |{judged}")
         if picture := picture_of(one.command):
             lines.append(f"\n![{one.title}]({Path(picture).relative_to('docs')})")
@@ -177,8 +178,13 @@ def headlines(known: Sequence[Measurement], results: dict[str, Any]) -> str:
         if one.sides:
             rows = [f"| {says} | {' | '.join(shown(figures[side]) for side in own)} |" for says, own in one.compared.items()]
             compared.append("\n".join([f"| | {' | '.join(one.sides)} |", "|---" * (1 + len(one.sides)) + "|", *rows]))
-            compared.append(f"Measured by `{one.command}` on two cores ({results[one.command]['cpu']}).")
+            compared.append(f"Measured by `{one.command}` on two cores ({brief(results[one.command]['cpu'])}).")
     return "\n\n".join([*compared, "\n".join(["| | measured by |\n|---|---|", *lines])])
+
+
+def brief(text: str) -> str:
+    """Returns the name of a processor as people say it."""
+    return text.replace("(R)", "").removesuffix(" Processor")
 
 
 def shown(value: float | None) -> str:
