@@ -28,7 +28,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import Piece, Request, Source
+from hplm.generation.request import Piece, PinnedTenant, Request
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Decoder, Staged, Stager
@@ -262,11 +262,20 @@ class Bench:
 
     def ask(self, prompt: Sequence[int], count: int, tenant: Tenant | None = None) -> None:
         chain = self.view.forest.chain("root", 1)
-        source = Source("bench", 1, 1, chain) if tenant is None else Source(tenant.id, tenant.uid, 1, chain, tenant.adapter)
+        id, uid, adapter = ("bench", 1, None) if tenant is None else (tenant.id, tenant.uid, tenant.adapter)
         ids = [START, *prompt]
         addresses = chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
-        request = Request(source, ids, addresses, sampling, _take, _decode, arrival_ns=time.monotonic_ns(), seed=0)
+        request = Request(
+            PinnedTenant(id, uid, 1, chain, adapter),
+            ids,
+            addresses,
+            sampling,
+            _take,
+            _decode,
+            arrival_ns=time.monotonic_ns(),
+            seed=0,
+        )
         self.loop.offer(request)
 
     def answer(

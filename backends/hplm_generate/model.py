@@ -17,11 +17,11 @@ from typing import Any
 from backends import replies
 from backends.replies import Request
 from hplm.errors import HplmError, word_of
-from hplm.generation.asked import RETURNED, Asked
 from hplm.generation.client import DecoderClient, PendingPrompt
+from hplm.generation.prompt_form import RETURNED, PromptForm
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.request.answers import End, Outputs, Reply, strings
+from hplm.request.answers import AnswerEnd, Outputs, Reply, strings
 from hplm.server.inherited import restarts
 from hplm.tenants.arrival import Arrivals, Forwarding
 from hplm.tenants.authorize import LIST
@@ -33,10 +33,12 @@ MOST_WAITING = 20  # requests without a token whose clients are looked for at on
 WELL = {"text_output": strings([b"ok"])}
 
 
-class Answer(PendingPrompt):
+class GenerateRequest(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
-    def __init__(self, sender: replies.Sender, model: replies.Model, count: Callable[[End | str], None], form: bytes) -> None:
+    def __init__(
+        self, sender: replies.Sender, model: replies.Model, count: Callable[[AnswerEnd | str], None], form: bytes
+    ) -> None:
         """`model` sends errors. `count` is called once, with the answer's end or the word of the error that the client got."""
         super().__init__(form, self._say, sender.defer)
         self.sender, self._model = sender, model
@@ -64,7 +66,7 @@ class Answer(PendingPrompt):
         if end is not None:
             self._end(end)
 
-    def _end(self, end: End | str) -> None:
+    def _end(self, end: AnswerEnd | str) -> None:
         self.ended = True
         self.respond = _ignored  # its own method would keep it, and Triton's sender, until Python looks for cycles
         self._count(end)
@@ -82,7 +84,7 @@ class TritonPythonModel(replies.Model):
         self._client = DecoderClient([self._folder], self._parameters, self._state, [self._meter])
         self._publish(self._meter, self._parameters["backbone"])
         self._arrivals = Arrivals(Forwarding(os.getppid()))
-        self._open: dict[Answer, None] = {}
+        self._open: dict[GenerateRequest, None] = {}
         self._ending = threading.Event()
         self._looking = repeat(self._look_for_cancelled, "cancelled")
 
@@ -93,7 +95,7 @@ class TritonPythonModel(replies.Model):
         self._client.workers.check()
         return WELL
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> Answer:
+    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> GenerateRequest:
         """Returns the request, whose prompt is to be passed on, or raises if it was not taken."""
         inputs = replies.inputs_of(request)
         strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))
@@ -101,7 +103,7 @@ class TritonPythonModel(replies.Model):
         stream = replies.flag(inputs, "stream")
         wanted = request.requested_output_names()
         named = wanted if len(wanted) <= len(RETURNED) else set[str]()  # Triton names all where the client names none
-        asked = Asked(
+        form = PromptForm(
             text,
             messages,
             sampling,
@@ -113,12 +115,12 @@ class TritonPythonModel(replies.Model):
             self._arrivals.arrival_ns(given, received_ns),
         )
         lists = given.get(LIST) is True  # tenants: not counted, as it generates nothing and may ask each decoder in turn
-        count = _ignored if lists else partial(self._count_end, asked.arrival_ns)
-        answer = Answer(sender, self, count, asked.packed())
+        count = _ignored if lists else partial(self._count_end, form.arrival_ns)
+        answer = GenerateRequest(sender, self, count, form.packed())
         self._open[answer] = None
         return answer
 
-    def _submit(self, accepted: list[Answer]) -> None:
+    def _submit(self, accepted: list[GenerateRequest]) -> None:
         self._client.submit(accepted)
 
     def finalize(self) -> None:
@@ -130,7 +132,7 @@ class TritonPythonModel(replies.Model):
     def _count(self, word: str) -> None:
         self._meter.add(names.GENERATIONS, 1, word)
 
-    def _count_end(self, arrival_ns: int, end: End | str) -> None:
+    def _count_end(self, arrival_ns: int, end: AnswerEnd | str) -> None:
         """Counts a request at its end: how its answer has ended, or the word of its error."""
         outcome = end if isinstance(end, str) else end.reason
         self._count(outcome)

@@ -61,7 +61,7 @@ class Generated:
         return self.finish_reasons[0]
 
 
-class Asked(Protocol):
+class PromptLike(Protocol):
     """A request to a decoder over gRPC."""
 
     @property

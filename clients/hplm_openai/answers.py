@@ -13,7 +13,7 @@ from typing import Any
 from hplm_client import generation
 from hplm_client.answer import Tenant
 from hplm_client.generation import Outputs, Piece
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 
 FINISH = {None: None, "stop": "stop"}  # all others: the answer was cut, which OpenAI calls "length"
 UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character
@@ -29,10 +29,10 @@ def model_of(tenant: Tenant) -> dict[str, Any]:
 
 
 @dataclass
-class Answer(ABC):
+class AnswerWriter(ABC):
     """The answer to one request in OpenAI's form. It counts the tokens that it has sent."""
 
-    asked: Asked
+    request: CompletionRequest
     prefix = ""  # of the answer's id
     whole_kind = chunk_kind = ""  # of object
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -53,7 +53,7 @@ class Answer(ABC):
                 yield self._chunk([self._choice(piece, is_whole=False)])
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
-        if self.asked.include_usage:
+        if self.request.include_usage:
             yield {**self._chunk([]), "usage": self._usage}
 
     @abstractmethod
@@ -75,23 +75,23 @@ class Answer(ABC):
         return {"prompt_tokens": prompts, "completion_tokens": self.tokens, "total_tokens": prompts + self.tokens}
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.asked.tenant}
+        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.request.tenant}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head(self.chunk_kind), "choices": choices}
-        return {**chunk, "usage": None} if self.asked.include_usage else chunk
+        return {**chunk, "usage": None} if self.request.include_usage else chunk
 
     def _pieces(self, number: int, response: Outputs) -> list[Piece]:
         """Returns what is new in each choice of a prompt. Counts the tokens."""
         pieces = generation.pieces_of(response)
         self.prompt_tokens[number] = generation.prompt_tokens_in(response)
         self.tokens += sum(piece.tokens for piece in pieces)
-        before = number * self.asked.choices  # choices of earlier prompts
+        before = number * self.request.choices  # choices of earlier prompts
         return [replace(piece, choice=before + piece.choice) for piece in pieces] if before else pieces
 
 
 @dataclass
-class CompletionAnswer(Answer):
+class CompletionWriter(AnswerWriter):
     prefix = "cmpl"
     whole_kind = chunk_kind = "text_completion"
     _said: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))  # each choice's text until now
@@ -114,13 +114,13 @@ class CompletionAnswer(Answer):
         return {
             "tokens": [token[0][0] for token in tokens],
             "token_logprobs": [token[0][1] for token in tokens],
-            "top_logprobs": likeliest if self.asked.logprobs else None,
+            "top_logprobs": likeliest if self.request.logprobs else None,
             "text_offset": offsets,
         }
 
 
 @dataclass
-class ChatAnswer(Answer):
+class ChatWriter(AnswerWriter):
     prefix = "chatcmpl"
     whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     _begun: set[int] = field(default_factory=set[int])  # choices
@@ -133,7 +133,7 @@ class ChatAnswer(Answer):
         return {"delta": delta}
 
     def _logprobs(self, number: int, text: str, tokens: list[Token]) -> dict[str, Any]:
-        most = self.asked.logprobs or 0
+        most = self.request.logprobs or 0
         told = [
             {
                 **_logprob(*token[0]),

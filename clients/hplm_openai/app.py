@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
 from hplm_client.wire import Value
-from hplm_openai.answers import Answer, ChatAnswer, CompletionAnswer, model_of
-from hplm_openai.asked import Asked
+from hplm_openai.answers import AnswerWriter, ChatWriter, CompletionWriter, model_of
+from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected
 from hplm_openai.decoders import Decoders
 from hplm_openai.errors import Refused, refusal
@@ -79,12 +79,14 @@ class Gateway:
         return JSONResponse(model_of(await while_connected(request.receive, self._decoders.find(name, _key_of(request)))))
 
     async def _completions(self, request: Request) -> Response:
-        return await self._answer(request, read_completion, CompletionAnswer)
+        return await self._answer(request, read_completion, CompletionWriter)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, partial(read_chat, usual_tokens=self._limits.usual_tokens), ChatAnswer)
+        return await self._answer(request, partial(read_chat, usual_tokens=self._limits.usual_tokens), ChatWriter)
 
-    async def _answer(self, request: Request, read: Callable[..., list[Asked]], kind: type[Answer]) -> Response:
+    async def _answer(
+        self, request: Request, read: Callable[..., list[CompletionRequest]], kind: type[AnswerWriter]
+    ) -> Response:
         key = _key_of(request)
         several = read(await read_body(request, self._limits.largest_body), key)
         more: dict[str, Value] = {}
@@ -94,12 +96,12 @@ class Gateway:
         answer = kind(several[0])
         responses = together([self._decoders.ask(asked) for asked in several])
         try:
-            if not answer.asked.stream:
+            if not answer.request.stream:
                 return JSONResponse(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
             # The first response is awaited here, so that an error before it has a status of its own.
             first = await while_connected(request.receive, anext(responses))
         except HplmClientError as error:
-            raise refusal(error, answer.asked) from error
+            raise refusal(error, answer.request) from error
         return Events(answer, first, responses)
 
 
@@ -124,7 +126,7 @@ async def _told(request: Request, error: Exception) -> Response:
         case Refused():
             refused = error
         case HplmClientError():
-            refused = refusal(error, Asked(key=_key_of(request), id=request.state.id))
+            refused = refusal(error, CompletionRequest(key=_key_of(request), id=request.state.id))
         case HTTPException():
             served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/NAME, GET /health"
             refused = Refused(error.status_code, f"no such endpoint: {served} are served here", headers=error.headers)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs
 from hplm_client.waiting import within
-from hplm_openai.answers import Answer
+from hplm_openai.answers import AnswerWriter
 from hplm_openai.errors import Refused, refusal, wrong
 
 SECONDS_FOR_A_BODY = 30.0
@@ -92,7 +92,7 @@ class Events(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, first: Numbered, responses: AsyncGenerator[Numbered]) -> None:
+    def __init__(self, answer: AnswerWriter, first: Numbered, responses: AsyncGenerator[Numbered]) -> None:
         self._responses, self._parts = responses, _parts(answer, first, responses)
         super().__init__(self._parts, headers={"cache-control": "no-cache"})
 
@@ -105,14 +105,14 @@ class Events(StreamingResponse):
                 await while_connected(receive, self.stream_response(sent))
 
 
-async def _parts(answer: Answer, first: Numbered, responses: AsyncGenerator[Numbered]) -> AsyncGenerator[bytes]:
+async def _parts(answer: AnswerWriter, first: Numbered, responses: AsyncGenerator[Numbered]) -> AsyncGenerator[bytes]:
     try:
         yield _events(answer.chunks(*first))
         async for response in responses:
             yield _events(answer.chunks(*response))
         yield _events(answer.last_chunks()) + END
     except HplmClientError as error:
-        yield _events([refusal(error, answer.asked).body])
+        yield _events([refusal(error, answer.request).body])
 
 
 async def together(several: list[AsyncGenerator[Outputs]]) -> AsyncGenerator[Numbered]:

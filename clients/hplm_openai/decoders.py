@@ -14,7 +14,7 @@ from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant
 from hplm_client.generation import Listing, Outputs
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc import AsyncGrpcTransport
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.errors import OnlyEncoders
 
 SECONDS_KNOWN = 5.0  # how long the server's list of models is used; it changes when models are loaded
@@ -60,15 +60,15 @@ class Decoders:
                 return found[0]
         raise NoTenant("no such tenant") if names else NoBackbone("the server has no backbone that is ready")
 
-    async def ask(self, asked: Asked) -> AsyncGenerator[Outputs]:
+    async def ask(self, request: CompletionRequest) -> AsyncGenerator[Outputs]:
         """Yields the responses of the first decoder that has the tenant. To close the generator cancels the request."""
         while True:
-            home, is_remembered = await self._home(asked.tenant, asked.key)
-            async with aclosing(self._transport.generate(home, asked, asked.timeout_us, self._seconds)) as responses:
+            home, is_remembered = await self._home(request.tenant, request.key)
+            async with aclosing(self._transport.generate(home, request, request.timeout_us, self._seconds)) as responses:
                 try:
                     first = generation.begun(await anext(responses, None), home)
                 except (NoTenant, NoBackbone):  # no backbone: it was unloaded meanwhile
-                    self._homes.pop((asked.tenant, asked.key), None)
+                    self._homes.pop((request.tenant, request.key), None)
                     if not is_remembered:
                         raise
                     continue
@@ -123,8 +123,8 @@ class Decoders:
             if is_encoder:
                 request = wire.encode_listing(tenant, key)
                 return wire.listed_in(await self._transport.infer(name, request, None, SECONDS_TO_FIND), name)
-            asked = Listing(tenant=tenant or "", key=key)
-            responses = [one async for one in self._transport.generate(name, asked, None, SECONDS_TO_FIND)]
+            listing = Listing(tenant=tenant or "", key=key)
+            responses = [one async for one in self._transport.generate(name, listing, None, SECONDS_TO_FIND)]
             return generation.listed_in(responses, name)
         except NoBackbone:  # it was unloaded meanwhile
             return []

@@ -11,7 +11,7 @@ from typing import Any
 
 from hplm_client import errors
 from hplm_client.errors import HplmClientError
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 
 log = logging.getLogger(__name__)
 STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fits; all others: 500
@@ -56,14 +56,14 @@ def wrong(message: str, param: str | None = None) -> Refused:
     return Refused(400, message, "invalid_input", param)
 
 
-def refusal(error: HplmClientError, asked: Asked) -> Refused:
+def refusal(error: HplmClientError, request: CompletionRequest) -> Refused:
     """Returns the error that the client gets for an error of the server.
 
     An error without a word of ours is logged with the request's id, because the client learns only its kind.
     """
     if error.word is None:
-        log.error("%s: %s: %s", asked.id, type(error).__name__, error)
-    if isinstance(error, errors.NoTenant) and asked.key is None:
+        log.error("%s: %s: %s", request.id, type(error).__name__, error)
+    if isinstance(error, errors.NoTenant) and request.key is None:
         return Refused(401, "no such model is open without a key: check the model, or send its key", "invalid_api_key", "model")
     status = next((status for status, kinds in STATUSES.items() if isinstance(error, kinds)), 500)
     headers: dict[str, str] = {}
@@ -77,10 +77,10 @@ def refusal(error: HplmClientError, asked: Asked) -> Refused:
     message, param = _message(error), "model" if status == 404 else None
     code = CODES.get(error.word or "", error.word)
     if isinstance(error, errors.InvalidInput) and TOO_LONG.search(message):
-        code, param = "context_length_exceeded", "prompt" if asked.messages is None else "messages"
-    if asked.usual_tokens is not None and "'max_tokens'" in message:
-        message += f". The request has no 'max_tokens', so {asked.usual_tokens} was taken, the gateway's default"
-    for setting, field in asked.fields.items():
+        code, param = "context_length_exceeded", "prompt" if request.messages is None else "messages"
+    if request.usual_tokens is not None and "'max_tokens'" in message:
+        message += f". The request has no 'max_tokens', so {request.usual_tokens} was taken, the gateway's default"
+    for setting, field in request.fields.items():
         message = message.replace(f"'{setting}'", f"'{field}'")
     if named := re.match(r"(?:parameter )?'(\w+)' (?:is|names) ", message):
         param = named[1]

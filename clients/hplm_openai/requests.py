@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hplm_client.wire import Value
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.errors import Refused, wrong
 
 # OpenAI does not have those of the second line, but other servers with its interface do.
@@ -45,7 +45,7 @@ def key_in(headers: list[str]) -> str | None:
     return key or None
 
 
-def read_completion(body: Mapping[str, Any], key: str | None) -> list[Asked]:
+def read_completion(body: Mapping[str, Any], key: str | None) -> list[CompletionRequest]:
     """Returns a request for each prompt."""
     given = _fields(body, COMPLETION)
     prompts = given.get("prompt")
@@ -60,10 +60,10 @@ def read_completion(body: Mapping[str, Any], key: str | None) -> list[Asked]:
             raise wrong("'echo' with 'logprobs' would need those of the prompt, which are not computed: leave one out", "echo")
         sampling["echo"] = True
     common = _common(given, key)
-    return [Asked(text=prompt, **common, sampling=sampling) for prompt in prompts]
+    return [CompletionRequest(text=prompt, **common, sampling=sampling) for prompt in prompts]
 
 
-def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> list[Asked]:
+def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> list[CompletionRequest]:
     """`usual_tokens`: the most tokens of an answer, where the request does not say."""
     given = _fields(body, CHAT)
     messages = given.get("messages")
@@ -82,7 +82,7 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> li
     elif given.get("top_logprobs", 0) != 0:
         raise wrong("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     said = json.dumps(read, ensure_ascii=False)
-    return [Asked(messages=said, **_common(given, key), sampling=sampling, fields=fields, usual_tokens=usual)]
+    return [CompletionRequest(messages=said, **_common(given, key), sampling=sampling, fields=fields, usual_tokens=usual)]
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:

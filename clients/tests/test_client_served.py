@@ -15,7 +15,7 @@ from hplm.cli.main import main
 from hplm_client import HplmClient, InvalidInput, NoBackbone, NoTenant
 from hplm_client.settings import Settings
 from hplm_client.transports.grpc import AsyncGrpcTransport
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 from tests.support.servers import SECRET
 from tests.support.wait import PATIENCE, eventually
 from tests.support.ways import generate, infer, read
@@ -136,7 +136,7 @@ def test_a_model_that_was_unloaded_is_no_backbone(server):
         with pytest.raises(NoBackbone):
             await transport.metadata("hplm", PATIENCE)
         with pytest.raises(NoBackbone):
-            await anext(transport.generate("hplm", Asked("plain", "a"), None, PATIENCE))
+            await anext(transport.generate("hplm", CompletionRequest("plain", "a"), None, PATIENCE))
         await transport.close()
 
     headers = dict([server.server.admin_header])

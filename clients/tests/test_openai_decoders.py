@@ -9,7 +9,7 @@ import pytest
 from triton_fakes import PART, FakeTriton, Refusal
 
 from hplm_client.errors import Draining, HplmClientError, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.decoders import SECONDS_KNOWN, Decoders
 from hplm_openai.errors import OnlyEncoders
 from tests.support.wait import Clock, Hold
@@ -73,7 +73,7 @@ def use(act, named=(), clock=None, **given):
 
 
 async def ask(decoders, tenant="a"):
-    return [response["text_output"][0] async for response in decoders.ask(Asked(tenant, "a"))]
+    return [response["text_output"][0] async for response in decoders.ask(CompletionRequest(tenant, "a"))]
 
 
 async def outcome(decoders, tenant):

@@ -9,7 +9,7 @@ import pytest
 from openai_fakes import Tenants, gateway
 
 from hplm_client.errors import Draining
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.errors import refusal
 from hplm_openai.requests import SAMPLING
 from tests.support.message import mentions
@@ -122,7 +122,7 @@ def test_the_key_goes_to_the_server_and_opens_models(served):
     bearer = {"Authorization": "Bearer secret"}
     assert served.complete(model="keyed", _headers=bearer)[0] == 200
     assert served.asked.headers["authorization"] == "Bearer secret"
-    assert "secret" not in repr(Asked("a", key="secret")), "a log may show it"
+    assert "secret" not in repr(CompletionRequest("a", key="secret")), "a log may show it"
     for headers, ids in (
         (bearer, ["keyed", "mood", "open"]),
         ({}, ["mood", "open"]),
@@ -345,7 +345,7 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(served, said):
 
 
 def test_a_draining_server_says_when_to_come_again():
-    asked = Asked()
+    asked = CompletionRequest()
     assert refusal(Draining("[draining] no hint"), asked).headers == {"retry-after": "1", "retry-after-ms": "1000"}
     assert refusal(Draining("[draining] retry after 3 s"), asked).headers["retry-after"] == "3"
 

@@ -84,13 +84,13 @@ def profile(
     :param backbone: only this one; may be repeated (default: all encoders)
     :param rounds: how often each batch is measured
     """
-    from hplm.placement.measuring import check_devices, profile_repository, sources_of
+    from hplm.placement.measuring import check_devices, profile_repository, profiled_backbones
     from hplm.placement.profile import KIND
 
     state = checked_state(state)
     check_target(to, KIND)
     check_devices(devices, intra)
-    measured = profile_repository(sources_of(repository, backbone), devices, intra, state, rounds)
+    measured = profile_repository(profiled_backbones(repository, backbone), devices, intra, state, rounds)
     measured.write(to)
     report = _told(measured)
     print(

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 SOON_SECONDS = 0.01  # that `submit` waits for answers, unless they have lately taken longer
 LEARNING = 0.1  # rate of the running mean of that
 
-Answer = Outputs | HplmError
+OutputsOrError = Outputs | HplmError
 
 
 class EncoderClient(EngineClient[Pending]):
@@ -79,8 +79,8 @@ class EncoderClient(EngineClient[Pending]):
     def _answer_all(self, reply: Reply, alone: bool) -> None:
         requests, outputs, failure = reply[:3]
         held, are_apart, now = self._held, self._separation.apart.alone, self._time.monotonic()
-        here: list[tuple[Pending, Answer]] = []
-        later: list[tuple[Pending, Answer]] = []
+        here: list[tuple[Pending, OutputsOrError]] = []
+        later: list[tuple[Pending, OutputsOrError]] = []
         start = 0
         try:
             for number, texts in requests:
@@ -100,7 +100,7 @@ class EncoderClient(EngineClient[Pending]):
                 self._share(later)
             self._answer(here)
 
-    def _answer(self, unsent: Sequence[tuple[Pending, Answer]]) -> None:
+    def _answer(self, unsent: Sequence[tuple[Pending, OutputsOrError]]) -> None:
         """Sends answers, and counts what their clients got, and when."""
         sent = [(one, answer, one.send(answer), self._time.monotonic_ns()) for one, answer in unsent]
         try:
@@ -108,7 +108,7 @@ class EncoderClient(EngineClient[Pending]):
         except Exception:
             log.exception("cannot count answers")
 
-    def _count_answers(self, sent: Sequence[tuple[Pending, Answer, HplmError | None, int]]) -> None:
+    def _count_answers(self, sent: Sequence[tuple[Pending, OutputsOrError, HplmError | None, int]]) -> None:
         counted: list[tuple[list[Outcome], list[float], list[float]]] = [([], [], []) for _ in self._outcomes]
         for one, answer, error, now_ns in sent:
             if one.is_lost:

@@ -27,7 +27,7 @@ from hplm.engine.staging import Stager
 from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series, outcome_of
-from hplm.request.answers import Answer
+from hplm.request.answers import AnswersOrError
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Instruments:
         self._writing = threading.Lock()
         self._journal = {NONE: None, LOG: sys.stderr}[journal] if journal in (NONE, LOG) else _open(Path(journal))
 
-    def left(self, request: Request, answer: Answer) -> None:
+    def left(self, request: Request, answer: AnswersOrError) -> None:
         """Notes a request that was answered or refused. Called once for each request. The model process counts it."""
         if self._journal is None:
             return

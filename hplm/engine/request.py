@@ -14,7 +14,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.lookup.views import View
 from hplm.process.in_flight import entry_of, number_of
-from hplm.request.answers import CONFIDENCE, Answer, names_of
+from hplm.request.answers import CONFIDENCE, AnswersOrError, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
 from hplm.tenants.exits import Exits
@@ -42,7 +42,7 @@ class Request:
         form: Form,
         view: View,
         tenant: Tenant,
-        respond: Callable[[Request, Answer], None],
+        respond: Callable[[Request, AnswersOrError], None],
         taken_ns: int = 0,
     ) -> None:
         self.form, self.head = form, form.head
@@ -140,7 +140,7 @@ class Request:
             self.answered = True
         self._leave(error)
 
-    def _leave(self, answer: Answer) -> None:
+    def _leave(self, answer: AnswersOrError) -> None:
         try:
             self._respond(self, answer)
         except Exception:  # others must still be answered

@@ -26,7 +26,7 @@ from hplm.process.driver import Driver
 from hplm.process.host import Host, Outbox, run
 from hplm.process.in_flight import InFlight
 from hplm.process.suspects import refusal
-from hplm.request.answers import Answer
+from hplm.request.answers import AnswersOrError
 from hplm.request.form import Form
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
@@ -114,7 +114,7 @@ class Service:
         for request in admitted:
             self._offer(request)
 
-    def _open(self, unopened: tuple[Form, Callable[[Answer], None]]) -> None:
+    def _open(self, unopened: tuple[Form, Callable[[AnswersOrError], None]]) -> None:
         self._opening = [time.monotonic()]
         try:
             self.submit(*unopened)
@@ -128,11 +128,11 @@ class Service:
         """Returns when it began to read a snapshot that a request names, if it reads one."""
         return self._opening
 
-    def submit(self, form: Form, respond: Callable[[Answer], None]) -> None:
+    def submit(self, form: Form, respond: Callable[[AnswersOrError], None]) -> None:
         """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
         self._offer(self._admit(form, respond))
 
-    def _admit(self, form: Form, respond: Callable[[Answer], None]) -> Request:
+    def _admit(self, form: Form, respond: Callable[[AnswersOrError], None]) -> Request:
         """Returns a request that its tenant may send now, and counts it, or raises."""
         served, head = self.served[form.backbone], form.head
         if head.export != served.backbone.view.snapshot.export_number:
@@ -190,7 +190,7 @@ class Service:
             served.instruments.close()
 
 
-def _leave(served: Served, respond: Callable[[Answer], None], request: Request, answer: Answer) -> None:
+def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: Request, answer: AnswersOrError) -> None:
     # The quota is given back before the answer is sent, so that the client's next request is not refused.
     served.quotas.give_back(request.tenant)
     try:

@@ -38,7 +38,7 @@ class Answers:
     _next_tokens: list[float] = field(default_factory=list[float])  # of this step: the seconds since the tokens before them
 
     def broken(self, sequence: Sequence, error: HplmError) -> None:
-        failure = type(error)(f"tenant {sequence.request.source.tenant!r}: {error}")
+        failure = type(error)(f"tenant {sequence.request.tenant.id!r}: {error}")
         log.error("%s", failure)
         self.fail(sequence.request, failure)
 
@@ -48,7 +48,7 @@ class Answers:
         if request.ended:  # with another of its answers
             return
         if token.id < 0:
-            self.fail(request, Broken(f"tenant {request.source.tenant!r}: its logits are not numbers: train it again"))
+            self.fail(request, Broken(f"tenant {request.tenant.id!r}: its logits are not numbers: train it again"))
             return
         if sequence.token_ns:
             self._next_tokens.append((now - sequence.token_ns) / 1e9)

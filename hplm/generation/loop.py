@@ -84,7 +84,7 @@ class Loop:
         with self._together, self._lock:
             self._cancelling |= request.cancelled
             for evicted in self.queue.offer([Sequence(request)], self._now_ns()):
-                tenant = evicted.request.source.tenant
+                tenant = evicted.request.tenant.id
                 full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
                 self._answers.fail(evicted.request, full)
 

@@ -9,22 +9,28 @@ from typing import Any
 import numpy as np
 
 from hplm.errors import HplmError
-from hplm.generation.asked import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS, Asked
+from hplm.generation.prompt_form import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS, PromptForm
 from hplm.generation.request import Piece, Token
 from hplm.model.prompts import Prompts
-from hplm.request.answers import End, Outputs, Reply, strings
+from hplm.request.answers import AnswerEnd, Outputs, Reply, strings
 
 
 class ReplyWriter:
     """Its first reply says that the answer grows, even if the client gets nothing before the end."""
 
     def __init__(
-        self, put: Callable[[Reply | Exception], None], prompts: Prompts, number: int, tenant: int, choices: int, asked: Asked
+        self,
+        put: Callable[[Reply | Exception], None],
+        prompts: Prompts,
+        number: int,
+        tenant: int,
+        choices: int,
+        form: PromptForm,
     ) -> None:
         """`put` takes replies to the request of this number. `tenant`: its number in the queue."""
         self._put, self._prompts, self._tenant = put, prompts, tenant
         self._requests = [(number, 1)]
-        self._stream, self._returned = asked.stream, asked.returned
+        self._stream, self._returned = form.stream, form.returned
         self._unsent: list[list[Piece]] = [[] for _ in range(choices)]  # by choice
         self._begun = self._ended = False
 
@@ -54,7 +60,7 @@ class ReplyWriter:
             outputs = self._outputs(piece)
             self._unsent = [[] for _ in self._unsent]
         if piece.is_last:
-            end = End(piece.finish or "", piece.prompt_tokens, piece.generated_tokens, self._tenant)
+            end = AnswerEnd(piece.finish or "", piece.prompt_tokens, piece.generated_tokens, self._tenant)
         self._begun, self._ended = True, piece.is_last
         self._put(Reply(self._requests, outputs, end=end))
 

@@ -26,10 +26,10 @@ CONTEXT = 4  # tokens of the prompt with which the answer's first tokens are tur
 
 
 @dataclass(frozen=True)
-class Source:
+class PinnedTenant:
     """A tenant's tables and adapter that answer a request, as they were when it arrived."""
 
-    tenant: str
+    id: str
     uid: int
     version: int
     chain: Chain
@@ -79,7 +79,7 @@ class Request:
     monotonic clock; 0 means none.
     """
 
-    source: Source
+    tenant: PinnedTenant
     prompt: list[int]  # empty until it was read
     addresses: Array  # of the rows of the prompt's tokens
     sampling: Sampling
@@ -104,7 +104,7 @@ class Request:
         if self.sampling.seed is not None:
             self.seed = self.sampling.seed
         self.deadline_ns = self.arrival_ns + self.allowed_ns if self.allowed_ns else 0
-        self.owner = self.source.uid  # whose turn it takes
+        self.owner = self.tenant.uid  # whose turn it takes
         self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
 
     @property
@@ -144,7 +144,7 @@ class Sequence:
         self.arrival_ns = request.arrival_ns
         self.deadline_ns = request.deadline_ns  # by then it must have started
         self.priority = request.priority
-        self.slot_key: Hashable = request.source.adapter
+        self.slot_key: Hashable = request.tenant.adapter
         self.tenant = request.owner
         self.backbone = 0  # a decoder has a line of its own
 

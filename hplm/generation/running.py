@@ -28,7 +28,7 @@ LEAST_CHUNK = 16  # tokens of prompts in such a step, in any case: prompts must 
 class Finished:
     """The tokens of a finished sequence and the blocks of their keys and values, for another one that begins alike."""
 
-    key: Hashable  # of its source
+    key: Hashable  # of its tenant, as pinned
     ids: list[int]
     blocks: Blocks
 
@@ -234,7 +234,7 @@ class Running:
         if sequence.finish is None or not sequence.computed:
             self.cache.give_back(own)
         else:
-            self._finished.append(Finished(sequence.request.source.key, sequence.ids[: sequence.computed], own))
+            self._finished.append(Finished(sequence.request.tenant.key, sequence.ids[: sequence.computed], own))
             if len(self._finished) > self._most_finished:
                 self._forget()
 
@@ -270,8 +270,8 @@ class Running:
         The last token of `sequence` is computed in any case: its logits are needed.
         """
         blocks: Blocks = ()
-        alike, key, last = 0, sequence.request.source.key, len(sequence.ids) - 1
-        computed = [(other.request.source.key, other.ids, other.computed, other.blocks or ()) for other in self.sequences]
+        alike, key, last = 0, sequence.request.tenant.key, len(sequence.ids) - 1
+        computed = [(other.request.tenant.key, other.ids, other.computed, other.blocks or ()) for other in self.sequences]
         computed += [(other.key, other.ids, len(other.ids), other.blocks) for other in remembered]
         for its, ids, count, its_blocks in computed:
             if its == key and min(count, last) > alike:

@@ -21,13 +21,13 @@ import torch
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
-from hplm.generation.asked import LOGPROBS, NAMES, Asked
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
+from hplm.generation.prompt_form import LOGPROBS, NAMES, PromptForm
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.reader import Reader
 from hplm.generation.reply_writer import ReplyWriter
-from hplm.generation.request import Piece, Request, Respond, Source
+from hplm.generation.request import Piece, PinnedTenant, Request, Respond
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import Settings, read_settings
@@ -107,44 +107,44 @@ class Service:
         for number, _, wanted, _, given in requests:
             put = partial(self._outbox.put, number, wanted, 0)
             try:
-                self._take(Asked.read(given), number, put)
+                self._take(PromptForm.read(given), number, put)
             except Exception as error:
                 put(error)
 
-    def _take(self, asked: Asked, number: int, put: Callable[[Reply | Exception], None]) -> None:
+    def _take(self, form: PromptForm, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
         view, now = self._backbone.view, time.time()
-        if asked_flag(asked.parameters, LIST):
-            found = listed(view.snapshot, asked.parameters, now, self._backbone.is_stale)
+        if asked_flag(form.parameters, LIST):
+            found = listed(view.snapshot, form.parameters, now, self._backbone.is_stale)
             put(Reply([(number, 1)], {"text_output": strings([found])}, end=NAMES))
             return
-        tenant = admit(view.snapshot, asked.parameters, now, self._backbone.is_stale)
+        tenant = admit(view.snapshot, form.parameters, now, self._backbone.is_stale)
         if number_of(0, tenant.uid) in self._refused:
             raise refusal(tenant.id)
-        asked_number(asked.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
-        if (asked.text is None) == (asked.messages is None):
+        asked_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
+        if (form.text is None) == (form.messages is None):
             raise InvalidInput("the request needs either 'text_input' or 'messages': send just one of them")
-        sampling = sampling_of(asked.parameters, asked.sampling)
-        if not asked.excludes_input:
+        sampling = sampling_of(form.parameters, form.sampling)
+        if not form.excludes_input:
             sampling = replace(sampling, echo=True)
-        if LOGPROBS in asked.returned and sampling.logprobs is None:
+        if LOGPROBS in form.returned and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
-        writer = ReplyWriter(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, asked)
-        self.submit(view, tenant, asked, sampling, writer.say, number)
+        writer = ReplyWriter(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, form)
+        self.submit(view, tenant, form, sampling, writer.say, number)
 
     def submit(
-        self, view: View, tenant: Tenant, asked: Asked, sampling: Sampling, respond: Respond, number: int = -1
+        self, view: View, tenant: Tenant, form: PromptForm, sampling: Sampling, respond: Respond, number: int = -1
     ) -> Request:
         """Takes a request of an admitted tenant, or raises. What was taken gets pieces through `respond`, and one end.
 
         `number`: the request's, in the model process.
         """
-        timeout_us = asked_timeout_us(asked.parameters, asked.timeout_us)
-        truncate = asked_flag(asked.parameters, "truncate")
-        priority = asked_number(asked.parameters, "hplm_priority", -(2**31), 2**31 - 1)
+        timeout_us = asked_timeout_us(form.parameters, form.timeout_us)
+        truncate = asked_flag(form.parameters, "truncate")
+        priority = asked_number(form.parameters, "hplm_priority", -(2**31), 2**31 - 1)
         check_backbone(tenant.task, self._backbone.config)
         sampling.check_ids(self._backbone.config.vocabulary, self._backbone.config.end_ids)
-        text, most_characters = asked.text or "", self._prompts.most_characters
+        text, most_characters = form.text or "", self._prompts.most_characters
         if len(text) > most_characters and not truncate:
             raise InvalidInput(
                 f"the prompt has {len(text):,} characters, but {most_characters:,} are read at most: shorten it, or send the "
@@ -161,30 +161,30 @@ class Service:
 
         def read(request: Request) -> None:
             self._quotas.check(tenant)  # others were charged while it waited
-            tokens, echo = self._tokens(asked, sampling.max_tokens, truncate)
+            tokens, echo = self._tokens(form, sampling.max_tokens, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
-            addresses = request.source.chain.lookup(tokens, np.array([len(tokens)])).addresses
+            addresses = request.tenant.chain.lookup(tokens, np.array([len(tokens)])).addresses
             request.prompt, request.addresses, request.echo = tokens.tolist(), addresses, echo if sampling.echo else ""
 
         try:
             chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             request = Request(
-                Source(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view),
+                PinnedTenant(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view),
                 [],
                 NO_ADDRESSES,
                 sampling,
                 answered,
                 self._prompts.decode,
-                arrival_ns=asked.arrival_ns or time.monotonic_ns(),
+                arrival_ns=form.arrival_ns or time.monotonic_ns(),
                 seed=secrets.randbits(63),
                 allowed_ns=1000 * (timeout_us or tenant.deadline_us or self._settings.deadline_us),
                 priority=priority,
                 in_flight_entry=InFlightEntry(number, number_of(0, tenant.uid), tenant.id).packed(),
                 read=read,
-                left=max(1, getsizeof(asked.messages or text)),
+                left=max(1, getsizeof(form.messages or text)),
             )
             self._requests[number] = request
-            self.reader.submit(request, at_once=asked.messages is None)  # a template may take long
+            self.reader.submit(request, at_once=form.messages is None)  # a template may take long
             self.meter.add(names.PROMISED, request.allowed_ns > 0)
         except BaseException:
             self._requests.pop(number, None)
@@ -229,14 +229,14 @@ class Service:
         self.meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
 
-    def _tokens(self, asked: Asked, max_tokens: int, truncate: bool) -> tuple[Array, str]:
+    def _tokens(self, form: PromptForm, max_tokens: int, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""
         positions = self._backbone.config.positions
-        if asked.messages is None:
-            text = asked.text or ""
+        if form.messages is None:
+            text = form.text or ""
             tokens = self._prompts.encode(text[-self._prompts.most_characters :])
         else:
-            tokens = self._prompts.of_messages(asked.messages)
+            tokens = self._prompts.of_messages(form.messages)
             text = self._prompts.decode(tokens.tolist())
         most = positions - max_tokens
         if len(tokens) > most and truncate and most > 0:  # what is generated follows the end

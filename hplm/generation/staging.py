@@ -63,7 +63,7 @@ class Stager:
 
     def hold(self, sequence: Sequence) -> None:
         """Gives the sequence's adapter a slot until `release`. Raises if its record is broken."""
-        record = sequence.request.source.adapter
+        record = sequence.request.tenant.adapter
         if record is None:
             return
         layout = Layout.of(record.layout)
@@ -121,7 +121,7 @@ class Stager:
         of_chain: defaultdict[Chain, list[Sequence]] = defaultdict(list)
         for sequence in sequences:
             if len(sequence.addresses) < len(sequence.ids):
-                of_chain[sequence.request.source.chain].append(sequence)
+                of_chain[sequence.request.tenant.chain].append(sequence)
         for chain, its in of_chain.items():
             ends = [sequence.ids[-n:] for sequence in its]
             lengths = np.array([len(end) for end in ends], dtype=np.int64)

@@ -43,7 +43,7 @@ WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such
 
 
 @dataclass(frozen=True)
-class Source:
+class ProfiledBackbone:
     """A backbone that is profiled."""
 
     folder: Path
@@ -56,7 +56,7 @@ class Source:
 
 
 def profile_repository(
-    sources: Sequence[Source],
+    backbones: Sequence[ProfiledBackbone],
     devices: Sequence[str],
     intra: Sequence[int],
     state: Location | None,
@@ -68,16 +68,16 @@ def profile_repository(
     """
     found: dict[str, BackboneProfile] = {}
     errors: list[FitError] = []
-    for source in sources:
+    for backbone in backbones:
         measured: dict[int, tuple[BackboneProfile, Samples]] = {}
         for count in intra:
-            with _busy(source.folder, cores_of(devices[count:])):
-                measured[count] = _apart(source, devices[:count], state, rounds)
+            with _busy(backbone.folder, cores_of(devices[count:])):
+                measured[count] = _apart(backbone, devices[:count], state, rounds)
         own = _timed(measured, bool(cores_of(devices)))
-        found[source.name] = own
+        found[backbone.name] = own
         errors += [samples.error(sum(own.times[count], Terms())) for count, (_, samples) in measured.items()]
     error = FitError(float(np.mean([one.mean for one in errors])), max(one.max for one in errors))
-    return Profile(fingerprint(), found, _hop(devices, [source.config for source in sources]), error)
+    return Profile(fingerprint(), found, _hop(devices, [backbone.config for backbone in backbones]), error)
 
 
 def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
             raise InvalidInput(f"--intra {count}: a stage on several GPUs is not supported yet, so give 1")
 
 
-def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:
+def profiled_backbones(repository: Path, names: Sequence[str] = ()) -> list[ProfiledBackbone]:
     """Returns the encoders of a repository. Decoders are not placed yet: one that is named is refused."""
     folders = [path.parent for path in sorted(repository.glob(f"*/1/{Backbone.CONFIG}"))]
     if not folders:
@@ -117,7 +117,9 @@ def sources_of(repository: Path, names: Sequence[str] = ()) -> list[Source]:
     missing = next((path for path in configs.values() if not path.is_file()), None)
     if missing is not None:
         raise InvalidInput(f"{missing} is missing: export the repository again")
-    return [Source(repository / name / "1", known[name], {**parameters_of(configs[name]), STAGES: ""}) for name in chosen]
+    return [
+        ProfiledBackbone(repository / name / "1", known[name], {**parameters_of(configs[name]), STAGES: ""}) for name in chosen
+    ]
 
 
 def fingerprint() -> dict[str, str]:
@@ -129,14 +131,14 @@ def fingerprint() -> dict[str, str]:
 
 
 def measure(
-    source: Source, devices: Sequence[str], state: Location | None, rounds: int, label: str
+    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, rounds: int, label: str
 ) -> tuple[BackboneProfile, Samples]:
     """Measures in this process, on the cores that these devices are. Returns the profile without times."""
     if cores := cores_of(devices):
         os.sched_setaffinity(0, cores)
         compute_with(len(cores))
-    settings = Settings.read({**source.parameters, **device_parameters(devices)})
-    sampler = Sampler(source.folder, settings, state)
+    settings = Settings.read({**backbone.parameters, **device_parameters(devices)})
+    sampler = Sampler(backbone.folder, settings, state)
     return sampler.profile(), sampler.take(rounds, label)
 
 
@@ -147,11 +149,13 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
     return {"device": devices[0]}
 
 
-def _apart(source: Source, devices: Sequence[str], state: Location | None, rounds: int) -> tuple[BackboneProfile, Samples]:
-    label = f"{source.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
+def _apart(
+    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, rounds: int
+) -> tuple[BackboneProfile, Samples]:
+    label = f"{backbone.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(measure, source, devices, state, rounds, label).result()
+            return process.submit(measure, backbone, devices, state, rounds, label).result()
         except BrokenProcessPool:
             raise Internal(
                 f"the process that measured {label} was killed: see its messages above, or whether the machine has enough "

@@ -77,7 +77,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class End:
+class Shutdown:
     """To the engine: answer what waits, then end."""
 
 
@@ -109,7 +109,7 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
-    def send(self, message: Begin | Ready | Apart | Beat | Cancel | End) -> None:
+    def send(self, message: Begin | Ready | Apart | Beat | Cancel | Shutdown) -> None:
         """Raises OSError if the other end has gone."""
         self._send(True, [pickle.dumps(message, protocol=5)])
 

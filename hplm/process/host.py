@@ -13,9 +13,21 @@ from typing import Protocol
 
 from hplm.errors import HplmError, told
 from hplm.metrics.meter import Meter
-from hplm.process.channel import DEVICE_FAILED, Apart, Beat, Beaten, Begin, Cancel, Channel, End, Passed, Ready, requests_in
+from hplm.process.channel import (
+    DEVICE_FAILED,
+    Apart,
+    Beat,
+    Beaten,
+    Begin,
+    Cancel,
+    Channel,
+    Passed,
+    Ready,
+    Shutdown,
+    requests_in,
+)
 from hplm.process.driver import Driver
-from hplm.request.answers import Answer, Reply, names_of, outputs_of, packed
+from hplm.request.answers import AnswersOrError, Reply, names_of, outputs_of, packed
 from hplm.server.log import begin_log
 from hplm.tasks import LabelEach
 from hplm.threads import Beats
@@ -89,7 +101,7 @@ class Host:
             self._service.separate(message)
         elif isinstance(message, Cancel):
             self._service.cancel(message.number)
-        elif isinstance(message, End):
+        elif isinstance(message, Shutdown):
             self._driver.close()
         else:
             self._exit(1)  # the model process has gone, and with it everybody who could be answered
@@ -116,7 +128,7 @@ class Host:
 
 
 # The number of a request, its wanted outputs as bits, its tenant's version, and its answer, or a part of that of a decoder.
-Answered = tuple[int, int, int, Answer | Reply]
+Answered = tuple[int, int, int, AnswersOrError | Reply]
 
 
 class _Gathered(threading.local):
@@ -144,7 +156,7 @@ class Outbox:
             answers, gathered.answers = gathered.answers, []
             self._send(answers)
 
-    def put(self, number: int, wanted: int, version: int, answer: Answer | Reply) -> None:
+    def put(self, number: int, wanted: int, version: int, answer: AnswersOrError | Reply) -> None:
         if self._gathered.depth:
             self._gathered.answers.append((number, wanted, version, answer))
         else:
@@ -172,7 +184,7 @@ class Outbox:
                     self._send([answered])
 
 
-def _reply(number: int, wanted: int, version: int, answer: Answer | Reply) -> Reply:
+def _reply(number: int, wanted: int, version: int, answer: AnswersOrError | Reply) -> Reply:
     if isinstance(answer, Reply):
         return answer
     if isinstance(answer, Exception):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hplm.clock import Clock
 from hplm.errors import Broken, Draining, HplmError, Internal
-from hplm.process.channel import DEVICE_FAILED, Apart, Begin, Channel, End, Ready
+from hplm.process.channel import DEVICE_FAILED, Apart, Begin, Channel, Ready, Shutdown
 from hplm.server.process import Popen, Process, Tie, longer
 from hplm.server.process_group import KILL_SECONDS, reason
 from hplm.threads import repeat
@@ -176,7 +176,7 @@ class Workers:
             worker = self.current
         if worker is not None:
             try:
-                worker.channel.send(End())
+                worker.channel.send(Shutdown())
             except OSError:
                 log.info("the engine has ended already")
             self._thread.join(drain_s)

@@ -17,7 +17,7 @@ WAY_OUT = "restore the registry, or begin another one with `hplm begin`"
 KEPT_SNAPSHOTS = 16
 
 
-class Source(msgspec.Struct, frozen=True):
+class CopiedRegistry(msgspec.Struct, frozen=True):
     """The registry that a copy is of, and how far the copy is. Such a registry is changed there."""
 
     address: str
@@ -31,7 +31,7 @@ class Pointer(msgspec.Struct, frozen=True):
     snapshots: dict[int, str] = {}  # names of the last ones by generation; 0 is the export itself
     lease_s: float = LEASE_SECONDS  # how long a server answers for tenants with keys without having seen the registry
     lease_until: float = 0.0  # until when a server that is cut off may go by a longer lease from before (Unix time)
-    copied: Source | None = None
+    copied: CopiedRegistry | None = None
     format: int = FORMAT
 
     def then(self, generation: int, name: str) -> Pointer:

@@ -18,7 +18,7 @@ from hplm.errors import BY_WORD, HplmError, Internal, InvalidInput, OutOfCapacit
 from hplm.tasks import Answers, LabelEach, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
-Answer = Answers | Exception  # to a request, before it is written as outputs
+AnswersOrError = Answers | Exception  # to a request, before it is written as outputs
 _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the answer to a text
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
 LEVEL = "LEVEL"
@@ -149,7 +149,7 @@ class SharedMemory:
             self._largest = max(self._largest, size)
 
 
-class End(NamedTuple):
+class AnswerEnd(NamedTuple):
     """How the answer of a decoder has ended."""
 
     reason: str
@@ -167,7 +167,7 @@ class Reply(NamedTuple):
     requests: list[tuple[int, int]]  # number and texts of each
     outputs: Outputs
     failure: HplmError | None = None
-    end: End | None = None
+    end: AnswerEnd | None = None
 
 
 def packed(replies: Sequence[Reply]) -> bytes:
@@ -192,7 +192,7 @@ def replies_in(frame: bytearray) -> list[Reply]:
             requests,
             {name: _unpacked(*values) for name, *values in outputs},
             failure and BY_WORD.get(failure[0], Internal)(failure[1]),
-            end and End(*end),
+            end and AnswerEnd(*end),
         )
         for requests, outputs, failure, end in marshal.loads(frame)
     ]

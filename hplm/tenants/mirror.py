@@ -28,7 +28,7 @@ from hplm.plot.table import Branch, BranchId
 from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.follower import Follower
-from hplm.registry.pointer import Pointer, Source
+from hplm.registry.pointer import CopiedRegistry, Pointer
 from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, NotBegun, Store
 from hplm.tenants.assembly import assemble
 from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
@@ -195,7 +195,7 @@ class Mirror:
             return  # nothing is served before all is here that can come
         branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
         is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
-        copied = Source(str(self._store), pointer.generation, pointer.snapshot)
+        copied = CopiedRegistry(str(self._store), pointer.generation, pointer.snapshot)
         base = local or Pointer(0, pointer.lineage)
         after = Pointer(base.generation, pointer.lineage, base.snapshots, pointer.lease_s, copied=copied)
         if (branches, tenants) != (newest.branches, newest.tenants):

@@ -30,7 +30,7 @@ from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.growth import Taken, growth, later, taken
-from loadtest.chaos.history import OK, OUTCOMES, Answer, Asker, History, Question, expected_answers
+from loadtest.chaos.history import OK, OUTCOMES, Asker, History, Observation, Question, expected_answers
 from loadtest.server import ServedCopy, at_least_one, command
 
 QUICK = "--minutes 0 --clients 4 --faults 'stop toy-lookup' tenant"
@@ -148,11 +148,11 @@ def made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: ra
     return lasted | {"recovery_s": round(time.monotonic() - began, 1)}
 
 
-def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:
+def _answered_again(victim: ServedCopy, questions: list[Question]) -> Observation:
     """Waits until every tenant is answered by every model. Returns the last failure if that takes too long."""
     until = time.monotonic() + WITHIN
 
-    def ask(model: str, question: Question) -> Answer:
+    def ask(model: str, question: Question) -> Observation:
         with Asker(victim.address, model) as asker:
             while (answer := asker.ask(question)).outcome != OK and time.monotonic() < until:
                 time.sleep(0.1)
@@ -161,7 +161,7 @@ def _answered_again(victim: ServedCopy, questions: list[Question]) -> Answer:
     first = {question.tenant: question for question in questions}.values()
     with ThreadPoolExecutor(len(first) * len(victim.models)) as pool:
         answers = list(pool.map(ask, *zip(*product(victim.models, first), strict=True)))
-    return next((answer for answer in answers if answer.outcome != OK), Answer(OK))
+    return next((answer for answer in answers if answer.outcome != OK), Observation(OK))
 
 
 def _in_a_place_of_its_own(words: list[str]) -> int | None:

@@ -27,7 +27,7 @@ from hplm.registry.folder import Folder
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
 from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES
-from loadtest.chaos.history import FAILED, OK, REFUSED, Answer, Asker, Question
+from loadtest.chaos.history import FAILED, OK, REFUSED, Asker, Observation, Question
 from loadtest.server import DECODER, ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
@@ -227,7 +227,7 @@ def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generat
     yield
 
 
-def asked(victim: ServedCopy, question: Question, is_answered: bool) -> Answer:
+def asked(victim: ServedCopy, question: Question, is_answered: bool) -> Observation:
     """Returns the answer that a server gives when it has had the time to take a change. `is_answered`: what it must be."""
     until = time.monotonic() + (0.0 if isinstance(victim.state, Path) else WITHIN_SECONDS)
     with Asker(victim.address, victim.backbone) as asker:

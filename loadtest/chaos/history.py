@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Observation:
     outcome: str  # OK: with logits; they are not yet compared
     said: str = ""
     logits: Array | None = None
@@ -63,24 +63,24 @@ class Asker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question) -> Observation:
         try:
             self._connection.request("POST", self._path, question.body(), question.headers)
             response = self._connection.getresponse()
             status, said = response.status, response.read().decode(errors="replace")
         except TimeoutError:
             self.close()
-            return Answer(UNANSWERED, f"no answer within {PATIENCE:g} s")
+            return Observation(UNANSWERED, f"no answer within {PATIENCE:g} s")
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            return Answer(FAILED, type(error).__name__)
+            return Observation(FAILED, type(error).__name__)
         if status == 200:
             try:
-                return Answer(OK, logits=np.array(json.loads(said)["outputs"][0]["data"], dtype=np.float64))
+                return Observation(OK, logits=np.array(json.loads(said)["outputs"][0]["data"], dtype=np.float64))
             except MISFITS:
-                return Answer(WRONG, f"no logits: {said[:200]}")
+                return Observation(WRONG, f"no logits: {said[:200]}")
         known = error_in(said)
-        return Answer(REFUSED, known.word) if known else Answer(FAILED, f"{status} {said[:200]}")
+        return Observation(REFUSED, known.word) if known else Observation(FAILED, f"{status} {said[:200]}")
 
     def close(self) -> None:
         self._connection.close()

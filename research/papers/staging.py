@@ -28,7 +28,7 @@ from hplm.engine.settings import EARLIEST
 from hplm.engine.sheets import StagedBatch
 from hplm.lookup.lookup import Lookup
 from hplm.process.driver import Driver
-from hplm.request.answers import Answer
+from hplm.request.answers import AnswersOrError
 from hplm.request.form import Form
 from testing.random_store import SIZES
 
@@ -108,7 +108,7 @@ def looked_up(backbone: Backbone, texts: list[str]) -> list[Form]:
 
 def rate(service: Service, driver: Driver, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
     """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AnswersOrError] = SimpleQueue()
     start, sent, waiting = time.perf_counter(), 0, 0
     while True:
         while waiting < in_flight and time.perf_counter() < start + seconds:

@@ -27,7 +27,7 @@ _FIELDS = {str: "string_param", bool: "bool_param", int: "int64_param", float: "
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     status: int | str  # of HTTP, or of gRPC by its name
     body: bytes
     head: str = ""
@@ -72,7 +72,7 @@ class Front:
             return connection
         return ssl.create_default_context(cafile=self.certificate).wrap_socket(connection, server_hostname="localhost")
 
-    def send(self, method: str, path: str, body: bytes = b"", source: str = HOST, **headers: str) -> Answer:
+    def send(self, method: str, path: str, body: bytes = b"", source: str = HOST, **headers: str) -> Response:
         """Sends a request as it is given. Reads its answer even if the connection is closed before all of it was sent."""
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -81,7 +81,7 @@ class Front:
                 connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
             return read_answer(connection)
 
-    def post(self, path: str, body: bytes = b"", source: str = HOST, **headers: str) -> Answer:
+    def post(self, path: str, body: bytes = b"", source: str = HOST, **headers: str) -> Response:
         return self.send("POST", path, body, source, content_length=str(len(body)), **headers)
 
     @contextmanager
@@ -95,19 +95,19 @@ class Front:
         with channel:
             yield channel
 
-    def call(self, message: Any, *metadata: tuple[str, str], method: str = "ModelInfer", **more: Any) -> Answer:
+    def call(self, message: Any, *metadata: tuple[str, str], method: str = "ModelInfer", **more: Any) -> Response:
         """Sends a message of gRPC, or bytes as they are given."""
         sent = message if isinstance(message, bytes) else message.SerializeToString()
         with self.channel() as channel:
             call = channel.unary_unary(SERVICE + method, bytes, bytes)
             try:
-                return Answer("StatusCode.OK", call(sent, timeout=PATIENCE, metadata=metadata, **more))
+                return Response("StatusCode.OK", call(sent, timeout=PATIENCE, metadata=metadata, **more))
             except grpc.RpcError as error:
-                return Answer(str(error.code()), (error.details() or "").encode())
+                return Response(str(error.code()), (error.details() or "").encode())
 
     def ask(
         self, tenant: str | None = None, source: str = HOST, size: int = 1, way: str = "json", side: int = 1, **more: Any
-    ) -> Answer:
+    ) -> Response:
         """Sends a request of about so many bytes. `way`: how it names the tenant. Those of gRPC all come from HOST.
 
         `more`: headers of HTTP, or arguments of a call of gRPC.
@@ -145,11 +145,11 @@ def message_of(
     return message
 
 
-def read_answer(connection: socket.socket) -> Answer:
+def read_answer(connection: socket.socket) -> Response:
     received = b""
     with suppress(ConnectionResetError, ssl.SSLError):
         while piece := connection.recv(1 << 16):
             received += piece
     head, _, body = received.partition(b"\r\n\r\n")
     assert head, "the connection was closed without an answer"
-    return Answer(int(head.split()[1]), body, head.decode())
+    return Response(int(head.split()[1]), body, head.decode())

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from hplm.generation.asked import RETURNED
+from hplm.generation.prompt_form import RETURNED
 from hplm.generation.sampling import Sampling
 from hplm_client import HplmClient, NoTenant
 from tests.deploy.door import haproxy, require_haproxy

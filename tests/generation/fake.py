@@ -10,7 +10,7 @@ import torch
 
 from hplm.errors import Broken, Internal, OutOfCapacity
 from hplm.generation.cache import places_of, table_of
-from hplm.generation.request import Source
+from hplm.generation.request import PinnedTenant
 from hplm.generation.staging import Staged
 
 VOCABULARY, START, END = 40, 1, 2
@@ -26,14 +26,14 @@ class Fake:
     config = SimpleNamespace(positions=512, upper_layers=1, key_width=1, start_id=START, end_ids=(END,))
 
     def __init__(self, tenants=4):
-        self.sources = [self._source(uid, 1) for uid in range(tenants)]
+        self.pinned = [self._pinned(uid, 1) for uid in range(tenants)]
 
     @staticmethod
-    def _source(uid, version):
-        return Source(f"tenant-{uid}", uid, version, SimpleNamespace(links=((None, uid // 2),)))  # pyright: ignore
+    def _pinned(uid, version):
+        return PinnedTenant(f"tenant-{uid}", uid, version, SimpleNamespace(links=((None, uid // 2),)))  # pyright: ignore
 
     def change(self, tenant):
-        self.sources[tenant] = self._source(tenant, self.sources[tenant].version + 1)
+        self.pinned[tenant] = self._pinned(tenant, self.pinned[tenant].version + 1)
 
     def addresses(self, source, prompt):
         return np.zeros(len(prompt), dtype=np.int64)
@@ -99,7 +99,7 @@ class Machine:
         for one in step.planned:
             own, end = one.sequence, one.sequence.computed + one.count
             at = places_of(table_of([own.blocks]), self._cache.block, np.array([0]), np.array([end]))
-            keys[at[own.computed :]] = [mark(own.request.source, i, own.ids[i]) for i in range(own.computed, end)]
+            keys[at[own.computed :]] = [mark(own.request.tenant, i, own.ids[i]) for i in range(own.computed, end)]
             if one.completes:
                 logits.append(logits_of(keys[at]))
         if logits and self._meets("nan", [next(one.sequence for one in step.planned if one.completes)], Broken):

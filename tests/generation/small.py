@@ -10,7 +10,7 @@ import torch
 from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.generation.request import Source
+from hplm.generation.request import PinnedTenant
 from hplm.generation.staging import Decoder, Stager
 from testing.toy import make_decoder
 from tests.support.device import DEVICE
@@ -39,7 +39,7 @@ class Served:
         self.config, self.layouts, self.view = backbone.config, backbone.layouts, backbone.view
         self.forest = self.view.forest
         known = [self.view.snapshot.find(id) for id in tenants]
-        self.sources = [Source(t.id, t.uid, t.version, self.forest.chain(t.domain, 1), t.adapter) for t in known]
+        self.pinned = [PinnedTenant(t.id, t.uid, t.version, self.forest.chain(t.domain, 1), t.adapter) for t in known]
         self._reference = GenerativeReference(backbone)
 
     @property
@@ -54,7 +54,7 @@ class Served:
 
     def all_logits(self, ids, source) -> torch.Tensor:
         """Returns the logits of the token behind each token."""
-        return self._reference.logits(ids, source.tenant)
+        return self._reference.logits(ids, source.id)
 
 
 class Small(Served):

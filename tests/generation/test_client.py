@@ -9,7 +9,7 @@ import pytest
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.metrics.meter import Meter
 from hplm.process.channel import Cancel
-from hplm.request.answers import End, Reply, packed, strings
+from hplm.request.answers import AnswerEnd, Reply, packed, strings
 from tests.support.wait import Hold, eventually
 
 
@@ -58,7 +58,7 @@ def test_parts_stay_in_order_and_are_sent_at_once_while_nobody_else_sends(client
     numbers = count(4)
     eventually(lambda: engine.says(pending.number, b"%d" % next(numbers)) or sent[-1][1])
     last = next(numbers)
-    engine.says(pending.number, b"%d" % last, end=End("length", 2, 5, 0))
+    engine.says(pending.number, b"%d" % last, end=AnswerEnd("length", 2, 5, 0))
     engine.says(pending.number, b"behind the end")
     assert [text for text, _ in sent] == [b"%d" % number for number in range(last + 1)]
     assert [is_here for _, is_here in sent[:4]] == [True, False, False, False] and sent[-1][1]

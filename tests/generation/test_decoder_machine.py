@@ -71,7 +71,7 @@ class Decoders:
             more = {"seed": chance.randrange(4), "echo": chance.choice(["", "echo"]), "priority": chance.randrange(2)}
             more |= {"allowed_ns": allowed_ns, "waited_ns": 0 if allowed_ns else chance.choice([0, 79_000 * MS])}
             try:
-                world.ask(prompt, sampling, chance.randrange(len(self.model.sources)), **more)
+                world.ask(prompt, sampling, chance.randrange(len(self.model.pinned)), **more)
                 continue
             except InvalidInput:
                 assert 1 + len(prompt) + sampling.max_tokens > world.cache.largest

@@ -26,7 +26,7 @@ from tests.generation.world import MS, World, greedy
 )
 def test_the_memory_of_waiting_requests_is_counted(tokens, more, echo):
     """By what is counted, `queue_mb` bounds what is kept."""
-    ids, source = np.arange(1000, 1000 + tokens), Fake().sources[0]
+    ids, source = np.arange(1000, 1000 + tokens), Fake().pinned[0]
     tracemalloc.start()
     try:
         sampling = Sampling(**{name: value() if callable(value) else value for name, value in more.items()})

@@ -44,9 +44,9 @@ def test_an_adapter_that_cannot_be_copied_or_read_fails_its_requests_alone(small
             raise faults.pop()
         small.backbone.records.read(record, into)
 
-    model.backbone, good = copy(small.backbone), small.sources[2]
+    model.backbone, good = copy(small.backbone), small.pinned[2]
     model.backbone.records = SimpleNamespace(read=read)
-    model.sources = [good, replace(good, adapter=replace(good.adapter, checksum=9))]
+    model.pinned = [good, replace(good, adapter=replace(good.adapter, checksum=9))]
     world = World(model)
     first = world.ask([3, 4], greedy(20))
     world.step()
@@ -60,7 +60,7 @@ def test_a_damaged_row_fails_the_requests_that_read_it_alone(tmp_path):
     small = Small(tmp_path)
     world = World(small)
     bad, good = (world.ask([token, 4], greedy(3), tenant) for token, tenant in ((7, 0), (9, 1)))
-    ((table, base),) = small.sources[0].chain.links
+    ((table, base),) = small.pinned[0].chain.links
     with open(table.folder / "values", "r+b") as values:
         values.seek((int(bad.request.addresses[1]) - base) * table.meta.row_bytes)
         values.write(b"\xff" * 4)
@@ -72,7 +72,7 @@ def test_a_damaged_row_fails_the_requests_that_read_it_alone(tmp_path):
 def test_slots_are_freed_of_layouts_that_no_tenant_has_any_more(small):
     """When another layout needs memory, and no sequence holds one of them."""
     world = World(small)
-    one, other = (Layout.of(small.sources[tenant].adapter.layout) for tenant in (2, 3))
+    one, other = (Layout.of(small.pinned[tenant].adapter.layout) for tenant in (2, 3))
 
     def asked(layouts, *tenants):
         small.layouts = layouts
@@ -90,11 +90,11 @@ def test_slots_are_freed_of_layouts_that_no_tenant_has_any_more(small):
 
 def test_a_new_snapshot_of_the_same_tables_ends_no_sharing(small):
     """A change of any tenant makes a new forest, with other chains over the same tables."""
-    before, forest = small.sources[0], small.forest
+    before, forest = small.pinned[0], small.forest
     newer = replace(before, chain=Forest([], forest.branches, before=forest).chain("root", 1))
     assert newer.key == before.key
     assert len({before.key, *(replace(before, **own).key for own in ({"version": 2}, {"uid": 9}))}) == 3
-    assert replace(before, chain=small.sources[1].chain).key != before.key, "it has one more table"
+    assert replace(before, chain=small.pinned[1].chain).key != before.key, "it has one more table"
 
 
 def test_a_tenants_tokens_are_computed_once_and_nobody_elses_are_used():
@@ -160,7 +160,7 @@ def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     """Another thread may offer it after a step has looked for those that were cancelled."""
     world, said = World(Fake()), Said()
     said.request = Request(
-        world.model.sources[0], [], np.zeros(0, dtype=np.int64), greedy(3, n=2), said, decode, arrival_ns=1, seed=0
+        world.model.pinned[0], [], np.zeros(0, dtype=np.int64), greedy(3, n=2), said, decode, arrival_ns=1, seed=0
     )
     world.cancel(said)
     world.loop.expire()

@@ -8,7 +8,7 @@ import pytest
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
-from hplm.generation.asked import Asked
+from hplm.generation.prompt_form import PromptForm
 from hplm.generation.request import DEADLINE
 from hplm.generation.sampling import Sampling
 from hplm.generation.service import Service
@@ -65,7 +65,7 @@ class Place:
         """`before` is called before each piece is taken. `more`: other parameters of the request."""
         view, said = self.backbone.view, Said()
         service = service or self.service
-        asked, respond = Asked(prompt, messages, None, more), lambda piece: (before(), said(piece))
+        asked, respond = PromptForm(prompt, messages, None, more), lambda piece: (before(), said(piece))
         said.request = service.submit(view, view.snapshot.find(tenant), asked, sampling, respond)
         service.reader.wake()
         return said

@@ -38,7 +38,7 @@ class Served:
             self.read.append(tenant)
             reading()
             request.prompt = [START, *prompt]
-            request.addresses = self.world.model.addresses(request.source, request.prompt)
+            request.addresses = self.world.model.addresses(request.tenant, request.prompt)
 
         unread = {"read": read, "left": size or len(prompt)}
         said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **unread, **more)

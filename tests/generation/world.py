@@ -156,7 +156,7 @@ class World:
         return self.now
 
     def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, **more) -> Request:
-        source, prompt = self.model.sources[tenant], [self.model.config.start_id, *prompt]
+        source, prompt = self.model.pinned[tenant], [self.model.config.start_id, *prompt]
         addresses = self.model.addresses(source, prompt)
         return Request(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
 
@@ -263,7 +263,7 @@ def same_as_reference(model, said: Said, choice: int = 0) -> int:
     request, ids = said.request, list(said.request.prompt)
     sampling, found = request.sampling, said.ids(choice)
     seed, prompt = seed_of(request.seed, choice), len(request.prompt)
-    of_each = model.all_logits([*ids, *found], request.source)[prompt - 1 :]
+    of_each = model.all_logits([*ids, *found], request.tenant)[prompt - 1 :]
 
     def chosen(logits, grown):
         return choose(logits[None].clone(), [grown], model.config.end_ids)[0].id

@@ -18,7 +18,7 @@ from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
 from loadtest.chaos.growth import Taken, growth, later, taken
-from loadtest.chaos.history import OK, UNANSWERED, WRONG, Answer, Asker, Heard, History, Question, expected_answers
+from loadtest.chaos.history import OK, UNANSWERED, WRONG, Asker, Heard, History, Observation, Question, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
@@ -109,7 +109,7 @@ def test_a_guest_answers_as_the_tenant_that_it_copies(toy, tmp_path):
 def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
     expected = np.array([2.0, -1.0, 0.0])
     for logits, agree in ((expected + 0.08, True), (expected + 0.1, False), (expected[:2], False)):
-        assert Answer(OK, logits=logits).agrees_with(expected) == agree
+        assert Observation(OK, logits=logits).agrees_with(expected) == agree
     said = [1.0, -1.0]
     with SmallServer(lambda *_: answer(body=json.dumps({"outputs": [{"name": "LOGITS", "data": said}]}).encode())) as server:
         address = server.url

@@ -12,7 +12,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import Settings
 from hplm.errors import Internal
-from hplm.placement.measuring import profile_repository, sources_of
+from hplm.placement.measuring import profile_repository, profiled_backbones
 from hplm.placement.profile import Shape, Terms
 from hplm.placement.samples import Sampler, fitted
 from testing.toy import CONFIG, TENANTS
@@ -25,7 +25,7 @@ SHAPES = [Shape.of(RNG.integers(1, 200, RNG.integers(1, 30))) for _ in range(40)
 
 
 def test_the_measured_texts_have_many_lengths(toy):
-    (source,) = sources_of(toy.repository)
+    (source,) = profiled_backbones(toy.repository)
     samples = Sampler(source.folder, Settings.read({**source.parameters, "threads": "1"})).take(1)
     alone = [shape for shape in samples.shapes if shape.texts == 1]
     assert len({shape.tokens for shape in alone}) > 3 and all(shape.scores == shape.tokens**2 for shape in alone)
@@ -36,7 +36,7 @@ def test_a_profile_is_measured_in_processes_of_its_own(toy):
     """Takes seconds: a process for each number of devices computes every batch. The repository may be for other devices."""
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
-    sources = [replace(one, parameters={**one.parameters, "device": "cuda:0"}) for one in sources_of(toy.repository)]
+    sources = [replace(one, parameters={**one.parameters, "device": "cuda:0"}) for one in profiled_backbones(toy.repository)]
     profile = profile_repository(sources, cores, [1, len(cores)], None, rounds=1)
     own = profile.backbones["toy"]
     assert set(own.times) == {1, len(cores)} and all(len(times) == CONFIG.upper_layers for times in own.times.values())
@@ -59,7 +59,7 @@ def test_a_profile_is_measured_in_processes_of_its_own(toy):
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy):
     with ThreadPoolExecutor(1) as thread, refusing(Internal, "toy, 1 device"):
-        measured = thread.submit(profile_repository, sources_of(toy.repository), [CORE], [1], None, 1)
+        measured = thread.submit(profile_repository, profiled_backbones(toy.repository), [CORE], [1], None, 1)
         eventually(multiprocessing.active_children)
         for process in multiprocessing.active_children():
             process.kill()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hplm.engine.encoder_client import EncoderClient
 from hplm.metrics.meter import Outcomes
-from hplm.process.channel import Beat, Beaten, Begin, Channel, End, Ready, requests_in
+from hplm.process.channel import Beat, Beaten, Begin, Channel, Ready, Shutdown, requests_in
 from hplm.process.client import Pending
 from hplm.process.in_flight import InFlight, InFlightEntry, number_of
 from hplm.process.worker import STUCK_SECONDS, Workers
@@ -54,7 +54,7 @@ class Engine:
                     self.channel.send(Ready())
             elif isinstance(message, bytearray):
                 self.has |= {number: name for number, _, _, name, _ in requests_in(message)}
-            elif isinstance(message, End) and not self._world.is_stubborn:
+            elif isinstance(message, Shutdown) and not self._world.is_stubborn:
                 self.answer(*self.has)
                 self.end()
         return messages[-1] is not None

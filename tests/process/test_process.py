@@ -25,7 +25,7 @@ from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import WAITING_TEXTS
 from hplm.process import host
-from hplm.process.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, End, request_parts
+from hplm.process.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, Shutdown, request_parts
 from hplm.process.driver import Driver
 from hplm.process.worker import Workers
 from hplm.request.answers import replies_in
@@ -223,7 +223,7 @@ class Modelled:
         return message
 
     def end(self):
-        self.channel.send(End())
+        self.channel.send(Shutdown())
         self._engine.join(PATIENCE)
         assert not self._engine.is_alive(), "it goes on"
         assert {*self.codes} <= {DEVICE_FAILED}, "it has seen its model process go"

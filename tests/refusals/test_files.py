@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
-from hplm.process.channel import Channel, End, Ready
+from hplm.process.channel import Channel, Ready, Shutdown
 from hplm.scheduling.policy import policy
 from loadtest.traffic import lengths_of
 from tests.refusals.contract import ODD
@@ -83,7 +83,7 @@ def test_odd_options_are_refused_and_only_numbers_within_bounds_are_taken(read, 
 
 @given(end=st.integers(0, 200), pieces=st.lists(st.integers(1, 40), max_size=6), one_by_one=st.booleans())
 def test_a_channel_whose_sender_was_killed_gives_its_whole_messages(end, pieces, one_by_one):
-    sent, ends, stream = [Ready(), bytearray(b"a frame"), End(), bytearray()], [], b""
+    sent, ends, stream = [Ready(), bytearray(b"a frame"), Shutdown(), bytearray()], [], b""
     mine, other = socket.socketpair()
     sender = Channel(mine.detach())
     for message in sent:

@@ -20,7 +20,7 @@ from builder.store.store import TenantFile
 from hplm.engine.settings import check
 from hplm.errors import BY_WORD, HplmError
 from hplm.tenants.commands import Commands
-from hplm_openai.asked import Asked
+from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.connections import read_body
 from hplm_openai.errors import Refused
 from hplm_openai.requests import read_chat, read_completion
@@ -103,7 +103,7 @@ def openai(found: Models, path: str, name: str, value: Any) -> Said:
     return found.generate({**asked.parameters(), **timeout}, {**asked.inputs(), "stream": True})
 
 
-def _asked(path: str, body: bytes) -> Asked:
+def _asked(path: str, body: bytes) -> CompletionRequest:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 

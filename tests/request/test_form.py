@@ -13,7 +13,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from hplm.errors import BY_WORD, Internal, NoTenant
 from hplm.request.answers import (
     OUTPUTS,
-    End,
+    AnswerEnd,
     Reply,
     deserialized,
     outputs_of,
@@ -146,7 +146,7 @@ replies = st.builds(
     st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 9))),
     st.dictionaries(st.sampled_from(OUTPUTS), numbers | words),
     st.none() | st.builds(lambda kind, said: kind(said), st.sampled_from([*BY_WORD.values()]), st.text()),
-    st.none() | st.builds(End, st.text(), *[st.integers(0, 2**63)] * 3),
+    st.none() | st.builds(AnswerEnd, st.text(), *[st.integers(0, 2**63)] * 3),
 )
 
 

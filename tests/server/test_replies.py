@@ -18,7 +18,7 @@ from hplm.generation.request import LENGTH
 from hplm.lookup.service import LookupService
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Outcomes
-from hplm.request.answers import LARGE, End, Reply, SharedMemory, strings
+from hplm.request.answers import LARGE, AnswerEnd, Reply, SharedMemory, strings
 from hplm.request.form import PROBE, Head, write
 from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
@@ -142,7 +142,7 @@ def answering():
             request, counted, replies.SHARED_MEMORY = Request({}, {}), [], MagicMock()
             replies.SHARED_MEMORY.taken.side_effect = [MagicMock()] * fits + [OutOfCapacity("no shared memory")]
             sender = replies.Sender(request, Held("toy"))
-            return model.Answer(sender, sends_errors, counted.append, b""), request, counted
+            return model.GenerateRequest(sender, sends_errors, counted.append, b""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
         sends_errors = replies.Model()
@@ -155,7 +155,7 @@ def part(end=None):
     return Reply([(1, 1)], {"text_output": strings([b"a"])}, end=end)
 
 
-END = End(LENGTH, 2, 1, 0)
+END = AnswerEnd(LENGTH, 2, 1, 0)
 LATE = DeadlineMissed("late")
 
 

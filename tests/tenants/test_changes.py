@@ -15,7 +15,7 @@ from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import BINS, Calibration
 from hplm.location import location_of
 from hplm.registry.folder import LOCK, Folder
-from hplm.registry.pointer import Source
+from hplm.registry.pointer import CopiedRegistry
 from hplm.registry.store import Away, Busy, Conflict, Denied
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
@@ -217,7 +217,7 @@ def test_a_broken_snapshot_of_a_state_is_to_be_restored_because_another_export_w
 
 def test_a_copy_takes_no_changes(live):
     pointer = live.registry.pointer()
-    copied = msgspec.structs.replace(pointer, copied=Source("s3://bucket/toy", 3))
+    copied = msgspec.structs.replace(pointer, copied=CopiedRegistry("s3://bucket/toy", 3))
     live.registry.store.swap(copied.written(), pointer.written())
     with refusing(InvalidInput, "s3://bucket/toy"):
         live.limit("tenant-0", rate=5.0)

@@ -17,7 +17,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from hplm_client import wire
 from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, refusal
-from hplm_client.generation import UNIMPLEMENTED, Asked, Outputs, listed, tensors_of
+from hplm_client.generation import UNIMPLEMENTED, Outputs, PromptLike, listed, tensors_of
 from hplm_client.settings import Settings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
 from hplm_client.waiting import within
@@ -63,7 +63,7 @@ class GrpcCalls:
         return InferResult(await self._call("ModelInfer", message, seconds, request))
 
     async def generate(
-        self, backbone: str, prompt: Asked, timeout_us: int | None, seconds: float, part_s: float | None = None
+        self, backbone: str, prompt: PromptLike, timeout_us: int | None, seconds: float, part_s: float | None = None
     ) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
         request = wire.Request(tensors_of(prompt.inputs()), prompt.parameters(), (), prompt.id or "", prompt.key)

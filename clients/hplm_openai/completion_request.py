@@ -11,7 +11,7 @@ from hplm_client.wire import Value
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """One request to a decoder. Either `text` or `messages` is given."""
 
     tenant: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 from typing import Any, NamedTuple
 
-from hplm.request.answers import End
+from hplm.request.answers import AnswerEnd
 
 FINISH_REASON, PROMPT_TOKENS, GENERATED_TOKENS, LOGPROBS = RETURNED = (
     "return_finish_reason",
@@ -13,10 +13,10 @@ FINISH_REASON, PROMPT_TOKENS, GENERATED_TOKENS, LOGPROBS = RETURNED = (
     "return_num_output_tokens",
     "return_logprobs",
 )  # inputs that ask for more outputs, with the outputs' names behind `return_`
-NAMES = End("", 0, 0, -1)  # of the answer to a request for the names of tenants
+NAMES = AnswerEnd("", 0, 0, -1)  # of the answer to a request for the names of tenants
 
 
-class Asked(NamedTuple):
+class PromptForm(NamedTuple):
     text: str | None
     messages: str | None  # JSON
     sampling: str | None  # JSON
@@ -32,5 +32,5 @@ class Asked(NamedTuple):
         return marshal.dumps(tuple(self))
 
     @classmethod
-    def read(cls, form: bytes | bytearray) -> Asked:
+    def read(cls, form: bytes | bytearray) -> PromptForm:
         return cls(*marshal.loads(form))
