@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import torch
 
@@ -16,18 +17,19 @@ from hplm.generation.cache import least_tokens
 from hplm.generation.settings import read_settings
 from hplm.model.config import BackboneConfig
 from hplm.options import LAYER_DTYPES
-from hplm.parameters import Parameters, parameters_of
+from hplm.parameters import Parameters, parameters_of, whole_number, yes_or_no
 from hplm.scheduling import policy
 from hplm.tenants.models import BACKBONES, upper_name
 
 ALIAS = "hplm"
 CONFIGS = Path(__file__).with_name("configs")
 MAX_TEXTS = 1024  # of one request; batches are bounded by the queue
+OWN_OPTIONS = {"backbone", "device", "dtype", "auto_on_cpu"}  # parameters that no `--parameters` sets
 
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """The options of `hplm export`. All others are edited in the exported `config.pbtxt`."""
+    """The options of `hplm export`, most of which are parameters of the exported `config.pbtxt`."""
 
     dtype: str = "auto"
     auto_on_cpu: str = "auto"  # what `dtype` auto means on a CPU: int8, or auto for the best of the others
@@ -46,11 +48,25 @@ class ServingOptions:
     queue_texts: int = 8192
     queue_mb: int = 1024
     threads: int = 0
-    deadline_ms: float = 0
+    deadline_ms: str = "0"
     plot_hot: int = 0
     plot_preload: bool = False
     journal: str = ""
     admin: bool = False  # the model that changes what is served
+
+    def with_parameters(self, given: Mapping[str, str], config: BackboneConfig) -> ServingOptions:
+        """Returns the options with these parameters. Refuses those that the backbone's models do not have."""
+        models = ("generate",) if config.is_decoder else ("lookup", "upper")
+        known = {name for model in models for name in parameters_of(CONFIGS / f"{model}.pbtxt")} - OWN_OPTIONS
+        if unknown := sorted(given.keys() - known):
+            raise InvalidInput(f"--parameters {unknown[0]}={given[unknown[0]]}: give {', '.join(sorted(known))}")
+        return replace(self, **{name: _typed(given, name, getattr(self, name)) for name in given})
+
+
+def _typed(given: Mapping[str, str], name: str, usual: object) -> Any:
+    if isinstance(usual, bool):
+        return yes_or_no(given, name)
+    return whole_number(given, name, least=0) if isinstance(usual, int) else given[name]
 
 
 def template(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -86,6 +87,14 @@ def _known_task(given: str) -> str:
 
 
 TaskName = Annotated[str | None, read(_known_task)]
+
+
+def named_values(given: Sequence[str]) -> dict[str, str]:
+    """Returns the values of --parameters by name."""
+    pairs = [one.partition("=") for one in given]
+    if wrong := [name for name, sign, _ in pairs if not sign]:
+        raise InvalidInput(f"--parameters {wrong[0]}: give NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 def device_of(name: str) -> torch.device:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import AtLeastOne, Json, Picture, about
+from hplm.cli.options import AtLeastOne, Json, Picture, about, named_values
 from hplm.cli.place import Given, check_target
 from hplm.errors import InvalidInput
 from hplm.registered import of_stores
@@ -97,18 +97,18 @@ def search(
 
 def simulate(
     placement: Annotated[Path, about("the placement")], /, *, given: Given, seconds: float = 3600.0,
-    serving: tuple[str, ...] = (), json: Json = False,
+    parameters: tuple[str, ...] = (), json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Say what a placement attains: the code that serves answers the busiest part of a trace on a virtual clock.
 
     :param seconds: length of the busiest part
-    :param serving: NAME=VALUE: parameters of the servers as in config.pbtxt, and batch_texts (default: as exported)
+    :param parameters: NAME=VALUE: those of the servers, as for `hplm export`, and batch_texts (default: as exported)
     """
     from hplm.placement.placement import Placement
     from hplm.placement.simulation import Serving, simulate
     from hplm.placement.workload import span_ns
 
-    servers = Serving.of({name: value for name, _, value in (part.partition("=") for part in serving)})
+    servers = Serving.of(named_values(parameters))
     span_ns(seconds, "--seconds")  # before the trace is read
     problem, placed = given.problem(), Placement.read(placement)
     placed.check(problem.cluster, problem.profile)

@@ -53,7 +53,7 @@ class Serving:
         """
         unknown = sorted(parameters.keys() - PARAMETERS)
         if unknown:
-            raise InvalidInput(f"--serving {unknown[0]}={parameters[unknown[0]]}: give {', '.join(PARAMETERS)}")
+            raise InvalidInput(f"--parameters {unknown[0]}={parameters[unknown[0]]}: give {', '.join(PARAMETERS)}")
         changes: dict[str, Any] = {}
         for name in parameters:
             if name == "policy":

@@ -143,7 +143,7 @@ class Gatherer:
         try:
             return table.rows.copy(min(self._resident, table.size), self._device)
         except torch.OutOfMemoryError:
-            log.warning("%s does not fit on %s: its rows are read from the host (lower --hot)", table.folder, self._device)
+            log.warning("%s does not fit on %s: its rows are read from the host (lower plot_hot)", table.folder, self._device)
             return table.rows.copy(0, self._device)
 
 

@@ -139,7 +139,7 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
         ("tenant exits x --store s --texts t --drop 1 2 --drop 3", {"drop": (1.0, 2.0, 3.0)}),
         ("domain update --name n --store s --corpus a b --corpus c", {"corpus": (Path("a"), Path("b"), Path("c"))}),
         ("serve --address 0.0.0.0 -- --trace-config=rate=1 -v", {"flags": ("--trace-config=rate=1", "-v")}),
-        ("export --store s --max-sequences 3 --replace", {"max_sequences": 3, "replace_": True}),
+        ("export --store s --parameters a=1 b=2 --replace", {"parameters": ("a=1", "b=2"), "replace_": True}),
         ("build tenant --id a --store s --task tag --task classify", {"task": "classify"}),
         ("place profile --repository r --devices cpu:9 --devices cpu:0,cpu:1 --to t --intra 1,2 --backbone a --backbone b",
          {"devices": ("cpu:0", "cpu:1"), "intra": (1, 2), "backbone": ("a", "b")}),

@@ -139,11 +139,16 @@ UNFIT = [  # for a tenant, a training or an engine
     ("{root} --until 94", ["--until 94"]),
     *((f"build tenant {{store}} --id={name} --task tag --train x", [repr(name)]) for name in NAMES),
     ("{export} --store {tmp}/empty", ["{tmp}/empty", "hplm build tenant"]),
-    ("{export} {store} --batch-tokens 10", ["batch_tokens", 10, 64]),
-    ("{export} {store} --packing dense", ["packing", "'dense'"]),
+    ("{export} {store} --parameters batch_tokens=10", ["batch_tokens", 10, 64]),
+    ("{export} {store} --parameters packing=dense", ["packing", "'dense'"]),
+    ("{export} {store} --parameters batch_tokens", ["--parameters batch_tokens", "NAME=VALUE"]),
+    ("{export} {store} --parameters batch_token=512", ["batch_token=512", "batch_tokens"]),
+    ("{export} {store} --parameters batch_tokens=many", ["batch_tokens", "'many'"]),
+    ("{export} {store} --parameters dtype=fp32", ["--parameters dtype=fp32"]),
+    ("{export} {store} --parameters max_sequences=3", ["--parameters max_sequences=3"]),
     ("{export} --store {tmp}/chat --dtype int8", ["int8"]),
-    (f"{{export}} --store {{tmp}}/chat --cache-tokens {CHAT.positions - 1}", ["cache_tokens", CHAT.positions]),
-    ("{export} --store {tmp}/chat --cache-tokens 255", ["cache_tokens", 256]),  # a block on CUDA
+    (f"{{export}} --store {{tmp}}/chat --parameters cache_tokens={CHAT.positions - 1}", ["cache_tokens", CHAT.positions]),
+    ("{export} --store {tmp}/chat --parameters cache_tokens=255", ["cache_tokens", 256]),  # a block on CUDA
 ]
 PLACING = [
     *(
@@ -167,7 +172,7 @@ PLACING = [
     ("{search} --hot b0/z", ["b0/z"]),
     ("{search} --to {tmp}/none/placement.json", ["{tmp}/none", "--to"]),
     ("{simulate} --seconds 0.0001", ["--seconds", "0.0001"]),
-    ("{simulate} --serving batch=3", ["batch", "batch_texts"]),
+    ("{simulate} --parameters batch=3", ["batch", "batch_texts"]),
     ("{simulate} --hot b1/a", ["now.json", "--hot"]),
     ("place simulate {tmp}/now.json {problem}", ["--slo-scale", "deadline"]),
     *((f"{{search}} --to {{tmp}}/{file}", ["--to", file]) for file in ("c.json", "p.json", "t.jsonl", "notes.txt")),
