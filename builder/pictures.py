@@ -118,9 +118,9 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
 
 def draw_reliability(report: dict[str, Any], path: Path) -> None:
     """Draws how often answers of a confidence are right, before and after a calibration."""
-    sides = [(name, report[name], color) for name, color in (("before", OTHERS[0]), ("after", OWN)) if report[name] is not None]
-    figure, panel = panels(0.8 + 3.6 * len(sides), 4.2, len(sides))
-    for axes, (name, described, color) in zip(panel, sides, strict=True):
+    figure, panel = panels(8, 4.2, 2)
+    for axes, name, color in zip(panel, ("before", "after"), (OTHERS[0], OWN), strict=True):
+        described = report[name]
         most = max(one["count"] for one in described["bins"])
         for one in described["bins"]:
             axes.bar(one["confidence"], one["right"], width=0.9 / WIDTHS, color=color, alpha=0.1 + 0.9 * one["count"] / most)

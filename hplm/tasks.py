@@ -131,8 +131,8 @@ class Task:
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
     allows_top_k: bool = False  # a request may ask for the k best labels
-    same: Callable[[TextAnswer, TextAnswer, float], bool] | None = None  # whether two answers agree; None: it has no exits
-    is_number: bool = False  # an answer is a number; two agree if they are no further apart than a distance
+    same: Callable[[TextAnswer, TextAnswer], bool] | None = None  # whether two answers agree; None: it has no exits
+    is_number: bool = False  # an answer is a number
     generates: bool = False  # a decoder answers with new text: there is no head, and there are no labels
 
     def head_size(self, labels: int) -> int:
@@ -142,9 +142,10 @@ class Task:
         fixed = len(self.fixed_labels)
         return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
 
-    def exit_outputs(self, labels: Sequence[str]) -> int:
-        """Returns the outputs of an exit's head. One of numbers also says how far off its number may be."""
-        return len(labels) + self.is_number
+    @property
+    def takes_students(self) -> bool:
+        """Whether several students can answer together: not new text, and not passages, which are read in windows."""
+        return not (self.generates or self.needs_pair)
 
     @property
     def reads_first_token(self) -> bool:
@@ -338,19 +339,15 @@ def best_span(logits: Array) -> tuple[int, int]:
     return found
 
 
-# Functions for `same`. They take two answers, and a distance.
+# Functions for `same`.
 
 
-def same_labels(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+def same_labels(one: TextAnswer, other: TextAnswer) -> bool:
     return one.labels == other.labels
 
 
-def same_set(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
+def same_set(one: TextAnswer, other: TextAnswer) -> bool:
     return set(one.labels) == set(other.labels)
-
-
-def same_number(one: TextAnswer, other: TextAnswer, delta: float) -> bool:
-    return abs(float(one.logits[0, 0]) - float(other.logits[0, 0])) <= delta
 
 
 def names_of(labels: Sequence[str], indexes: Array) -> list[str]:
@@ -377,7 +374,7 @@ TASKS: dict[str, Task] = {
         ),
         Task("multilabel", first_token, holding_labels, evidence=of_least_certain_label, same=same_set),
         Task("tag", each_word, best_label, evidence=of_least_certain_row, same=same_labels),
-        Task("regress", first_token, value, evidence=of_first_row, same=same_number, is_number=True, fixed_labels=("value",)),
+        Task("regress", first_token, value, is_number=True, fixed_labels=("value",)),
         Task(
             "span",
             passage_tokens,

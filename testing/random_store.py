@@ -18,14 +18,13 @@ from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, exit_layout, head_layout
-from hplm.levels.calibration import INTERVAL, Calibration
+from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import ABSENT
 from hplm.plot.keys import KeySpace, first_of_each, order
 from hplm.plot.meta import TableSpec
 from hplm.plot.writing import write_table
-from hplm.tasks import find_task
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.knowledge import ExitKnowledge, Knowledge, StudentKnowledge
 from hplm.tenants.students import Students, Team
@@ -231,13 +230,11 @@ def random_exit_knowledge(
 
     `plans`: 1 leaves the cheaper one out.
     """
-    task = find_task(tenant.task)
-    layout = exit_layout(config, task.exit_outputs(tenant.labels), tenant.dtype)
+    layout = exit_layout(config, len(tenant.labels), tenant.dtype)
     drawn = random_layers(layout, 0.3, torch.Generator().manual_seed(seed))
     heads = [{name: weight.to(layout.torch_dtype) for name, weight in head.items()} for head in drawn]
-    calibration = Calibration(INTERVAL, delta=1.0) if task.is_number else Calibration(temperature=1.5)
     both = Plan(exit, threshold, 0.3, 0.9, 0.7), Plan(exit, threshold / 2, 0.3, 0.8, 0.5)
-    return ExitKnowledge(Exits(None, (calibration,) * layout.layers, both[:plans]), layout, heads)
+    return ExitKnowledge(Exits(None, (Calibration(temperature=1.5),) * layout.layers, both[:plans]), layout, heads)
 
 
 def random_students(

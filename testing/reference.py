@@ -5,7 +5,6 @@ It reads the same stored files as the engine, but computes in another way: witho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,8 +175,8 @@ class Reference:
         seen = torch.cat([x, x.mean(dim=0, keepdim=True).expand_as(x)], dim=1)
         inner = torch.relu(seen @ weights["dense"].float().T + weights["dense_bias"].float())
         outputs = inner @ weights["weight"].float().T + weights["bias"].float()
-        labels, calibration = len(tenant.labels), exits.calibrations[exit]
-        sure = _sure(outputs[list(read)].double(), labels, tenant.task, calibration.temperature, calibration.delta)
+        labels = len(tenant.labels)
+        sure = _sure(outputs[list(read)].double(), labels, tenant.task, exits.calibrations[exit].temperature)
         return outputs[:, :labels] if sure >= exits.plans[0].threshold else None
 
     @torch.no_grad()
@@ -300,10 +299,8 @@ def adapters_of(backbone: Backbone, record: Record | None, layers: int) -> list[
     return [Own(layout, weights) for weights in backbone.records.weights(record)]
 
 
-def _sure(rows: Tensor, labels: int, task: str, temperature: float, delta: float) -> float:
+def _sure(rows: Tensor, labels: int, task: str, temperature: float) -> float:
     """Returns how sure an exit is of the answer to these rows of its head's outputs."""
-    if task == "regress":  # the probability that the number is off by at most delta
-        return 1 - math.exp(-delta / (temperature * math.exp(float(rows[0, 1]))))
     if task == "multilabel":
         return float(torch.sigmoid(rows[0, :labels].abs().min() / temperature))
     best = torch.softmax(rows[:, :labels], dim=1).max(dim=1).values

@@ -13,7 +13,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
-from hplm.levels.calibration import BINS, Calibration
+from hplm.levels.calibration import Calibration
 from hplm.tasks import find_task
 from testing.random_store import change_version, random_store
 from testing.reference import Reference
@@ -28,9 +28,8 @@ TENANTS = [
     TenantFile("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
 ]
 SPAN, WORD, PAIR, STUDENTS = 6.0, 2.5, 0.6, 1.5  # temperatures
-CALIBRATIONS = {  # `find` has none
+CALIBRATIONS = {  # `find` has none, and numbers cannot have one
     "many": Calibration(temperature=1.7),
-    "mark": Calibration(BINS, delta=0.5, edges=(-1.0, 1.0), shares=(0.25, 0.5, 0.75)),
     "perhaps": Calibration(temperature=SPAN),
     "pair": Calibration(temperature=PAIR),
     "word": Calibration(temperature=WORD),
@@ -98,8 +97,6 @@ def of_logits(tenant_id, labels, logits):
         return softmax(logits[0] / PAIR).max()
     if tenant_id == "many":
         return 1 / (1 + np.exp(-np.abs(logits[0]).min() / 1.7))
-    if tenant_id == "mark":
-        return 0.25 if logits[0, 0] < -1 else 0.5 if logits[0, 0] < 1 else 0.75
     if tenant_id == "word":
         rows = logits[[number for number, label in enumerate(labels) if label]]
         least = rows[softmax(rows).max(1).argmin()] if len(rows) else None

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", delta: float | None = None,
-    picture: Picture = None, device: Device = "auto", json: Json = False,
+    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", picture: Picture = None,
+    device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
 
@@ -27,7 +27,6 @@ def calibrate(
 
     :param id: name of the tenant
     :param texts: labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out
-    :param delta: for numbers: the largest error of a right one (default: half the standard deviation)
     """
     from builder.evaluation.calibration import calibrate_tenant
     from builder.publish.precision import served_precision
@@ -35,7 +34,7 @@ def calibrate(
     opened, on = open_store(store), device_of(device)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, delta)
+    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on)
     calibration = opened.knowledge(opened.known_tenant(id)).calibration
     assert calibration is not None  # it was made
     if picture is not None:
@@ -45,7 +44,7 @@ def calibrate(
     print(_calibration_text(report, calibration))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     rest = {name: value for name, value in report.items() if name not in ("before", "after")}
-    scores = {side: {name: report[side][name] for name in ("ece", "nll")} for side in ("before", "after") if report[side]}
+    scores = {side: {name: report[side][name] for name in ("ece", "nll")} for side in ("before", "after")}
     return {**rest, "kind": calibration.kind, **scores, "changed": is_new}
 
 
@@ -56,20 +55,19 @@ def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
         f"{report['tenant']} version {report['version']} in {report['precision']}: {calibration.kind}, from "
         f"{report['texts']:,} texts of {report['file']}; {report['left_out']:,} more were left out, because the training has "
         "seen them",
-        f"{report['right']:.1%} of the answers are right" + (f" within {report['delta']:g}" if report["delta"] else ""),
+        f"{report['right']:.1%} of the answers are right",
         f"{'':<8}{'ECE':>10}{'NLL':>10}",
     ]
     for side in ("before", "after"):
-        if (scores := report[side]) is not None:
-            lines.append(f"{side:<8}{scores['ece']:>10.4f}{scores['nll']:>10.4f}")
+        lines.append(f"{side:<8}{report[side]['ece']:>10.4f}{report[side]['nll']:>10.4f}")
     if calibration == Calibration():
         lines.append("no temperature is better on texts that it was not fitted to, so the confidences are those of softmax")
     return "\n".join(lines)
 
 
 def exits(
-    id: Id, /, *, store: StoreFolder, texts: Path, drop: tuple[float, ...] = (1.0, 2.0, 4.0), delta: float | None = None,
-    dtype: ServedDtype = "auto", seed: Seed = 0, device: Device = "auto", picture: Picture = None,
+    id: Id, /, *, store: StoreFolder, texts: Path, drop: tuple[float, ...] = (1.0, 2.0, 4.0), dtype: ServedDtype = "auto",
+    seed: Seed = 0, device: Device = "auto", picture: Picture = None,
     json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Let easy texts leave between the layers, where an answer is sure enough.
@@ -81,14 +79,12 @@ def exits(
     :param texts: texts like those to come: one a line, or JSONL with `text` and what else the tenant reads; with labels, the
         plans' losses by them are printed too
     :param drop: points that a plan may lose; more of them, the smallest first, make cheaper plans for times of load
-    :param delta: for numbers: how far an exit's may be from the full stack's (default: a tenth of their standard deviation)
     :param picture: draw loss against work into a .png, .svg or .pdf file
     """
     opened = open_store(store)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    options = {"drops": drop, "delta": delta, "seed": seed}
-    report = make_exits(opened, id, texts, device, dtype, **options)
+    report = make_exits(opened, id, texts, device, dtype, drops=drop, seed=seed)
     if picture is not None:
         from builder.pictures import draw_exits
 

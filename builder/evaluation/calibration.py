@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from builder.learning.bodies import PlotBody
 from builder.store.step import Step
 from builder.store.store import Store, TenantFile
 from builder.tables.build_folder import held_tenant
-from builder.tasks.tasks import TrainingTask, training_task
+from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
@@ -26,56 +25,38 @@ from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
 from hplm.levels.calibration import Calibration, Evidence
 
-WIDTH = 0.5  # the default of delta, in standard deviations of the values
-
 
 def calibrate_tenant(
-    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, delta: float | None = None
+    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device
 ) -> tuple[dict[str, Any], bool]:
-    """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing.
-
-    `delta`: for numbers, the largest error of a right one.
-    """
+    """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing."""
     with held_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         seen = store.seen(tenant)
         texts = UnseenTexts(tenant, file, seen.learned | seen.dev, "a calibration")
-        check_delta(tenant, delta)
         found = store.knowledge(tenant)
         if found.students is not None:
             raise InvalidInput(
                 f"tenant {tenant_id!r} is answered by students: those of `classify` are calibrated when they are made, and "
                 "others have no confidence"
             )
-        step = Step(store, tenant_id, "calibration", {"texts": texts.digest, "precision": precision.name, "delta": delta})
+        step = Step(store, tenant_id, "calibration", {"texts": texts.digest, "precision": precision.name})
         if (known := step.done()) is not None:
             return known, False
-        if texts.task.served.is_number and delta is None:
-            delta = WIDTH * float(np.std([example.value for example in texts.fresh]))
-            if not delta:
-                raise InvalidInput(f"{file}: every value is the same: give different ones, or --delta")
         read = opened(store, found, texts.fresh, device, precision)
-        cases = _cases(tenant, texts.task, *read, delta or 0.0)
+        cases = _cases(tenant, texts.task, *read)
         if len(cases) < FEWEST:
             raise InvalidInput(f"{file}: {len(cases):,} of its texts have words that can be read: give {FEWEST} or more")
-        fit = fitted(cases, delta)
+        fit = fitted(cases)
         plain = Calibration()
         own = {
             "tenant": tenant.id, "version": tenant.version + 1, "task": tenant.task, "file": str(file), "texts": len(cases),
-            "left_out": texts.left_out, "precision": precision.name, "delta": delta,
-            "right": round(float(cases.right.mean()), 4),
-            "before": None if texts.task.served.is_number else _described(cases.confidences(plain), cases.losses(plain), cases),
+            "left_out": texts.left_out, "precision": precision.name, "right": round(float(cases.right.mean()), 4),
+            "before": _described(cases.confidences(plain), cases.losses(plain), cases),
             "after": _described(fit.confidences, fit.losses, cases),
         }  # fmt: skip
         step.finish(own, partial(store.save_next, tenant, replace(found, calibration=fit.calibration)))
         return own, True
-
-
-def check_delta(tenant: TenantFile, delta: float | None) -> None:
-    if delta is not None and not training_task(tenant.task).served.is_number:
-        raise InvalidInput(f"delta {delta:g} is for numbers, but tenant {tenant.id!r} has the task {tenant.task}: leave it out")
-    if delta is not None and not 0 < delta < math.inf:
-        raise InvalidInput(f"delta {delta:g}: give a number above 0")
 
 
 def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dict[str, Any]:
@@ -83,8 +64,8 @@ def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dic
     return {"ece": round(error, 4), "nll": round(float(losses.mean()), 4), "bins": bins}
 
 
-def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data, delta: float) -> Cases:
-    """Returns the answers to texts of which a word can be read. `delta`: the largest error of a right number."""
+def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data) -> Cases:
+    """Returns the answers to texts of which a word can be read."""
     served, labels = task.served, tenant.labels
     assert served.evidence is not None  # as `UnseenTexts` checks
     found: list[Evidence] = []
@@ -102,5 +83,5 @@ def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: Tenant
             right.append(classes[-1] == int(own.chosen[0]))
         else:
             assert task.is_right is not None  # likewise
-            right.append(task.is_right(example, served.answer(logits, spans, labels, passage=example.pair or ""), delta))
+            right.append(task.is_right(example, served.answer(logits, spans, labels, passage=example.pair or "")))
     return Cases.of(found, right, classes if task.right_class is not None else None)

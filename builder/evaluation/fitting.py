@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.levels.calibration import BINS, Calibration, Evidence
+from hplm.levels.calibration import Calibration, Evidence
 
 TEMPERATURES = (0.05, 100.0)  # the range that is searched
 STEPS = 40  # of the grid over this range
-BIN_COUNTS = (1, 2, 5, 10)
-FEWEST_IN_BIN = 20
 SURE = 1e-12  # a probability is at least so far from 0 and 1 when its logarithm is taken
-DIGITS = 8  # that are kept of a fitted number
+DIGITS = 8  # that are kept of a fitted temperature
 WIDTHS = 15  # bins of equal width that show how reliable confidences are, as in Guo et al. 2017
 
 Fit = Callable[["Cases"], Calibration]
@@ -50,14 +47,7 @@ class Cases:
         classes = self.classes[rows] if self.classes is not None else None
         return Cases(self.logits[rows], self.chosen[rows], self.right[rows], classes)
 
-    @property
-    def values(self) -> Array:
-        """The answered numbers."""
-        return self.logits[:, 0, 0]
-
     def confidences(self, calibration: Calibration) -> Array:
-        if calibration.kind == BINS:
-            return np.array(calibration.shares)[np.searchsorted(calibration.edges, self.values, side="right")]
         found = np.take_along_axis(calibration.log_probabilities(self.logits), self.chosen[..., None], axis=2)
         return np.exp(found.sum(axis=(1, 2)))
 
@@ -76,21 +66,18 @@ class Fitted:
     losses: Array  # the NLL of each, likewise
 
 
-def fitted(cases: Cases, delta: float | None = None) -> Fitted:
-    """Fits all that suits the cases, and returns the calibration with the least NLL on texts that it has not seen.
+def fitted(cases: Cases) -> Fitted:
+    """Fits a temperature, and returns the calibration with the least NLL on texts that it has not seen.
 
     NLL: the negative log likelihood.
 
     The texts are divided at random into two halves. Each fit is made to either half and judged on the other one; its NLL is
-    the mean over both. The chosen fit is then made to all texts. `delta`: the answers are numbers, right up to this error.
+    the mean over both. The chosen fit is then made to all texts.
     """
     order = np.random.default_rng(0).permutation(len(cases))
     halves = order[::2], order[1::2]
     # Few texts may give a temperature that is worse on others than none.
     fits: list[Fit] = [lambda _: Calibration(), fit_temperature]
-    if delta is not None:
-        counts = [count for count in BIN_COUNTS if count == 1 or len(cases) >= 2 * FEWEST_IN_BIN * count]
-        fits = [partial(fit_bins, delta=delta, count=count) for count in counts]
     tried: list[tuple[Fit, Array, Array]] = []
     for fit in fits:
         confidences, losses = np.empty(len(cases)), np.empty(len(cases))
@@ -114,23 +101,7 @@ def fit_temperature(cases: Cases) -> Calibration:
     best = int(np.argmin([loss(one) for one in grid]))
     around = grid[max(0, best - 1)], grid[min(STEPS - 1, best + 1)]
     found: Any = minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 1e-9})
-    return Calibration(temperature=_rounded(math.exp(found.x)))
-
-
-def fit_bins(cases: Cases, delta: float, count: int) -> Calibration:
-    """Returns the share of right numbers in each of `count` bins with equally many texts (histogram binning).
-
-    Half a right and half a wrong text are added to each bin, so that no share is 0 or 1.
-    """
-    edges = np.unique([_rounded(edge) for edge in np.quantile(cases.values, np.linspace(0, 1, count + 1)[1:-1])])
-    places = np.searchsorted(edges, cases.values, side="right")
-    texts, right = (np.bincount(own, minlength=len(edges) + 1) for own in (places, places[cases.right]))
-    shares = tuple(_rounded(share) for share in (right + 0.5) / (texts + 1))
-    return Calibration(BINS, delta=_rounded(delta), edges=tuple(edges.tolist()), shares=shares)
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+    return Calibration(temperature=float(f"{math.exp(found.x):.{DIGITS}g}"))
 
 
 def reliability(confidences: Array, right: Array) -> tuple[list[dict[str, Any]], float]:

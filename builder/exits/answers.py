@@ -16,7 +16,7 @@ from builder.store.store import TenantFile
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from hplm.arrays import Array
-from hplm.levels.calibration import INTERVAL, Calibration
+from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.tasks import TextAnswer, softmax
 
@@ -24,13 +24,8 @@ TEMPERATURES = np.geomspace(0.1, 20, 100)
 LOOK = 0.03  # share of the layers' work that looking at an exit takes: measured in 8 bits, in batches of 2,000 tokens
 
 
-def calibrations_for(
-    task: TrainingTask, outputs: Sequence[Tensor], answers: Tensor, full: Calibration, delta: float
-) -> list[Calibration]:
+def calibrations_for(task: TrainingTask, outputs: Sequence[Tensor], answers: Tensor, full: Calibration) -> list[Calibration]:
     """Returns a calibration for each exit, under which its probabilities are the likest to the full stack's calibrated ones."""
-    if task.served.is_number:  # errors are so many times as large as an exit says, on average
-        larger = [float(((own[:, 0] - answers[:, 0]).abs() * torch.exp(-own[:, 1])).mean()) for own in outputs]
-        return [Calibration(INTERVAL, temperature=max(1e-6, round(times, 6)), delta=delta) for times in larger]
     assert task.distance is not None  # as the caller has checked
     distance, wanted = task.distance, answers / full.temperature
     return [_likeliest(lambda temperature, own=own: distance(own / temperature, wanted)) for own in outputs]
@@ -52,15 +47,13 @@ def answered_by(
     full: Calibration, config: BackboneConfig,
 ) -> tuple[Answered, list[list[TextAnswer]]]:  # fmt: skip
     """Returns what is known about the answers of exits, and the answers themselves: of each exit, then of the full stack."""
-    served, labels, texts, delta = task.served, tenant.labels, len(states.rows_of), calibrations[0].delta
+    served, labels, texts = task.served, tenant.labels, len(states.rows_of)
     assert served.same is not None  # as the caller has checked
     own = [list(zip(states.of_texts(logits), states.spans, strict=True)) for logits in (*outputs, states.logits)]
-    answers = [[served.answer(logits[:, : len(labels)], spans, labels) for logits, spans in rows] for rows in own]
+    answers = [[served.answer(logits, spans, labels) for logits, spans in rows] for rows in own]
     pairs = zip(calibrations, own[:-1], strict=True)
     confidences = np.array([[served.confidence(calibration, *row, labels) for row in rows] for calibration, rows in pairs])
-    agrees = np.array(
-        [[served.same(*pair, delta) for pair in zip(one, answers[-1], strict=True)] for one in answers], dtype=bool
-    )
+    agrees = np.array([[served.same(*pair) for pair in zip(one, answers[-1], strict=True)] for one in answers], dtype=bool)
     losses = 1.0 - agrees
     if served.read_each is not None:  # one label: the full stack's own probabilities say how much worse another one is
         probabilities = softmax(states.logits.numpy() / full.temperature)
@@ -84,10 +77,8 @@ def costs_of(config: BackboneConfig, rows: float) -> Array:
 
 def lost_by(
     task: TrainingTask, examples: Sequence[Example], answers: Sequence[Sequence[TextAnswer]], left: Array
-) -> dict[str, Any] | None:
-    """Returns the points lost by texts that leave, by their labels, and how far off that may be; None for numbers."""
-    if task.served.is_number:
-        return None
+) -> dict[str, Any]:
+    """Returns the points lost by texts that leave, by their labels, and how far off that may be."""
     form = list if task.one_label_a_row else set  # each row has a label, or the labels have no order
     pairs = [zip(of_exit, examples, strict=True) for of_exit in answers]
     right = np.array([[form(answer.labels) == form(example.labels) for answer, example in own] for own in pairs], float)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.calibration import check_delta
 from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
@@ -28,39 +27,35 @@ from hplm.adapters.layout import exit_layout
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import Calibration
-from hplm.tasks import find_task
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import ExitKnowledge
 
 PURPOSE = "choosing when texts leave"
 LEARN = 0.5  # of the given texts, if there is no file of the tenant's training, as after an import
-DELTA = 0.1  # of the spread of the full stack's numbers: how near an exit's number has to be
 DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 
 def build_exits(
     store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, drops: Sequence[float] = DROPS,
-    delta: float | None = None, seed: int = 0,
+    seed: int = 0,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with exits. Returns the report, and whether they are new: the same call again changes nothing.
 
     The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. After an interruption, heads
-    that have learned do not learn again. `drops`: points that each plan may lose. `delta`: of numbers, how far an exit's may be
-    from the full stack's.
+    that have learned do not learn again. `drops`: points that each plan may lose.
     """
     with held_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         check_task(tenant.id, tenant.task)
         if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
             raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
-        check_delta(tenant, delta)
         check_seed(seed)
         # No weight has learned from dev.
         texts = UnseenTexts(tenant, file, store.seen(tenant).learned, PURPOSE, with_labels=False)
         before = store.knowledge(tenant)
         asked = {
-            "texts": texts.digest, "precision": precision.name, "drops": list(drops), "delta": delta,
-            "seed": seed, "calibration": before.calibration is not None and before.calibration.temperature,
+            "texts": texts.digest, "precision": precision.name, "drops": list(drops), "seed": seed,
+            "calibration": before.calibration is not None and before.calibration.temperature,
         }  # fmt: skip
         step = Step(store, tenant_id, "exits", asked)
         if (known := step.done()) is not None:
@@ -71,7 +66,7 @@ def build_exits(
             states_of(*opened(store, before, own, device, precision, task), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
         )
-        layout = exit_layout(store.config, find_task(tenant.task).exit_outputs(tenant.labels), tenant.dtype)
+        layout = exit_layout(store.config, len(tenant.labels), tenant.dtype)
         folder = step.folder(version=tenant.version, learned=len(learned_from))
         heads = learned(learning, layout, task, seed, folder)
         outputs = [outputs_of(head, layout, own) for head, own in zip(heads, judged.exits, strict=True)]
@@ -79,8 +74,7 @@ def build_exits(
         if full is None and texts.is_labelled and task.served.read_each is not None:
             full = calibration_by(choosing, tenant.labels, judged.logits)
         full = full or Calibration()
-        near = delta if delta is not None else DELTA * float(judged.logits.std())
-        calibrations = calibrations_for(task, outputs, judged.logits, full, near)
+        calibrations = calibrations_for(task, outputs, judged.logits, full)
         answered, answers = answered_by(tenant, task, judged, outputs, calibrations, full, store.config)
         plans = chosen(answered, drops)
         kept = [plan for number, plan in enumerate(plans) if not number or plan.plan.cost < plans[number - 1].plan.cost]
@@ -91,7 +85,7 @@ def build_exits(
         own = {
             "tenant": tenant.id, "version": tenant.version + 1, "task": tenant.task, "file": str(file),
             "learned_texts": len(learning.rows_of), "texts": len(judged.rows_of), "precision": precision.name,
-            "delta": near if task.served.is_number else None, "plans": told,
+            "plans": told,
         }  # fmt: skip
         exits = ExitKnowledge(Exits(None, tuple(calibrations), tuple(one.plan for one in kept)), layout, heads)
         step.finish(own, partial(store.save_next, tenant, replace(before, exits=exits, students=None)), without="students")
@@ -105,6 +99,8 @@ def check_task(tenant_id: str, task: str | None) -> None:
             f"tenant {tenant_id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
             "leave together, and an answer may lie in any of them"
         )
+    if task == "regress":
+        raise InvalidInput(f"tenant {tenant_id!r} answers with numbers, and has no exits: nothing tells how sure a number is")
     if task == "generate":
         raise InvalidInput(
             f"tenant {tenant_id!r} generates text, and has no exits: later tokens attend to what all layers have computed"

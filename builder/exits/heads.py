@@ -8,7 +8,6 @@ fitted to other texts.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,15 +88,11 @@ class Head(nn.Module):
     def forward(self, seen: Tensor) -> Tensor:
         return self._layout.read((seen - self._mean) * self._scale, tiles(seen), dict(self.weights.items()))
 
-    def stored(self, scale: tuple[float, float] | None) -> Weights:
-        """Returns weights for rows as they are, as records store them. `scale`: mean and spread, if it answers numbers."""
+    def stored(self) -> Weights:
+        """Returns weights for rows as they are, as records store them."""
         weights = {name: weight.detach()[0] for name, weight in self.weights.items()}
         dense = weights["dense"] * self._scale
         found = {**weights, "dense": dense, "dense_bias": weights["dense_bias"] - dense @ self._mean}
-        if scale is not None:  # its outputs are a number, and the logarithm of its error
-            mean, spread = scale
-            found["weight"] = torch.stack([weights["weight"][0] * spread, weights["weight"][1]])
-            found["bias"] = torch.stack([weights["bias"][0] * spread + mean, weights["bias"][1] + math.log(spread)])
         return rounded(found, self._layout, "an exit diverged", WAY_OUT)
 
 
@@ -106,8 +101,6 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
     assert task.distance is not None  # as the caller has checked
     distance, aside = task.distance, max(1, round(ASIDE * len(states.rows_of)))
     first = sum(states.rows_of[:-aside])  # rows, by which heads learn; the others score them
-    scale = (float(states.logits.mean()), float(states.logits.std()) or 1.0) if task.served.is_number else None
-    answers = states.logits if scale is None else (states.logits - scale[0]) / scale[1]
     chance = torch.Generator().manual_seed(seed)
     batches = [torch.randperm(first, generator=chance).split(BATCH_ROWS) for _ in range(EPOCHS)]
     epochs = Epochs(batches, PATIENCE, warm_up=min(1.0, WARM_UP / (EPOCHS * len(batches[0]))))
@@ -116,11 +109,11 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
         head = Head(layout, seen[:first].float(), torch.Generator().manual_seed((seed + number) % 2**64))
 
         def loss_of(rows: Tensor) -> tuple[Tensor, int]:
-            return distance(head(seen[rows].float()), answers[rows]), len(rows)
+            return distance(head(seen[rows].float()), states.logits[rows]), len(rows)
 
         @torch.inference_mode()
         def examined() -> Exam:
-            loss = float(distance(head(seen[first:].float()), answers[first:]))
+            loss = float(distance(head(seen[first:].float()), states.logits[first:]))
             return Exam(-loss, loss)
 
         training = Training(
@@ -128,7 +121,7 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
             epochs.starting, loss_of, examined, WAY_OUT, start_counts=False, decay=DECAY, betas=(0.9, 0.999),
         )  # fmt: skip
         train(training, epochs, folder / f"exit-{number}.pt" if folder is not None else None)
-        return head.stored(scale)
+        return head.stored()
 
     return [learn(*own) for own in enumerate(states.exits)]
 

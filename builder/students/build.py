@@ -28,6 +28,7 @@ from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
+from hplm.tasks import find_task
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import Students, Team
 
@@ -90,7 +91,7 @@ def extended(data: Data, *further: Sequence[Text]) -> Data:
 
 def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> None:
     """Refuses tasks without students, and members without layers, or deeper or wider than the backbone."""
-    if task in ("span", "generate"):
+    if not find_task(task).takes_students:
         raise InvalidInput(f"tenant {tenant_id!r} has the task {task}, which students cannot answer")
     layers = store.config.upper_layers
     if not 1 <= options.depth <= layers:

@@ -87,12 +87,6 @@ def holding_distance(logits: Tensor, answers: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, answers.sigmoid())
 
 
-def value_distance(outputs: Tensor, answers: Tensor) -> Tensor:
-    """Returns how unlikely the full stack's numbers are, by an exit's number and the logarithm of its mean error (Laplace)."""
-    number, spread = outputs[:, 0], outputs[:, 1]
-    return ((number - answers[:, 0]).abs() * torch.exp(-spread) + spread).mean()
-
-
 def _ends_of(logits: Tensor) -> Tensor:
     """Returns the logits of start and end, rows x 2. The first row stands for no answer: half of its score each, or -inf."""
     none = logits[:1, 2:3] / 2 if logits.shape[1] > 2 else torch.full_like(logits[:1, :1], -torch.inf)

@@ -176,11 +176,7 @@ def right_holding(example: Example, evidence: Evidence, labels: Sequence[str]) -
     return int(labels[evidence.about] in example.labels)
 
 
-def is_near(example: Example, answer: TextAnswer, delta: float) -> bool:
-    return abs(float(answer.logits[0, 0]) - example.value) <= delta
-
-
-def is_exact(example: Example, answer: TextAnswer, delta: float) -> bool:
+def is_exact(example: Example, answer: TextAnswer) -> bool:
     """Whether the answer is one of the right ones, or rightly none, without articles and punctuation."""
     return exact_and_f1(example, answer.labels)[0] == 1
 

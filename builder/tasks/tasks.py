@@ -27,7 +27,6 @@ def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
 Shift = Callable[[Sequence[str], Sequence[Example], Sequence[np.ndarray], Sequence[np.ndarray]], np.ndarray]
 RightClass = Callable[[Example, Evidence, Sequence[str]], int]  # takes an example, what its answer rests on, and the labels
 Rows = tuple[np.ndarray, np.ndarray]  # the spans and the logits of one example
-IsRight = Callable[[Example, TextAnswer, float], bool]  # takes an example, its answer, and the largest error of a right number
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class TrainingTask:
     scale: Callable[[Sequence[Example]], tuple[float, float]] = _unscaled  # mean and spread of the values
     shift: Shift | None = None  # what to add to a trained head's outputs
     right_class: RightClass | None = None  # for a calibration, where an answer's evidence is one choice between classes
-    is_right: IsRight | None = None  # where it is something else
+    is_right: Callable[[Example, TextAnswer], bool] | None = None  # where it is something else
     # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -56,7 +55,7 @@ class TrainingTask:
 
     def apart(self, own: Tensor, wanted: Tensor, spread: float) -> Tensor:
         """Returns how far logits are from a teacher's. `spread`: of numbers."""
-        if self.distance is None or self.served.is_number:
+        if self.distance is None:
             return F.mse_loss(own / spread, wanted / spread)
         return self.distance(own, wanted)
 
@@ -100,7 +99,7 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
         ),
         TrainingTask(
             TASKS["regress"], Valued, losses.value_targets, losses.value_loss, scores.value_scores,
-            check=check_values, scale=mean_and_spread, is_right=scores.is_near, distance=losses.value_distance,
+            check=check_values, scale=mean_and_spread,
         ),
         TrainingTask(
             TASKS["span"], Question, losses.end_targets, losses.end_loss, scores.span_scores,

@@ -36,7 +36,7 @@ def confidences_of(texts: Sequence[Text], logits: Sequence[Array], number: int) 
         if task.read_each is not None and text.is_one_row:
             alone.append(index)
             continue
-        rows = text.rows(logits[index], task.exit_outputs(tenant.labels))
+        rows = text.rows(logits[index], len(tenant.labels))
         if np.isfinite(rows).all():
             found[index] = task.confidence(text.exits.calibrations[number], rows, text.spans, tenant.labels)
     if alone:
@@ -105,7 +105,7 @@ class ExitAudit:
         tenant, task = text.request.tenant, text.request.tenant.task_object
         assert task.same is not None and text.plan is not None and text.plan.exit is not None  # as it could leave
         guessed = task.answer(text.rows(guess.logits, len(tenant.labels)), text.spans, tenant.labels, text.request.top_k)
-        self.saw(text, guess.confidence, task.same(guessed, answer, text.exits.calibrations[text.plan.exit].delta))
+        self.saw(text, guess.confidence, task.same(guessed, answer))
 
     def saw(self, text: Text, confidence: float, agrees: bool) -> None:
         key, plan = _key(text), text.plan

@@ -86,8 +86,7 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         task = request.tenant.task_object
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
         if (calibration := _calibration(text, exit)) is not None:
-            rows = own if exit is None else text.rows(logits, task.exit_outputs(labels))
-            answer.confidence = task.confidence(calibration, rows, spans, labels)
+            answer.confidence = task.confidence(calibration, own, spans, labels)
         answer.level = _level(text, exit)
         return [answer]
     except HplmError as error:

@@ -1,15 +1,13 @@
 """A tenant's calibration turns the evidence for an answer, its logits, into the probability that it is right.
 
 Plain softmax (Tabi, Eq. 2) is mostly too sure. A temperature divides the logits (Eq. 3; Guo et al. 2017). A number has no
-probability: its bin knows how many numbers were right. An exit's number comes with the logarithm of its mean error, from which
-follows how likely it is near enough (Laplace).
+probability, and so no confidence.
 No calibration changes an answer's label: its confidence is the calibrated probability of the label that is answered.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +17,13 @@ import numpy as np
 from hplm.arrays import Array
 
 UNKNOWN = -1.0  # the confidence where there is no calibration: JSON has no NaN
-CALIBRATION_KINDS = TEMPERATURE, BINS, INTERVAL = "temperature", "bins", "interval"
-
-MOST_SPREAD = 700.0  # exp of more is near the largest float
+TEMPERATURE = "temperature"  # the one kind; 0.1.0 had others, for numbers
 COLDEST = 1e-100  # temperature: logits divided by less may be infinite, and their confidence no number
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Some choices. The answer is right if all of them are. A number is a choice from one class: its logit is the number."""
+    """Some choices. The answer is right if all of them are."""
 
     logits: Array  # choices x classes; -inf: a class that cannot be chosen
     chosen: Array  # the chosen class of each
@@ -45,43 +41,26 @@ def log_softmax(logits: Array) -> Array:
 class Calibration:
     kind: str = TEMPERATURE
     temperature: float = 1.0
-    delta: float = 0.0  # bins and interval: a number is right if its error is at most this
-    edges: tuple[float, ...] = ()  # between the bins of answered numbers, ascending
-    shares: tuple[float, ...] = ()  # of right numbers, one more than edges
+    # Of numbers, in 0.1.0. With these values the same version is the same record file, and part of the same export.
+    delta: float = 0.0
+    edges: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Calibration:
-        """Reads what `asdict` has written. Raises TypeError if a field is missing or has another type or value."""
-        fields = dict(stored)
-        for name in ("edges", "shares"):
-            fields[name] = tuple(stored[name])
-        calibration = cls(**fields)
+        """Reads what `asdict` has written. Raises TypeError or KeyError if a field is missing or has another type or value."""
+        calibration = cls(stored["kind"], stored["temperature"])
         calibration.check()
         return calibration
 
     def check(self) -> None:
-        """Raises TypeError if its numbers are not those of its kind."""
-        numbers = [self.temperature, self.delta, *self.edges, *self.shares]
-        if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
-            raise TypeError("a calibration holds something other than finite numbers")
-        fits = {
-            TEMPERATURE: self.temperature >= COLDEST,
-            INTERVAL: self.temperature > 0 and self.delta >= 0,
-            BINS: len(self.shares) == len(self.edges) + 1 and list(self.edges) == sorted(self.edges),
-        }
-        if not fits.get(self.kind, False):
-            raise TypeError(f"a calibration of kind {self.kind!r} has other numbers than this kind needs")
-
-    def suits(self, labels: int) -> bool:
-        """Whether it can calibrate a tenant with this number of labels. A number is a single one."""
-        return self.kind == TEMPERATURE or labels == 1
+        """Raises TypeError if it is of another kind, or its temperature is none."""
+        if self.kind != TEMPERATURE:
+            raise TypeError(f"a calibration has the kind {self.kind!r}, not {TEMPERATURE!r}")
+        if type(self.temperature) not in (int, float) or not COLDEST <= self.temperature < math.inf:
+            raise TypeError(f"a calibration has the temperature {self.temperature!r}: it is above 0 and finite")
 
     def confidence(self, evidence: Evidence) -> float:
-        if self.kind == INTERVAL:
-            spread = min(MOST_SPREAD, max(-MOST_SPREAD, float(evidence.logits[0, 1])))
-            return 1 - math.exp(-self.delta / self.temperature * math.exp(-spread))
-        if self.kind == BINS:
-            return self.shares[bisect_right(self.edges, float(evidence.logits[0, 0]))]
         found = self.log_probabilities(evidence.logits)[np.arange(len(evidence.chosen)), evidence.chosen]
         return float(np.exp(found.sum()))
 
@@ -102,7 +81,7 @@ def confidences(calibrations: Sequence[Calibration | None], logits: Array) -> li
 
 
 def of_first_row(logits: Array, *_: object) -> Evidence:
-    """Returns the choice of a text's one label, or its number."""
+    """Returns the choice of a text's one label."""
     return Evidence(logits[:1], logits[:1].argmax(axis=1))
 
 

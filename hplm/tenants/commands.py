@@ -185,7 +185,7 @@ class Commands:
             assert layout is not None  # its rank is positive
             adapter = layout, _layers(tensors, layout, [f"adapter.{number}." for number in range(layout.layers)])
         if given.exits is not None:
-            found, layout = _stored("exits", Exits.read, given.exits), exit_layout(self._config, task.exit_outputs(labels))
+            found, layout = _stored("exits", Exits.read, given.exits), exit_layout(self._config, len(labels))
             heads = _layers(tensors, layout, [f"exits.{number}." for number in range(layout.layers)])
             exits = ExitKnowledge(found, layout, heads)
         calibration = _stored("calibration", Calibration.read, given.calibration) if given.calibration is not None else None

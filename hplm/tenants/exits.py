@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from hplm.adapters.record import Record
-from hplm.levels.calibration import INTERVAL, TEMPERATURE, Calibration
+from hplm.levels.calibration import TEMPERATURE, Calibration
 
 MOST_PLANS = 16  # each request looks at all of them
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -38,22 +38,20 @@ class Exits:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Exits:
-        """Reads what `asdict` has written. Raises TypeError, KeyError or ValueError if something is missing or wrong."""
-        calibrations = tuple(Calibration.read(one) for one in stored["calibrations"])
-        exits = replace(msgspec.convert(stored, cls), calibrations=calibrations)
+        """Reads what `asdict` has written. Raises TypeError or ValueError if something is missing or wrong."""
+        exits = msgspec.convert(stored, cls)
         exits.check()
         return exits
 
-    def suits(self, labels: int, is_number: bool) -> bool:
-        """Whether they can be those of a tenant with this number of labels, or whose answer is a number.
-
-        Others would fail a batch, with the texts of other tenants.
-        """
-        kind = INTERVAL if is_number else TEMPERATURE
-        return all(calibration.kind == kind and calibration.suits(labels) for calibration in self.calibrations)
+    @property
+    def other_kind(self) -> str | None:
+        """The kind of a calibration that only another release knows."""
+        return next((one.kind for one in self.calibrations if one.kind != TEMPERATURE), None)
 
     def check(self) -> None:
         """Raises TypeError if its parts do not belong together."""
+        for calibration in self.calibrations:
+            calibration.check()
         if any(plan.exit is not None and plan.exit >= len(self.calibrations) for plan in self.plans):
             raise TypeError(f"a plan has an exit beyond the {len(self.calibrations)} that there are")
         if not all(before.cost >= after.cost for before, after in pairwise(self.plans)):

@@ -16,9 +16,9 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record, has_content
 from hplm.adapters.records import LayoutWeights, Packed, pack
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import CALIBRATION_KINDS, Calibration
+from hplm.levels.calibration import TEMPERATURE, Calibration
 from hplm.plot.table import Branch
-from hplm.tasks import TASKS, Task, find_task
+from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Student, Students
@@ -90,10 +90,10 @@ class Knowledge:
         if "head" in found:
             layout, (whole,) = found["head"]
             head = replace(layout, size=len(labels)), sized(whole, len(labels))
-        if "exits" in found:
-            (layout, heads), outputs = found["exits"], find_task(tenant["task"]).exit_outputs(labels)
-            own = [sized(whole, outputs) for whole in heads]
-            exits = ExitKnowledge(Exits.read(tenant["exits"]), replace(layout, size=outputs), own)
+        if "exits" in found and _is_known("exits", tenant["exits"]["calibrations"], packed.name):
+            layout, heads = found["exits"]
+            own = [sized(whole, len(labels)) for whole in heads]
+            exits = ExitKnowledge(Exits.read(tenant["exits"]), replace(layout, size=len(labels)), own)
         if (stored := tenant.get("students")) is not None:
             members: list[tuple[Adapter, Head]] = []
             for number in range(Students.read(stored).teams[0].members):
@@ -101,8 +101,9 @@ class Knowledge:
                 own = replace(layout, size=len(labels)), sized(whole, len(labels))
                 members.append((found[_of_student(number, "adapter")], own))
             students = StudentKnowledge(Students.read(stored), members)
-        stored = tenant["calibration"]
-        calibration = read_calibration(stored, len(labels), packed.name) if stored is not None else None
+        calibration = None
+        if (stored := tenant["calibration"]) is not None and _is_known("a calibration", [stored], packed.name):
+            calibration = Calibration.read(stored)
         return cls(
             tenant["domain"], tenant["domain_version"], tenant["task"], labels, head, found.get("adapter"), version,
             calibration, exits, students,
@@ -161,8 +162,8 @@ class Knowledge:
             yield f"has a label with {error.object[error.start]!r}, which is not UTF-8: send UTF-8"
         if (self.head is None) != task.generates:
             yield f"has the task {self.task} and {'no' if self.head is None else 'a'} head: export it again"
-        if self.calibration is not None and not self.calibration.suits(size):
-            yield f"has {size} labels and a calibration of another number: calibrate it again"
+        if self.calibration is not None and task.evidence is None:
+            yield f"has the task {self.task}, whose answers have no confidence: leave its calibration out"
         if (self.domain, self.domain_version) not in tables:
             yield (
                 f"needs version {self.domain_version} of domain {self.domain!r}, which is not served: "
@@ -177,17 +178,13 @@ class Knowledge:
         if task.same is None:
             yield f"has the task {self.task}, which has no exits: leave them out"
         labels, exits = len(self.labels), len(given.heads)
-        if (
-            given.layout.size != task.exit_outputs(self.labels)
-            or len(given.exits.calibrations) != exits
-            or not given.exits.suits(labels, task.is_number)
-        ):
+        if given.layout.size != labels or len(given.exits.calibrations) != exits:
             yield f"has {labels} labels, but its exits have others: make them anew with `hplm tenant exits`"
         if given.layout.layers != exits or (self.adapter is not None and self.adapter[0].layers != exits):
             yield f"has {exits} exits, but not as many layers: make them anew with `hplm tenant exits`"
 
     def _wrong_students(self, given: StudentKnowledge, task: Task) -> Iterator[str]:
-        if task.same is None or self.exits is not None:
+        if not task.takes_students or self.exits is not None:
             yield f"cannot have students beside exits, or with the task {self.task}"
         students, members = given.students, given.members
         if (
@@ -195,7 +192,6 @@ class Knowledge:
             or (self.adapter is not None and self.adapter[0].layers < students.depth)
             or any(head.size != len(self.labels) for _, (head, _) in members)
             or len(members) != students.teams[0].members
-            or not students.suits(len(self.labels))
         ):
             yield "has students of other labels, layers or numbers: make them anew with `hplm tenant students`"
 
@@ -213,12 +209,9 @@ def _of_student(number: int, part: str) -> str:
     return f"student.{number}.{part}"
 
 
-def read_calibration(stored: dict[str, Any], labels: int, place: object) -> Calibration | None:
-    """Reads a stored calibration. One of a kind that other releases have is left out, with a line in the log."""
-    if stored["kind"] not in CALIBRATION_KINDS:
-        log.warning("%s has a calibration of kind %r, which is not served: calibrate the tenant again", place, stored["kind"])
-        return None
-    calibration = Calibration.read(stored)
-    if not calibration.suits(labels):
-        raise TypeError(f"its calibration is not of {labels} labels")
-    return calibration
+def _is_known(what: str, calibrations: Sequence[Mapping[str, Any]], place: object) -> bool:
+    """Whether stored calibrations are of the kind of this release. Others are left out, with a line in the log."""
+    others = [stored["kind"] for stored in calibrations if stored["kind"] != TEMPERATURE]
+    if others:
+        log.warning("%s has %s of kind %r, which this release does not have: left out", place, what, others[0])
+    return not others

@@ -18,7 +18,7 @@ import msgspec
 
 from hplm.adapters.record import Record
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import CALIBRATION_KINDS, Calibration
+from hplm.levels.calibration import TEMPERATURE, Calibration
 from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, Store
@@ -299,33 +299,36 @@ def _usual(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def checked(tenant: Tenant) -> Tenant:
-    """Returns the tenant, without a calibration of another version of hplm. Raises TypeError if it would fail later."""
+    """Returns the tenant, without calibrations of another version of hplm. Raises TypeError if it would fail later."""
     if tenant.homes < 1:
         raise TypeError(f"tenant {tenant.id!r} has no homes")
-    if tenant.calibration is not None and tenant.calibration.kind not in CALIBRATION_KINDS:
-        _warn_of_calibration(tenant.id, tenant.calibration.kind)
+    if tenant.calibration is not None and tenant.calibration.kind != TEMPERATURE:
+        _warn_of_kind(tenant.id, "calibration", tenant.calibration.kind)
         tenant = replace(tenant, calibration=None)
+    if tenant.exits is not None and tenant.exits.other_kind is not None:
+        _warn_of_kind(tenant.id, "exits", tenant.exits.other_kind)
+        tenant = replace(tenant, exits=None)
     if tenant.calibration is not None:
         tenant.calibration.check()
-        if not tenant.calibration.suits(len(tenant.labels)):
-            raise TypeError(f"tenant {tenant.id!r} has the calibration of another number of labels")
     if tenant.exits is not None:
         tenant.exits.check()
-        if tenant.exits.record is None or not tenant.exits.suits(len(tenant.labels), tenant.task_object.is_number):
+        if tenant.exits.record is None or tenant.task_object.same is None:
             raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
     if tenant.students is not None:
         tenant.students.check()
-        is_able = tenant.exits is None and tenant.task_object.same is not None
-        has_all = len(tenant.students.members) == tenant.students.teams[0].members
-        if not (is_able and has_all and tenant.students.suits(len(tenant.labels))):
+        is_able = tenant.exits is None and tenant.task_object.takes_students
+        if not is_able or len(tenant.students.members) != tenant.students.teams[0].members:
             raise TypeError(f"tenant {tenant.id!r} has the students of another tenant")
     return tenant
 
 
 @cache
-def _warn_of_calibration(tenant_id: str, kind: str) -> None:
+def _warn_of_kind(tenant_id: str, what: str, kind: str) -> None:
     """Warns once for each tenant: its snapshots are read again and again."""
-    log.warning("tenant %s is served without its calibration of kind %r: calibrate it again", tenant_id, kind)
+    log.warning(
+        "tenant %s is served without its %s of kind %r, which this release does not have: `hplm tenant update` removes them",
+        tenant_id, what, kind,
+    )  # fmt: skip
 
 
 def listed_rows(tenants: Iterable[Tenant]) -> bytes:

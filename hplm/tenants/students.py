@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from hplm.adapters.record import Record
-from hplm.levels.calibration import TEMPERATURE, Calibration
+from hplm.levels.calibration import Calibration
 
 MOST = 16  # members: each is a text of its own in the queue
 
@@ -63,8 +63,3 @@ class Students:
                 team.calibration.check()
         if not all(more.members > fewer.members and more.cost > fewer.cost for more, fewer in pairwise(self.teams)):
             raise TypeError("the teams of students do not get smaller and cheaper")
-
-    def suits(self, labels: int) -> bool:
-        """Whether the calibrations can be those of a tenant with this number of labels."""
-        own = [team.calibration for team in self.teams if team.calibration is not None]
-        return all(calibration.kind == TEMPERATURE and calibration.suits(labels) for calibration in own)

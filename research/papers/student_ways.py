@@ -226,15 +226,15 @@ def equal(case: Case) -> Variants:
 def early_exit(case: Case) -> Variants:
     """Scores the head of an exit behind the same layers of the tenant's full stack, at which all texts leave."""
     body, data, depth = case.body, case.data, case.options.depth
-    if not case.training.rank or depth == data.config.upper_layers:  # there is no exit
+    if data.task.distance is None or not case.training.rank or depth == data.config.upper_layers:  # there is no exit
         return {}
     learning = states_of(body, case.teacher.model, replace(data, dev=data.train), MOST_ROWS)
-    layout = exit_layout(data.config, data.task.served.exit_outputs(data.labels), case.training.dtype)
+    layout = exit_layout(data.config, len(data.labels), case.training.dtype)
     (head,) = learned(replace(learning, exits=learning.exits[depth : depth + 1]), layout, data.task, case.options.seed)
 
     def answers(data: Data) -> list[list[list[str]]]:
         judged = states_of(body, case.teacher.model, data)
-        outputs = outputs_of(head, layout, judged.exits[depth])[:, : len(data.labels)]
+        outputs = outputs_of(head, layout, judged.exits[depth])
         return [data.answers(data.dev, judged.of_texts(outputs))]
 
     return {"exit": case.scored(answers)}

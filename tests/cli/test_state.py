@@ -14,7 +14,7 @@ from builder.publish.live import add_domain, add_tenant, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantFile
 from hplm.doctor import checks
-from hplm.levels.calibration import BINS, Calibration
+from hplm.levels.calibration import Calibration
 from hplm.location import location_of
 from hplm.model.weights import load_weights, save_weights
 from hplm.registry.opening import opened
@@ -316,10 +316,10 @@ def test_all_damaged_files_of_a_store_are_named(grown, capsys):
     head.write_bytes(b"")
     flip(grown.folder / "upper.safetensors", -5)
     random_tenant(grown, TenantFile("many", 1, "root", 1, "classify", ["a", "b", "c"], 4), 0.3, seed=1)
-    change_version(grown, grown.tenant("many"), calibration=Calibration(BINS, delta=0.5, shares=(0.5,)))
+    change_version(grown, grown.tenant("many"), calibration=Calibration(temperature=-1.0))
     broken = [table / "values", root, counts.parent, head, grown.folder / "upper.safetensors"]
     said = refused(capsys, "verify", "--store", grown.folder)
-    expect_broken(said, *([path] for path in broken), ["many/1", 3])
+    expect_broken(said, *([path] for path in broken), ["many/1", "temperature"])
 
 
 def test_weights_with_nan_are_named(grown, capsys):

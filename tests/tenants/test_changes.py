@@ -11,17 +11,20 @@ import msgspec
 import pytest
 
 from builder.publish.live import publish_tenant
+from builder.store.store import TenantFile
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
-from hplm.levels.calibration import BINS, Calibration
+from hplm.levels.calibration import Calibration
 from hplm.location import location_of
 from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import CopiedRegistry
 from hplm.registry.store import Away, Busy, Conflict, Denied
 from hplm.tenants.backup import back_up, restore
+from hplm.tenants.knowledge import Knowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import PATIENCE
 from hplm.tenants.state import REST_SECONDS
 from testing.bucket import S3, bucket
+from testing.random_store import random_exit_knowledge, random_knowledge
 from tests.places import knowledge, learn
 from tests.support.faulty_store import FaultyStore
 from tests.support.message import refusing
@@ -42,15 +45,12 @@ def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
     assert live.current().find("tenant-0").keys == (second,)
 
 
-OF_NUMBERS = Calibration(BINS, delta=0.5, shares=(0.5,))
-
-
 @pytest.mark.parametrize(
     "changed, named",
     [
         ({"task": "span", "labels": ("start",)}, [1, "span", 2]),
         ({"task": "regress"}, [2, "regress", 1]),
-        ({"labels": ("x", "y", "z"), "calibration": OF_NUMBERS}, [3]),
+        ({"task": "regress", "labels": ("x",), "calibration": Calibration()}, ["regress", "calibration"]),
         ({"task": "tag", "head": None}, ["tag"]),
         ({"task": "generate", "labels": ()}, ["generate"]),
         ({"task": "generate", "labels": ("a",), "head": None}, ["generate"]),
@@ -77,6 +77,22 @@ def test_the_same_content_is_published_once(place, live):
     assert published() == (2, 2) and sorted(live.state.folder.rglob("*")) == files and live.current().generation == 2
     assert live.roll_back("new-a").after == 1
     assert published() == (1, 3)  # what was rolled back is another content
+
+
+def test_numbers_that_0_1_0_had_calibrated_are_served_without_until_an_update_removes_that(place, live, caplog):
+    file = TenantFile("number", 1, "root", 1, "regress", ["value"], 4)
+    own, exits = random_knowledge(place[0].config, file, 0.3, seed=1), random_exit_knowledge(place[0].config, file)
+    (first, *others) = exits.exits.calibrations
+    exits = replace(exits, exits=replace(exits.exits, calibrations=(replace(first, kind="interval"), *others)))
+    old = replace(own, calibration=Calibration("bins"), exits=exits)
+    with mock.patch.object(Knowledge, "check"):
+        assert live.publish("number", old).after == 1
+    served = Manager.open(*place[1:]).current().find("number")
+    assert (served.calibration, served.exits) == (None, None) and served.head is not None
+    read = Knowledge.read(old.packed(), 1)
+    for kind in ("'bins'", "'interval'"):
+        assert [kind in one.message for one in caplog.records].count(True) == 2, "one line of the registry, one of the file"
+    assert live.publish("number", read).after == 2 and (read.calibration, read.exits) == (None, None)
 
 
 def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):

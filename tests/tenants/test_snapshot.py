@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.calibration import BINS, INTERVAL, Calibration
+from hplm.levels.calibration import Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot, checked
@@ -41,18 +41,17 @@ def test_a_saved_snapshot_is_loaded_unchanged(whole, tmp_path):
     assert again.ledger.next_uid == len(SERVED) + 1
 
 
-VALUES = Calibration(BINS, delta=0.5, shares=(0.5,))
-WARM, PLAN = asdict(Calibration(temperature=1.5)), asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
+WARM, BINS = asdict(Calibration(temperature=1.5)), asdict(Calibration("bins"))
+PLAN = asdict(Plan(0, 0.5, 0.1, 0.9, 1.0))
 TEAM = asdict(Team(2, 1.0))
 WRONG = [
-    *({"calibration": wrong} for wrong in (3, {**WARM, "temperature": "hot"}, asdict(VALUES))),
-    *({"calibration": wrong} for wrong in ({**WARM, "temperature": 0}, asdict(Calibration(BINS, edges=(1.0,), shares=(0.5,))))),
+    *({"calibration": wrong} for wrong in (3, {**WARM, "temperature": "hot"}, {**WARM, "temperature": 0})),
     *({"stored": "1"}, {"homes": 0}, {"uid": None}, {"head": 3}),
     *({"exits": {"plans": wrong}} for wrong in ([], [{**PLAN, "exit": 2}], [{**PLAN, "threshold": 3}], [{**PLAN, "cost": 0}])),
-    *({"exits": {"calibrations": wrong}} for wrong in ([], [asdict(Calibration(INTERVAL))] * 2)),
+    *({"exits": {"calibrations": wrong}} for wrong in ([], [{**WARM, "temperature": -1}] * 2)),
     {"exits": {"record": None}},
     *({"students": {"teams": wrong}} for wrong in ([], [{**TEAM, "members": 3}], [{**TEAM, "cost": 0}], [TEAM, TEAM])),
-    *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": asdict(VALUES)}]})),
+    *({"students": wrong} for wrong in ({"depth": 0}, {"members": []}, {"teams": [{**TEAM, "calibration": BINS}]})),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.slow
 FP32 = resolve_precision("fp32", DEVICE)
 HOT = 4.0  # the temperature of the truth: the logits are far too sure
 TEXTS = 300
-TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "regress": "mark", "span": "perhaps"}
+TENANTS = {"classify": "pair", "multilabel": "many", "tag": "word", "span": "perhaps"}
 
 
 @pytest.fixture
@@ -62,46 +61,27 @@ def labelled(task, reference, tenant_id, labels, text, rng):
         return {"text": text, "text_pair": passage, "answers": right}
     logits = reference.forward(text, tenant_id).numpy()
     drawn = [labels[rng.choice(len(labels), p=row / row.sum())] for row in softmax(logits.astype(np.float64) / HOT)]
-    if task == "regress":
-        return {"text": text, "label": float(logits[0, 0] + rng.normal(0, 0.5))}
     if task == "multilabel":
         held = rng.random(len(labels)) < 1 / (1 + np.exp(-logits[0] / HOT))
         return {"text": text, "labels": [label for label, holds in zip(labels, held, strict=True) if holds]}
     return {"text": text, "label": drawn[0]} if task == "classify" else {"tokens": text.split(), "tags": drawn}
 
 
-def calibrated(store, task, files, precision=FP32, *delta, **options):
-    return calibrate_tenant(store, TENANTS[task], files[task], precision, DEVICE, *delta, **options)
+def calibrated(store, task, files, precision=FP32):
+    return calibrate_tenant(store, TENANTS[task], files[task], precision, DEVICE)
 
 
 def calibration_of(store, task):
     return store.knowledge(store.tenant(TENANTS[task])).calibration
 
 
-@pytest.mark.parametrize("task", ["classify", "multilabel", "tag", "span"])
+@pytest.mark.parametrize("task", TENANTS)
 def test_the_temperature_of_the_truth_is_found(store, files, task):
     report, _ = calibrated(store, task, files)
     assert task == "span" or calibration_of(store, task).temperature == pytest.approx(HOT, rel=0.35)
     assert task != "span" or 0.5 < report["right"] < 0.9
     assert report["after"]["nll"] < report["before"]["nll"] and report["after"]["ece"] < report["before"]["ece"]
     assert sum(one["count"] for one in report["after"]["bins"]) == report["texts"] == TEXTS
-
-
-def test_a_number_is_right_within_delta(store, files):
-    report, _ = calibrated(store, "regress", files, FP32, 0.5)
-    shares = calibration_of(store, "regress").shares
-    assert shares == pytest.approx([0.683] * len(shares), abs=0.2)
-    assert (report["before"], report["delta"]) == (None, 0.5)
-    values = [json.loads(line)["label"] for line in files["regress"].read_text().splitlines()]
-    assert calibrated(store, "regress", files)[0]["delta"] == pytest.approx(0.5 * np.std(values))
-
-
-def test_a_calibration_is_chosen_by_texts_that_it_has_not_seen():
-    """Whether these numbers are right is a coin's choice, so that more bins suit their own texts alone."""
-    rng, texts = np.random.default_rng(2), 400
-    cases = Cases(rng.normal(size=(texts, 1, 1)), np.zeros((texts, 1), dtype=np.int64), rng.random(texts) < 0.5, None)
-    found = fitted(cases, delta=1.0)
-    assert len(found.calibration.shares) == 1 and found.losses.mean() > np.log(2)  # as far as a coin can be known
 
 
 def test_a_temperature_that_is_worse_on_other_texts_is_not_kept():

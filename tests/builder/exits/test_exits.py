@@ -1,6 +1,5 @@
 """`hplm tenant exits`: heads learn from answers of the full stack, and thresholds are chosen that keep an allowed loss."""
 
-import math
 import random
 from dataclasses import replace
 
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 FP32 = resolve_precision("fp32", DEVICE)
 ASKED = [random_text(random.Random(number), 8) for number in range(300)]
-TENANTS = {"multilabel": "many", "tag": "word", "regress": "mark"}  # `classify` has the tests below
+TENANTS = {"multilabel": "many", "tag": "word"}  # `classify` has the tests below
 TEXTS = 2000  # of made-up answers
 COSTS = np.array([0.0, 0.4, 1.0])
 
@@ -64,7 +63,6 @@ def test_plain_texts_are_enough_and_the_same_call_changes_nothing(store, tmp_pat
     assert is_new and (report["learned_texts"], report["texts"]) == (300, 300)  # no version has learned from a file
     assert not set.intersection(*({example.text for example in own} for own in seen)), "the same text learns and chooses"
     assert all("lost" not in plan for plan in report["plans"])
-    assert (report["delta"] is not None) == (task == "regress")
     assert [plan.cost for plan in plans] == sorted({plan.cost for plan in plans}, reverse=True)
     before = content(store.folder)
     assert built(store, TENANTS[task], file) == (report, False) and content(store.folder) == before
@@ -218,16 +216,8 @@ def test_heads_learn_the_answers_of_rows_and_are_rounded_as_they_are_stored():
     assert right.float().mean() > 0.85
 
 
-def test_heads_of_numbers_answer_on_their_scale_and_say_how_far_off_they_are():
-    layout = exit_layout(CONFIG, 2)
-    (head,) = learned(states(lambda numbers: 1000 + 50 * numbers)[0], layout, training_task("regress"))
-    others, numbers = states(lambda numbers: 1000 + 50 * numbers, seed=1)
-    outputs = outputs_of(head, layout, others.exits[0])
-    error = float((outputs[:, 0] - others.logits[:, 0]).abs().mean())
-    assert error < 0.5 * 50 * float(numbers.abs().mean())
-    assert 0.5 < math.exp(outputs[:, 1].mean()) / error < 4  # calibrated on further texts
-
-
 def test_weights_that_do_not_fit_are_an_error():
+    own, _ = states(lambda numbers: torch.cat([numbers, -numbers], dim=1))
+    tiny = replace(own, exits=[own.exits[0].float() * 1e-9])  # such numbers are brought to a common scale by large weights
     with pytest.raises(Diverged, match="16 bits"), by_one_step():
-        learned(states(lambda numbers: 1e7 * numbers)[0], exit_layout(CONFIG, 2), training_task("regress"))
+        learned(tiny, exit_layout(CONFIG, 2), training_task("classify"))
