@@ -36,7 +36,7 @@ begin_log()
 log = logging.getLogger(__name__)
 SHARED_MEMORY = SharedMemory()
 DRAIN = Drain()
-Request: TypeAlias = "pb_utils.InferenceRequest"
+InferenceRequest: TypeAlias = "pb_utils.InferenceRequest"
 Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
 
 
@@ -56,9 +56,9 @@ class Sender:
 
     __slots__ = ("_ended", "_has_room", "_held", "_request", "_response", "_sender", "_talking", "is_probe", "resends")
 
-    def __init__(self, request: Request, held: Held, has_room: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, request: InferenceRequest, held: Held, has_room: Callable[[int], bool] | None = None) -> None:
         """`held` has counted the request. `has_room`: whether a response of a size may be returned; None: all are deferred."""
-        self._request: Request | None = request
+        self._request: InferenceRequest | None = request
         self._has_room = has_room
         self._sender: pb_utils.InferenceResponseSender | None = None
         self._response: pb_utils.InferenceResponse | None = None  # that is returned
@@ -160,7 +160,7 @@ class Model:
         meter.add(names.MODEL_RESTARTS, int(self._parameters.get(REVIVED, "0")), self._name)
         self._publishers.append(Publisher(pb_utils.MetricFamily, meter, backbone))
 
-    def execute(self, requests: list[Request]) -> list[pb_utils.InferenceResponse | None] | None:
+    def execute(self, requests: list[InferenceRequest]) -> list[pb_utils.InferenceResponse | None] | None:
         """Takes requests. Each is answered once: its response is returned, or sent later through its sender."""
         received_ns, accepted = time.monotonic_ns(), list[Any]()
         self._held.take(len(requests))
@@ -196,7 +196,7 @@ class Model:
             publisher.close()
         self._held.close()
 
-    def _read(self, request: Request, sender: Sender) -> Any:
+    def _read(self, request: InferenceRequest, sender: Sender) -> Any:
         """Returns the parameters and forwarded headers of a request, as the client sent them. Raises while the server drains.
 
         Lets `sender` know if the request only asks whether the model works.
@@ -217,11 +217,11 @@ class Model:
             raise Draining("the server is being stopped: send the request to another one, or again in a few seconds")
         return parameters
 
-    def _well(self, request: Request) -> Outputs:
+    def _well(self, request: InferenceRequest) -> Outputs:
         """Returns the answer to a probe, or raises."""
         return outputs_of([saying("ok")], request.requested_output_names(), [0])
 
-    def _take(self, request: Request, given: Any, sender: Sender, received_ns: int) -> Any:
+    def _take(self, request: InferenceRequest, given: Any, sender: Sender, received_ns: int) -> Any:
         """Returns what `_submit` gets of a request, or raises. Returns None for one that is answered already, or kept."""
         raise NotImplementedError
 
@@ -249,7 +249,7 @@ class Model:
             sender.send(response)
 
 
-def request_id(request: Request) -> str:
+def request_id(request: InferenceRequest) -> str:
     """Returns the client's name for the request."""
     try:
         return request.request_id()
@@ -257,7 +257,7 @@ def request_id(request: Request) -> str:
         raise InvalidInput("the id of the request is not UTF-8: send UTF-8") from None
 
 
-def inputs_of(request: Request) -> Inputs:
+def inputs_of(request: InferenceRequest) -> Inputs:
     """Returns the inputs of a request by their names. Triton makes a list of new objects whenever it is asked for them."""
     return {tensor.name(): tensor for tensor in request.inputs()}
 

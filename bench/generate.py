@@ -28,10 +28,10 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import Piece, PinnedTenant, Request
+from hplm.generation.request import DecoderRequest, Piece, PinnedTenant
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling
-from hplm.generation.staging import Decoder, Staged, Stager
+from hplm.generation.staging import Decoder, DecoderStager, Staged
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.scheduling.limits import Limits
@@ -256,7 +256,7 @@ class Bench:
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
         self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running)
-        stager = Stager(backbone, cache, seats)
+        stager = DecoderStager(backbone, cache, seats)
         self.decoder = TimedDecoder(upper, CPU, torch.float32)
         self.loop = Loop(self.queue, stager, self.decoder, ())
 
@@ -266,7 +266,7 @@ class Bench:
         ids = [START, *prompt]
         addresses = chain.lookup(np.array(ids), np.array([len(ids)])).addresses
         sampling = Sampling(temperature=0, max_tokens=count, logprobs=None)
-        request = Request(
+        request = DecoderRequest(
             PinnedTenant(id, uid, 1, chain, adapter),
             ids,
             addresses,

@@ -23,7 +23,7 @@ from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import computed
 from hplm.engine.served import open_engine
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request
@@ -167,7 +167,7 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
                 private = private_bytes(server.pid)
             rates[count] = saturated.req_per_s
             settings = settings_of(backbone)
-            stager = Stager(Backbone(folder), StagingSettings(settings.slots, settings.device, settings.precision.dtype))
+            stager = EncoderStager(Backbone(folder), StagingSettings(settings.slots, settings.device, settings.precision.dtype))
             yield Row(f"tenants/{count}/req_per_s", rates[count], "/s")
             yield Row(f"tenants/{count}/p50_ms", alone.percentile_ms(50), "ms")
             yield Row(f"tenants/{count}/p99_ms", alone.percentile_ms(99), "ms")

@@ -19,10 +19,10 @@ from builder.publish.model_configs import ServingOptions
 from hplm.adapters import records
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
-from hplm.engine.request import Request, Text
-from hplm.engine.settings import Settings
+from hplm.engine.request import EncoderRequest, Text
+from hplm.engine.settings import EncoderSettings
 from hplm.engine.sheets import StagedBatch
-from hplm.engine.staging import Stager
+from hplm.engine.staging import EncoderStager
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import Lookup
 from hplm.model.config import BackboneConfig
@@ -55,9 +55,9 @@ def texts_of(config: BackboneConfig, lengths: Sequence[int] | np.ndarray) -> lis
     return texts_for(np.asarray(lengths).tolist(), words(config.vocabulary))
 
 
-def settings_of(folder: Path) -> Settings:
+def settings_of(folder: Path) -> EncoderSettings:
     """Returns the settings of an exported backbone's engine."""
-    return Settings.read(parameters_of(upper_config(folder.parent, folder.name)))
+    return EncoderSettings.read(parameters_of(upper_config(folder.parent, folder.name)))
 
 
 def waiting(backbone: Backbone, texts: Sequence[str], tenants: Sequence[Tenant]) -> list[list[Text]]:
@@ -66,11 +66,11 @@ def waiting(backbone: Backbone, texts: Sequence[str], tenants: Sequence[Tenant])
     for number, text in enumerate(texts):
         tenant = tenants[number % len(tenants)]
         form = lookup.resolve(view, tenant, [text])
-        found.append(Request(form, view, tenant, lambda request, answer: None).parts())
+        found.append(EncoderRequest(form, view, tenant, lambda request, answer: None).parts())
     return found
 
 
-def stage(stager: Stager, texts: Sequence[Text]) -> StagedBatch:
+def stage(stager: EncoderStager, texts: Sequence[Text]) -> StagedBatch:
     """Returns texts as a batch. Raises if one of them cannot be staged."""
 
     def broken(text: Text, error: Exception) -> None:

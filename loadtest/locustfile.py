@@ -39,7 +39,7 @@ from hplm.tenants.manager import exported_folder
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state import EXPORTED_TENANTS
 from hplm_client import HplmClientError
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from loadtest.monitoring import ServerCount, difference
 from loadtest.outcomes import COLUMNS, Outcomes
 from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, Steady, Tenant
@@ -225,7 +225,7 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     options.address = {"http": f"{host_name}:{port}", "grpc": given.grpc or f"{host_name}:{port + (not is_secure)}"}
     if is_secure:
         options.address = {protocol: f"https://{address}" for protocol, address in options.address.items()}
-    Settings(options.address[given.protocol], given.protocol, ca_file=options.ca_file)  # raises if it is wrong
+    ClientSettings(options.address[given.protocol], given.protocol, ca_file=options.ca_file)  # raises if it is wrong
     asked, _, asked_port = options.address[given.protocol].removeprefix("https://").rpartition(":")
     try:
         socket.create_connection((asked.strip("[]"), int(asked_port)), CONNECT_S).close()

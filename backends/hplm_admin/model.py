@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends import replies
-from backends.replies import Request
+from backends.replies import InferenceRequest
 from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from hplm.model.config import BackboneConfig
 from hplm.request.answers import Outputs
@@ -40,10 +40,10 @@ class TritonPythonModel(replies.Model):
         self._closing = threading.Event()
         self._waiting = Threads(self._run, "commands")
 
-    def _well(self, request: Request) -> Outputs:
+    def _well(self, request: InferenceRequest) -> Outputs:
         return _outputs("{}")
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> None:
+    def _take(self, request: InferenceRequest, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> None:
         if not allows(self._keys, presented_key(given), time.time()):
             raise NoTenant(
                 "the admin key is missing or wrong: send the header 'authorization: Bearer KEY', where KEY is the server's "

@@ -15,7 +15,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from backends import replies
-from backends.replies import Request
+from backends.replies import InferenceRequest
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, error_in
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -78,11 +78,11 @@ class TritonPythonModel(replies.Model):
         self._ending = threading.Event()
         self._expiring = repeat(self._expire, "expire")
 
-    def _well(self, request: Request) -> Outputs:
+    def _well(self, request: InferenceRequest) -> Outputs:
         self._line.check()
         return super()._well(request)
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> None:
+    def _take(self, request: InferenceRequest, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> None:
         backbone, tenant = self._directory.find(given, time.time())
         inputs = replies.inputs_of(request)
         if TASKS[tenant.task].generates:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from backends import replies
-from backends.replies import Request
+from backends.replies import InferenceRequest
 from hplm.errors import HplmError, word_of
 from hplm.generation.client import DecoderClient, PendingPrompt
 from hplm.generation.prompt_form import RETURNED, PromptForm
@@ -88,14 +88,16 @@ class TritonPythonModel(replies.Model):
         self._ending = threading.Event()
         self._looking = repeat(self._look_for_cancelled, "cancelled")
 
-    def execute(self, requests: list[Request]) -> None:
+    def execute(self, requests: list[InferenceRequest]) -> None:
         super().execute(requests)  # a model whose answers may be streams returns nothing
 
-    def _well(self, request: Request) -> Outputs:
+    def _well(self, request: InferenceRequest) -> Outputs:
         self._client.workers.check()
         return WELL
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> GenerateRequest:
+    def _take(
+        self, request: InferenceRequest, given: dict[str, Any], sender: replies.Sender, received_ns: int
+    ) -> GenerateRequest:
         """Returns the request, whose prompt is to be passed on, or raises if it was not taken."""
         inputs = replies.inputs_of(request)
         strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends import replies
-from backends.replies import Request
+from backends.replies import InferenceRequest
 from hplm.errors import DeadlineMissed, HplmError, InvalidInput
 from hplm.lookup.lookup import Lookup, LookupRequest, head_of
 from hplm.lookup.service import LookupService
@@ -51,11 +51,13 @@ class TritonPythonModel(replies.Model):
         self._before: list[float] = []  # seconds from the arrival of each request of this call until now
         self._deadline_us = deadline_us(self._parameters)
 
-    def _well(self, request: Request) -> Outputs:
+    def _well(self, request: InferenceRequest) -> Outputs:
         self._service.check()
         return _ticket(PROBE, 1)
 
-    def _take(self, request: Request, given: dict[str, Any], sender: replies.Sender, received_ns: int) -> LookupRequest | None:
+    def _take(
+        self, request: InferenceRequest, given: dict[str, Any], sender: replies.Sender, received_ns: int
+    ) -> LookupRequest | None:
         view = self._views.view
         if asked_flag(given, LIST):
             if (texts := replies.required(replies.inputs_of(request), "TEXT").as_numpy().size) != 1:

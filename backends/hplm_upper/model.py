@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from backends import replies
-from backends.replies import Request
+from backends.replies import InferenceRequest
 from hplm.engine.encoder_client import EncoderClient
 from hplm.errors import RESEND
 from hplm.metrics import names
@@ -38,7 +38,7 @@ class TritonPythonModel(replies.Model):
         self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
         self._has_journal = bool(self._parameters.get("journal"))
 
-    def _read(self, request: Request, sender: replies.Sender) -> bytes:
+    def _read(self, request: InferenceRequest, sender: replies.Sender) -> bytes:
         # A copy, before it is checked: Triton frees the memory later, and a client may share it.
         (ticket,) = request.inputs()
         form = ticket.as_numpy().tobytes()
@@ -48,11 +48,11 @@ class TritonPythonModel(replies.Model):
         sender.resends = _RESENDS in (request.parameters() or "")
         return form
 
-    def _well(self, request: Request) -> Outputs:
+    def _well(self, request: InferenceRequest) -> Outputs:
         self._client.workers.check()
         return super()._well(request)
 
-    def _take(self, request: Request, given: bytes, sender: replies.Sender, received_ns: int) -> Pending | None:
+    def _take(self, request: InferenceRequest, given: bytes, sender: replies.Sender, received_ns: int) -> Pending | None:
         if given.startswith(SAYING):
             text = given.removeprefix(SAYING).decode(errors="replace")
             sender.answer(outputs_of([replies.saying(text)], request.requested_output_names(), [0]))

@@ -28,7 +28,7 @@ from hplm_client.errors import (
 )
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
 from hplm_client.retry import Attempts
-from hplm_client.settings import Protocol, Settings
+from hplm_client.settings import ClientSettings, Protocol
 
 if TYPE_CHECKING:
     from hplm_client.transports.grpc import GrpcCalls
@@ -61,7 +61,7 @@ class Calls(Generic[One, Many, Whole, Stream]):
         ca_file: str | os.PathLike[str] | None = None,
         late_is_error: bool = False,
     ) -> None:
-        self._settings = Settings(url, protocol, api_key, network_timeout, retries, ca_file)
+        self._settings = ClientSettings(url, protocol, api_key, network_timeout, retries, ca_file)
         self._late_is_error = late_is_error
         if backbone is not None:
             wire.encoded("backbone", backbone)
@@ -213,7 +213,7 @@ class Calls(Generic[One, Many, Whole, Stream]):
             )
         return answers
 
-    async def _answered(self, question: wire.Question, request: wire.Request, attempts: Attempts) -> list[Answer]:
+    async def _answered(self, question: wire.Question, request: wire.InferRequest, attempts: Attempts) -> list[Answer]:
         transport, backbone = self._transport(), await self._find_backbone(attempts.network_s)
         with advising(OF_A_DECODER, "a decoder answers, so use generate or stream"):
             result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)

@@ -23,7 +23,7 @@ TENANT_HEADER = "hplm-tenant"  # names the tenant to proxies, which do not read 
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClientSettings:
     """`network_timeout` limits requests without a deadline, readiness checks and the search for the backbone."""
 
     url: str

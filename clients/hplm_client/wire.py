@@ -32,7 +32,7 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class InferRequest:
     """A request for texts, as both protocols send it. Without `outputs`, the server sends all that the model has."""
 
     inputs: Mapping[str, np.ndarray]  # of flags, or of encoded texts
@@ -172,7 +172,7 @@ def encoded(name: str, text: str) -> bytes:
         ) from error
 
 
-def encode(question: Question) -> Request:
+def encode(question: Question) -> InferRequest:
     inputs = {"TEXT": _strings("TEXT", question.texts)}
     if question.pairs is not None:
         inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
@@ -180,7 +180,7 @@ def encode(question: Question) -> Request:
     outputs = (*OUTPUTS, *(name for name, wanted in asked.items() if wanted))
     # Triton tells none of a backbone's models which outputs a request wants, and all of them cost time.
     parameters = question.parameters() | {"outputs": ",".join(outputs)}
-    return Request(inputs, parameters, outputs, question.id or "", question.key)
+    return InferRequest(inputs, parameters, outputs, question.id or "", question.key)
 
 
 def listing_of(tenant: str | None) -> dict[str, Value]:
@@ -188,9 +188,9 @@ def listing_of(tenant: str | None) -> dict[str, Value]:
     return {LIST: True} if tenant is None else {LIST: True, "tenant": tenant}
 
 
-def encode_listing(tenant: str | None, key: str | None) -> Request:
+def encode_listing(tenant: str | None, key: str | None) -> InferRequest:
     """Returns the request that asks an encoder for its tenants."""
-    return Request({"TEXT": _strings("TEXT", [""])}, listing_of(tenant), ("LABEL",), key=key)
+    return InferRequest({"TEXT": _strings("TEXT", [""])}, listing_of(tenant), ("LABEL",), key=key)
 
 
 @expecting("a list of tenants")

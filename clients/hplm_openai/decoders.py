@@ -12,7 +12,7 @@ from hplm_client import generation, wire
 from hplm_client.answer import Tenant
 from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant
 from hplm_client.generation import Listing, Outputs
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from hplm_client.transports.grpc import AsyncGrpcTransport
 from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.errors import OnlyEncoders
@@ -32,7 +32,7 @@ class Decoders:
 
     def __init__(self, url: str, named: Sequence[str], seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`named`: the decoders to ask; empty: all of the server. `seconds` limit the wait for each part of an answer."""
-        self._transport = AsyncGrpcTransport(Settings(url, "grpc"))
+        self._transport = AsyncGrpcTransport(ClientSettings(url, "grpc"))
         self._named = list(named)
         self._seconds, self._clock = seconds, clock
         self._known: Models | None = None

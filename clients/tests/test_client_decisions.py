@@ -13,7 +13,7 @@ import hplm_client
 from hplm_client import AsyncHplmClient, HplmClient, InvalidInput, QueueFull
 from hplm_client.errors import refusal
 from hplm_client.retry import FIRST_PAUSE_S, GRACE_S, LONGEST_PAUSE_S, Attempts
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from hplm_client.waiting import within
 from tests.support.wait import Clock
 
@@ -61,7 +61,7 @@ def test_a_star_brings_names_and_no_modules():
 @pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])
 def test_a_name_that_is_no_value_of_a_header_is_not_sent_in_one(tenant):
     key = {"authorization": "Bearer K3Y"}
-    assert Settings("a:1", api_key="K3Y").headers({"tenant": tenant} if tenant is not None else {}) == key
+    assert ClientSettings("a:1", api_key="K3Y").headers({"tenant": tenant} if tenant is not None else {}) == key
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from openai_fakes import gateway
 
 from hplm.cli.main import main
 from hplm_client import HplmClient, InvalidInput, NoBackbone, NoTenant
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from hplm_client.transports.grpc import AsyncGrpcTransport
 from hplm_openai.completion_request import CompletionRequest
 from tests.support.servers import SECRET
@@ -132,7 +132,7 @@ def test_a_model_that_was_unloaded_is_no_backbone(server):
     """The gateway passes over such models."""
 
     async def both():
-        transport = AsyncGrpcTransport(Settings(server.grpc_url, "grpc"))
+        transport = AsyncGrpcTransport(ClientSettings(server.grpc_url, "grpc"))
         with pytest.raises(NoBackbone):
             await transport.metadata("hplm", PATIENCE)
         with pytest.raises(NoBackbone):

@@ -11,7 +11,7 @@ from triton_fakes import PART, STREAM, Refusal, chunk, event
 
 from hplm_client import AsyncHplmClient, ClientTimeout, ConnectionLost, HplmClient, InvalidInput, UnexpectedAnswer
 from hplm_client.retry import Attempts
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from tests.support.fakes import answer as answer_of
 from tests.support.wait import Clock, eventually
 from tests.support.ways import Way, generate, infer, read
@@ -76,7 +76,7 @@ def test_a_stream_or_call_without_an_answer_is_an_error(fake, is_async):
 def test_attempts_before_the_first_part_of_a_stream_change_no_wait_for_a_later_one(way, fake, monkeypatch):
     clock = Clock()
     attempts = lambda settings, _: Attempts(settings.retries, None, settings.network_timeout, clock.monotonic)  # noqa: E731
-    monkeypatch.setattr(Settings, "attempts", attempts)
+    monkeypatch.setattr(ClientSettings, "attempts", attempts)
     before_each_pause(monkeypatch, lambda: clock.sleep(-5))  # more time is left, which shows sooner than less
     fake.parts, fake.script = UNFINISHED, [Refusal("[queue_full] retry after 1 ms")]
     with raising(ClientTimeout, match=r"within 0\.2 s: .*`network_timeout`"):

@@ -20,10 +20,10 @@ from typing import Any, TextIO
 
 from hplm.adapters.layout import Layout
 from hplm.engine.exits import ExitAudit
-from hplm.engine.request import Request, Text
+from hplm.engine.request import EncoderRequest, Text
 from hplm.engine.settings import LOG, NONE
 from hplm.engine.sheets import StagedBatch
-from hplm.engine.staging import Stager
+from hplm.engine.staging import EncoderStager
 from hplm.errors import InvalidInput, word_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series, outcome_of
@@ -42,7 +42,7 @@ class Instruments:
         self._writing = threading.Lock()
         self._journal = {NONE: None, LOG: sys.stderr}[journal] if journal in (NONE, LOG) else _open(Path(journal))
 
-    def left(self, request: Request, answer: AnswersOrError) -> None:
+    def left(self, request: EncoderRequest, answer: AnswersOrError) -> None:
         """Notes a request that was answered or refused. Called once for each request. The model process counts it."""
         if self._journal is None:
             return
@@ -110,7 +110,7 @@ class Instruments:
                 stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
             )
 
-    def look(self, levels: dict[Series, float], stager: Stager, audit: ExitAudit) -> None:
+    def look(self, levels: dict[Series, float], stager: EncoderStager, audit: ExitAudit) -> None:
         """Updates the levels, those of the encoder among them, and the counts that the slots keep."""
         levels[names.RAISED_EXITS, ()] = len(audit)
         for (tenant, exit), share in audit.agreements().items():

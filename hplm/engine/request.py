@@ -24,7 +24,7 @@ from hplm.tenants.students import Team
 log = logging.getLogger(__name__)
 
 
-class Request:
+class EncoderRequest:
     """One request. It is answered when its last text is done, or fails with the first text that fails.
 
     Times are nanoseconds of the monotonic clock; 0 means not yet.
@@ -42,7 +42,7 @@ class Request:
         form: Form,
         view: View,
         tenant: Tenant,
-        respond: Callable[[Request, AnswersOrError], None],
+        respond: Callable[[EncoderRequest, AnswersOrError], None],
         taken_ns: int = 0,
     ) -> None:
         self.form, self.head = form, form.head
@@ -170,7 +170,7 @@ class Text:
 
     def __init__(
         self,
-        request: Request,
+        request: EncoderRequest,
         index: int,
         addresses: Array,
         segments: Array,

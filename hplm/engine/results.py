@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from hplm.arrays import Array, joined, together
-from hplm.engine.request import Request, Text
+from hplm.engine.request import EncoderRequest, Text
 from hplm.errors import Broken, HplmError
 from hplm.levels.calibration import Calibration
 from hplm.model import faults
@@ -27,7 +27,7 @@ def read_answers(
 
     `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
-    alike: dict[tuple[ReadEach, int], dict[Request, list[int]]] = {}
+    alike: dict[tuple[ReadEach, int], dict[EncoderRequest, list[int]]] = {}
     for number, text in enumerate(texts):
         request, tenant = text.request, text.request.tenant
         read_each = tenant.task_object.read_each

@@ -13,8 +13,8 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
 from hplm.engine.packing import PACKED, read_packing
-from hplm.engine.settings import Settings
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.settings import EncoderSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from hplm.errors import HplmError, InvalidInput
 from hplm.location import Location
 from hplm.lookup.views import RegistryWatcher
@@ -37,7 +37,7 @@ def check_encoders(folders: Iterable[Path]) -> None:
             )
 
 
-def open_engine(backbone: Backbone, settings: Settings, side_by_side: bool = True) -> tuple[Engine, Stager]:
+def open_engine(backbone: Backbone, settings: EncoderSettings, side_by_side: bool = True) -> tuple[Engine, EncoderStager]:
     """Returns what computes batches, and what makes them ready. It brings no rows into memory.
 
     They compute with as many threads of the CPU as the calling thread, large batches `side_by_side`.
@@ -57,11 +57,11 @@ def open_engine(backbone: Backbone, settings: Settings, side_by_side: bool = Tru
         stages=stages,
         threads=threads,
     )
-    return engine, Stager(backbone, staging)
+    return engine, EncoderStager(backbone, staging)
 
 
 class Served:
-    def __init__(self, folder: Path, settings: Settings, state: Location | None = None) -> None:
+    def __init__(self, folder: Path, settings: EncoderSettings, state: Location | None = None) -> None:
         self._settings = settings
         self._serving = False
         self.backbone = Backbone(folder, state, self._prepare)

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from hplm.engine.encoder import Encoder
-from hplm.engine.request import Request, Text
+from hplm.engine.request import EncoderRequest, Text
 from hplm.engine.served import Served, check_encoders
-from hplm.engine.settings import Settings, read_all
+from hplm.engine.settings import EncoderSettings, read_all
 from hplm.errors import Draining, QueueFull
 from hplm.location import Location
 from hplm.metrics.meter import Meter
@@ -38,10 +38,10 @@ ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
 
 
-class Service:
+class EncoderService:
     def __init__(
         self,
-        backbones: Sequence[tuple[Path, Settings]],
+        backbones: Sequence[tuple[Path, EncoderSettings]],
         state: Location | None = None,
         outbox: Outbox | None = None,
         device_failed: Callable[[], None] = lambda: None,
@@ -101,7 +101,7 @@ class Service:
                 read.append(Form(given, number, backbone, wanted, id))
             except Exception as error:
                 self._outbox.put(number, wanted, 0, error)
-        admitted: list[Request] = []
+        admitted: list[EncoderRequest] = []
         for form in read:
             respond = partial(self._outbox.put, form.number, form.wanted, form.head.version)
             try:
@@ -132,7 +132,7 @@ class Service:
         """Takes a request, or raises. A request that was taken is answered once, through `respond`."""
         self._offer(self._admit(form, respond))
 
-    def _admit(self, form: Form, respond: Callable[[AnswersOrError], None]) -> Request:
+    def _admit(self, form: Form, respond: Callable[[AnswersOrError], None]) -> EncoderRequest:
         """Returns a request that its tenant may send now, and counts it, or raises."""
         served, head = self.served[form.backbone], form.head
         if head.export != served.backbone.view.snapshot.export_number:
@@ -140,7 +140,7 @@ class Service:
         view = served.backbone.at(head.generation)
         tenant = view.snapshot.by_uid(head.uid)
         answered, now = partial(_leave, served, respond), self._now_ns()
-        request = Request(form, view, tenant, answered, now)
+        request = EncoderRequest(form, view, tenant, answered, now)
         try:
             if request.tenant_number in self._refused:
                 raise refusal(tenant.id)
@@ -152,7 +152,7 @@ class Service:
             raise
         return request
 
-    def _offer(self, request: Request) -> None:
+    def _offer(self, request: EncoderRequest) -> None:
         """Brings an admitted request into the line, or answers it with an error."""
         try:
             tenant = request.tenant
@@ -190,7 +190,7 @@ class Service:
             served.instruments.close()
 
 
-def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: Request, answer: AnswersOrError) -> None:
+def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: EncoderRequest, answer: AnswersOrError) -> None:
     # The quota is given back before the answer is sent, so that the client's next request is not refused.
     served.quotas.give_back(request.tenant)
     try:
@@ -199,7 +199,7 @@ def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: R
         respond(answer)
 
 
-def open_service(begin: Begin, host: Host, service: type[Service] = Service) -> Service:
+def open_service(begin: Begin, host: Host, service: type[EncoderService] = EncoderService) -> EncoderService:
     backbones = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
     return apart(lambda: service(backbones, begin.state, host.outbox, host.device_failed, host.shown))
 

@@ -22,7 +22,7 @@ STAGES = "stages"  # a parameter that is only there where an engine has several
 
 
 @dataclass(frozen=True)
-class Settings:
+class EncoderSettings:
     device: torch.device
     precision: Precision
     threads: int
@@ -50,7 +50,7 @@ class Settings:
         return self.device.type != "cpu"
 
     @classmethod
-    def read(cls, parameters: Mapping[str, str]) -> Settings:
+    def read(cls, parameters: Mapping[str, str]) -> EncoderSettings:
         """Reads the parameters of a `config.pbtxt`."""
         parameters = Parameters(parameters)
         stages = read_stages(parameters.get(STAGES, ""))
@@ -77,7 +77,7 @@ class Settings:
         )
 
 
-def read_all(parameters: Mapping[str, str]) -> dict[str, Settings]:
+def read_all(parameters: Mapping[str, str]) -> dict[str, EncoderSettings]:
     """Reads the settings of each backbone that an upper model computes, by its name. They differ in their stages alone."""
     names, cuts = backbones_of(parameters), parameters.get(STAGES, "").split(";")
     if len(cuts) == 1 and not cuts[0].strip():
@@ -87,7 +87,7 @@ def read_all(parameters: Mapping[str, str]) -> dict[str, Settings]:
             f"parameter 'stages' has the cuts of {len(cuts)} backbones, but the model computes {len(names)}: "
             f"give one for each of {', '.join(names)}, with a semicolon between them"
         )
-    found = {name: Settings.read({**parameters, STAGES: cut}) for name, cut in zip(names, cuts, strict=True)}
+    found = {name: EncoderSettings.read({**parameters, STAGES: cut}) for name, cut in zip(names, cuts, strict=True)}
     if len({tuple((stage.device, stage.core) for stage in settings.stages) for settings in found.values()}) > 1:
         raise InvalidInput(
             f"parameter 'stages' is {parameters[STAGES]!r}, but all backbones of a model have the same devices, in the same "
@@ -99,7 +99,7 @@ def read_all(parameters: Mapping[str, str]) -> dict[str, Settings]:
 def check(parameters: Mapping[str, str]) -> None:
     """Refuses parameters that a server would refuse. Only the server knows its CUDA devices and its policies."""
     device = "cpu" if parameters["device"].startswith("cuda") else parameters["device"]
-    settings = Settings.read({**parameters, "device": device})
+    settings = EncoderSettings.read({**parameters, "device": device})
     read_packing(settings.packing, lambda texts, tokens: 0.0)
     deadline_us(parameters)
 

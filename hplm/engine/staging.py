@@ -30,7 +30,7 @@ from hplm.tenants.snapshot import TenantWeights
 NO_SLOTS = "; the device has no memory for slots of another layout: give it fewer with the parameter slots"
 
 
-class Stager:
+class EncoderStager:
     def __init__(
         self, backbone: Backbone, settings: StagingSettings, copies: Callable[[torch.device], Copies] = Copies
     ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError
-from hplm.generation.request import DEADLINE, Piece, Request, Sequence, Token
+from hplm.generation.request import DEADLINE, DecoderRequest, Piece, Sequence, Token
 from hplm.generation.running import Planned, Running
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
@@ -81,7 +81,7 @@ class Answers:
         counts = len(request.prompt), request.generated
         say(request, Piece(sequence.choice, text, tokens, sequence.finish, request.ended, *counts))
 
-    def finish(self, request: Request, reason: str) -> None:
+    def finish(self, request: DecoderRequest, reason: str) -> None:
         """Ends all answers of a request with what there is."""
         if request.ended:
             return
@@ -93,7 +93,7 @@ class Answers:
                 self._leave(sequence)
             self._end(sequence, sequence.saying.end() if reason == DEADLINE else "")
 
-    def fail(self, request: Request, error: HplmError) -> None:
+    def fail(self, request: DecoderRequest, error: HplmError) -> None:
         with self._lock:
             if request.ended:
                 return
@@ -110,7 +110,7 @@ class Answers:
         for sequence in self._running.all:
             self._leave(sequence)
 
-    def _of(self, request: Request) -> list[Sequence]:
+    def _of(self, request: DecoderRequest) -> list[Sequence]:
         """Returns the sequences of a request that have left the line."""
         return [sequence for sequence in self._running.all if sequence.request is request]
 
@@ -121,7 +121,7 @@ class Answers:
         self._first_tokens, self._next_tokens = [], []
 
 
-def say(request: Request, piece: Piece | HplmError) -> None:
+def say(request: DecoderRequest, piece: Piece | HplmError) -> None:
     """Says a piece. If that fails, nobody can read what follows."""
     try:
         request.respond(piece)

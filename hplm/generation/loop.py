@@ -22,7 +22,7 @@ from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import Answers, Staging, say
 from hplm.generation.choosing import choose
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import CANCELLED, DEADLINE, Request, Sequence, Token
+from hplm.generation.request import CANCELLED, DEADLINE, DecoderRequest, Sequence, Token
 from hplm.generation.running import Planned, halves
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
@@ -77,7 +77,7 @@ class Loop:
         self._failures = 0  # steps in a row
         self._answers = Answers(running, stager, end_ids, meter or Meter(), self._lock)
 
-    def offer(self, request: Request) -> None:
+    def offer(self, request: DecoderRequest) -> None:
         """Adds a request, or raises. Answers requests that lose their places to it."""
         if not request.cancelled:  # otherwise its prompt was not read
             self._check(request)
@@ -88,7 +88,7 @@ class Loop:
                 full = QueueFull(f"too many requests wait, and tenant {tenant!r} has the most: retry after 0.1 s")
                 self._answers.fail(evicted.request, full)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: DecoderRequest) -> None:
         """Raises if the request could never be answered."""
         needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.largest
         if needed > longest:
@@ -97,7 +97,7 @@ class Loop:
                 f"{needed} tokens, but a sequence has {longest} at most: shorten the prompt, or lower 'max_tokens'"
             )
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: DecoderRequest) -> None:
         """Ends a request soon, because nobody reads its answers. It still gets its end."""
         with self._lock:
             request.cancelled = self._cancelling = True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hplm.errors import DeadlineMissed, HplmError, QueueFull, for_client
 from hplm.generation.loop import Loop
-from hplm.generation.request import Request
+from hplm.generation.request import DecoderRequest
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.threads import repeat
@@ -29,7 +29,7 @@ class Reader:
         self.abandon = loop.abandon
         self.wake: Callable[[], None] = lambda: None  # lets the threads of the process look at the loop
         self._loop = loop
-        self._turns: Turns[Request] = Turns(limits, limits.work, time.monotonic_ns)
+        self._turns: Turns[DecoderRequest] = Turns(limits, limits.work, time.monotonic_ns)
         self._since: float | None = None  # when the thread began to read a prompt
         self._thread = repeat(self._read_next, "read")
 
@@ -45,7 +45,7 @@ class Reader:
         since = self._since
         return [since] if since is not None else []
 
-    def submit(self, request: Request, at_once: bool) -> None:
+    def submit(self, request: DecoderRequest, at_once: bool) -> None:
         """Takes a request, or raises. `at_once`: its prompt may be read here, if it is short."""
         if at_once and request.left <= SHORT and not len(self) and self._since is None:
             self._read(request)
@@ -81,7 +81,7 @@ class Reader:
         self.wake()
         return True
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: DecoderRequest) -> None:
         try:
             read, request.read = request.read, None  # it keeps the prompt's text
             if read is not None and not request.cancelled:  # otherwise the loop ends it before it starts

@@ -72,7 +72,7 @@ Respond = Callable[[Piece | HplmError], None]
 
 
 @dataclass(eq=False, repr=False)
-class Request:
+class DecoderRequest:
     """Waits until its prompt is read (`hplm.scheduling.turns`). Then the loop alone changes it.
 
     `respond` is called for each piece. The last call has a piece that `is_last`, or an error. Times are nanoseconds of the
@@ -92,7 +92,7 @@ class Request:
     allowed_ns: int = 0  # from its arrival; then it ends as it is
     priority: int = 0
     in_flight_entry: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
-    read: Callable[[Request], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
+    read: Callable[[DecoderRequest], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
     left: int = 1  # bytes of the prompt that was not read
     first_token_ns: int = field(default=0, init=False)  # when it came
     cancelled: bool = field(default=False, init=False)
@@ -123,7 +123,7 @@ class Request:
 class Sequence:
     """One answer: the prompt's tokens, then its own. First it waits (`hplm.scheduling.limits`), then it grows."""
 
-    def __init__(self, request: Request, choice: int = 0) -> None:
+    def __init__(self, request: DecoderRequest, choice: int = 0) -> None:
         self.request = request
         self.choice = choice
         self.ids = request.prompt.copy()

@@ -27,11 +27,11 @@ from hplm.generation.prompt_form import LOGPROBS, NAMES, PromptForm
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.reader import Reader
 from hplm.generation.reply_writer import ReplyWriter
-from hplm.generation.request import Piece, PinnedTenant, Request, Respond
+from hplm.generation.request import DecoderRequest, Piece, PinnedTenant, Respond
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, sampling_of
-from hplm.generation.settings import Settings, read_settings
-from hplm.generation.staging import Decoder, Stager
+from hplm.generation.settings import DecoderSettings, read_settings
+from hplm.generation.staging import Decoder, DecoderStager
 from hplm.lookup.views import RegistryWatcher, View
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
@@ -55,10 +55,10 @@ log = logging.getLogger("hplm.generation.service")  # also where it is the proce
 NO_ADDRESSES = np.empty(0, dtype=np.int64)
 
 
-class Service:
+class DecoderService:
     """Its `reader` is what `hplm.process.driver` drives."""
 
-    def __init__(self, backbone: Backbone, prompts: Prompts, settings: Settings, host: Host | None = None) -> None:
+    def __init__(self, backbone: Backbone, prompts: Prompts, settings: DecoderSettings, host: Host | None = None) -> None:
         """`host`: of the process; None: nothing leaves it. The thread that makes a service should end (`hplm.model.cpu`)."""
         self.threads = settings.threads or torch.get_num_threads()
         compute_with(self.threads)
@@ -73,12 +73,12 @@ class Service:
         self._watcher: RegistryWatcher | None = None
         self._quotas = Quotas()
         self._refused: frozenset[int] = frozenset()  # numbers of tenants
-        self._requests: dict[int, Request] = {}  # by their numbers in the model process
+        self._requests: dict[int, DecoderRequest] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
         # Each running sequence holds one slot of a layout at most.
-        self._stager = Stager(backbone, cache, settings.max_sequences, settings.resident_rows)
+        self._stager = DecoderStager(backbone, cache, settings.max_sequences, settings.resident_rows)
         running = Running(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
             SequenceQueue(policy(settings.policy), settings.limits, running),
@@ -134,7 +134,7 @@ class Service:
 
     def submit(
         self, view: View, tenant: Tenant, form: PromptForm, sampling: Sampling, respond: Respond, number: int = -1
-    ) -> Request:
+    ) -> DecoderRequest:
         """Takes a request of an admitted tenant, or raises. What was taken gets pieces through `respond`, and one end.
 
         `number`: the request's, in the model process.
@@ -159,7 +159,7 @@ class Service:
                 self._quotas.give_back(tenant)
             respond(piece)
 
-        def read(request: Request) -> None:
+        def read(request: DecoderRequest) -> None:
             self._quotas.check(tenant)  # others were charged while it waited
             tokens, echo = self._tokens(form, sampling.max_tokens, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
@@ -168,7 +168,7 @@ class Service:
 
         try:
             chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
-            request = Request(
+            request = DecoderRequest(
                 PinnedTenant(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view),
                 [],
                 NO_ADDRESSES,
@@ -249,7 +249,7 @@ class Service:
         return tokens, text
 
 
-def open_service(begin: Begin, host: Host) -> Service:
+def open_service(begin: Begin, host: Host) -> DecoderService:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores compute
     settings = read_settings(begin.parameters)
     preloads = yes_or_no(begin.parameters, "plot_preload")
@@ -263,7 +263,7 @@ def open_service(begin: Begin, host: Host) -> Service:
     (folder,) = begin.folders
     backbone = Backbone(Path(folder), begin.state, prepare)
     prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
-    service = apart(lambda: Service(backbone, prompts, settings, host))
+    service = apart(lambda: DecoderService(backbone, prompts, settings, host))
     backbone.catch_up()
     return service
 

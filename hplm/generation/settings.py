@@ -14,7 +14,7 @@ from hplm.scheduling.policy import DEFAULT
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecoderSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     max_sequences: int = 32  # the most sequences that run together
@@ -27,11 +27,11 @@ class Settings:
     threads: int = 0  # that compute, on a CPU; 0: as many as torch takes
 
 
-def read_settings(given: Mapping[str, str], device: torch.device | None = None) -> Settings:
+def read_settings(given: Mapping[str, str], device: torch.device | None = None) -> DecoderSettings:
     """Reads the parameters of a `config.pbtxt`. `device`: instead of what the parameter of this name means on this machine."""
     parameters = Parameters(given)
     device, dtype = device or resolve_device(parameters["device"]), parameters["dtype"]
-    return Settings(
+    return DecoderSettings(
         device=device,
         dtype=resolve_dtype("fp32" if dtype == "auto" and device.type == "cpu" else dtype, device),  # fp32 has a kernel there
         max_sequences=whole_number(parameters, "max_sequences"),

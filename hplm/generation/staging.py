@@ -45,7 +45,7 @@ class Staged:
     rows: Tensor  # the last token of each sequence that gets a next token
 
 
-class Stager:
+class DecoderStager:
     """The loop's thread owns it. A running sequence holds the slot of its adapter."""
 
     def __init__(self, backbone: Backbone, cache: Cache, slots: int, resident_rows: int = 0) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, resolve_device
 from hplm.engine.service import ANSWERING_NS
-from hplm.engine.settings import STAGES, Settings
+from hplm.engine.settings import STAGES, EncoderSettings
 from hplm.errors import Internal, InvalidInput
 from hplm.location import Location
 from hplm.model.config import BackboneConfig
@@ -137,7 +137,7 @@ def measure(
     if cores := cores_of(devices):
         os.sched_setaffinity(0, cores)
         compute_with(len(cores))
-    settings = Settings.read({**backbone.parameters, **device_parameters(devices)})
+    settings = EncoderSettings.read({**backbone.parameters, **device_parameters(devices)})
     sampler = Sampler(backbone.folder, settings, state)
     return sampler.profile(), sampler.take(rounds, label)
 

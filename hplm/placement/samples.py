@@ -17,9 +17,9 @@ from hplm.adapters.layout import Layout
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import computed
-from hplm.engine.request import Request, Text
+from hplm.engine.request import EncoderRequest, Text
 from hplm.engine.served import open_engine
-from hplm.engine.settings import Settings
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, HplmError
 from hplm.location import Location
 from hplm.lookup.lookup import Lookup
@@ -61,7 +61,7 @@ class Samples:
 class Sampler:
     """Opens a backbone, and measures it in the calling thread."""
 
-    def __init__(self, folder: Path, settings: Settings, state: Location | None = None) -> None:
+    def __init__(self, folder: Path, settings: EncoderSettings, state: Location | None = None) -> None:
         """`folder`: of its version, in the repository."""
         self._backbone = Backbone(folder, state)
         failures = self._backbone.view.forest.failures()
@@ -153,7 +153,7 @@ class Sampler:
         pair = [text] if tenant.task_object.needs_pair else None
         form = self._lookup.resolve(view, tenant, [text], pair, truncate=True)
         tenant = replace(tenant, exits=None, students=None)  # a profile has the work of all layers
-        return Request(form, view, tenant, lambda request, answer: None).parts()
+        return EncoderRequest(form, view, tenant, lambda request, answer: None).parts()
 
     def _measured(self, texts: list[Text], given: list[tuple[Tenant, str]]) -> list[int]:
         """Returns the nanoseconds of each layer, and of lookup and staging together."""

@@ -99,7 +99,7 @@ class Outcome:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SimulatedRequest:
     """A simulated text is a request of its own."""
 
     text: SimulatedText
@@ -166,7 +166,7 @@ class Server:
             self._encoder.expire()
 
     def arrive(self, text: SimulatedText) -> None:
-        text.request = Request(text, self.leave)
+        text.request = SimulatedRequest(text, self.leave)
         try:
             self._encoder.offer(cast(Any, [text]))
         except (QueueFull, DeadlineMissed):

@@ -23,7 +23,7 @@ from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder import Encoder
 from hplm.engine.engine import Computed
-from hplm.engine.service import Service
+from hplm.engine.service import EncoderService
 from hplm.engine.settings import EARLIEST
 from hplm.engine.sheets import StagedBatch
 from hplm.lookup.lookup import Lookup
@@ -53,9 +53,9 @@ def staging(*, size: ModelSize = "minilm", tokens: Tokens = 32, seconds: Positiv
     with random_export(SIZES[size], TENANTS, options) as backbone, ExitStack() as stack:
         folder, settings = backbone / "1", settings_of(backbone)
         forms = cycle(looked_up(Backbone(folder), texts_of(SIZES[size], [tokens] * 4 * TENANTS)))
-        running: dict[str, tuple[Service, Driver]] = {}
+        running: dict[str, tuple[EncoderService, Driver]] = {}
         for name in WAYS:
-            service = Service([(folder, settings)])
+            service = EncoderService([(folder, settings)])
             stack.callback(service.close)
             change(service, name)
             running[name] = service, (driver := service.driven())
@@ -68,7 +68,7 @@ def staging(*, size: ModelSize = "minilm", tokens: Tokens = 32, seconds: Positiv
     yield Row("device", settings.device.type)
 
 
-def change(service: Service, way: str) -> None:
+def change(service: EncoderService, way: str) -> None:
     """Makes a service stage its batches in another way: a step waits until the engine is free, or nothing is staged ahead."""
     (own,) = service.served
     if way == "synchronous":
@@ -106,7 +106,7 @@ def looked_up(backbone: Backbone, texts: list[str]) -> list[Form]:
     return [lookup.resolve(view, view.snapshot.tenants[number], [text], None, False) for number, text in asked]
 
 
-def rate(service: Service, driver: Driver, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
+def rate(service: EncoderService, driver: Driver, forms: Iterator[Form], in_flight: int, seconds: float) -> float:
     """Returns answers a second while so many requests wait or run. Raises if an answer is an error."""
     answers: SimpleQueue[AnswersOrError] = SimpleQueue()
     start, sent, waiting = time.perf_counter(), 0, 0

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from hplm.engine.backbone import Backbone
-from hplm.engine.request import Request
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.request import EncoderRequest
+from hplm.engine.service import EncoderService
+from hplm.engine.settings import EncoderSettings
 from hplm.engine.stages import Stage
 from hplm.lookup.lookup import Lookup
 from hplm.request.answers import CONFIDENCE, bits_of
@@ -32,17 +32,17 @@ def texts_of(backbone, tenant_id, given, truncate=False, pairs=None):
     """Returns the texts of a request as the line gets them."""
     view, tenant = backbone.view, backbone.view.snapshot.find(tenant_id)
     form = Lookup(backbone).resolve(view, tenant, given, pairs, truncate)
-    return Request(form, view, tenant, lambda request, answer: None).parts()
+    return EncoderRequest(form, view, tenant, lambda request, answer: None).parts()
 
 
 class Asker:
     """Looks up and submits requests as the two backends do, and keeps all answers to each request."""
 
     def __init__(self, folder, state=None, stages=(), **changes):
-        settings = replace(Settings.read({**PARAMETERS, **changes}), stages=stages)
+        settings = replace(EncoderSettings.read({**PARAMETERS, **changes}), stages=stages)
         self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
-        self.service = Service([(folder, settings)], state)
+        self.service = EncoderService([(folder, settings)], state)
         self.driver = self.service.driven()
         self.answers = []
         self._arrived = threading.Condition()

@@ -14,7 +14,7 @@ from builder.store.store import TenantFile
 from hplm.adapters.groups import InPlace, Runs
 from hplm.engine.engine import Engine, computed
 from hplm.engine.graphs import MOST, Graphs
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from hplm.model import attention
 from hplm.model.attention import PackedAttention, rows_attend
 from testing.random_store import random_store
@@ -88,7 +88,7 @@ class Asked:
         self._on_cpu, self._engine = device.type == "cpu", Engine(self.backbone.upper(), device, dtype, graphs=graphs)
         kind = Recorded if self._on_cpu else StagingSettings
         settings = kind(SLOTS, device, dtype, few_sizes=self._engine.takes_few_sizes)
-        self.stager, self.graphs = Stager(self.backbone, settings), self._engine._graphs
+        self.stager, self.graphs = EncoderStager(self.backbone, settings), self._engine._graphs
 
     def ask(self, *tenants, words=0):
         asked = [(tenant, random_text(self.rng, words or self.rng.choice([3, 20]))) for tenant in tenants]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.engine.request import Request, Text
+from hplm.engine.request import EncoderRequest, Text
 from hplm.errors import Broken
 from hplm.request.form import Form, Head, write
 
@@ -24,7 +24,7 @@ def make(reference):
 
     def make(texts, respond=lambda request, answer: None):
         form = Form(write(b"", Head("law", "acme", 0, 0, 1, 1), [0] * texts, [0] * texts, b"", b"", b""))
-        return Request(form, view, view.snapshot.find("acme"), respond)
+        return EncoderRequest(form, view, view.snapshot.find("acme"), respond)
 
     return make
 

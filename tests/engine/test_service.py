@@ -8,8 +8,8 @@ import pytest
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.service import TICKET_SECONDS, Service
-from hplm.engine.settings import Settings
+from hplm.engine.service import TICKET_SECONDS, EncoderService
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
 from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from testing.toy import WORDS, make_chat
@@ -49,7 +49,7 @@ def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker
 def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
     chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
-        Service([(folder, Settings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
+        EncoderService([(folder, EncoderSettings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
 
 
 FRAME = {  # the tenant of each request, its age in seconds, what its head says, and why it is refused
@@ -77,7 +77,10 @@ def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
             pass
 
     outbox, backbone = Kept(list), Backbone(toy.folder)
-    service, view = Service([(toy.folder, Settings.read({**PARAMETERS, "queue_texts": "2"}))], None, outbox), backbone.view
+    service, view = (
+        EncoderService([(toy.folder, EncoderSettings.read({**PARAMETERS, "queue_texts": "2"}))], None, outbox),
+        backbone.view,
+    )
     passed, waited_ns = [], 10**12  # at the front door
     for number, (name, (tenant, seconds, changes, _)) in enumerate(FRAME.items()):
         request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hplm.engine.engine import resolve_precision
-from hplm.engine.settings import AUTO_ON_CPU, Settings, read_all
+from hplm.engine.settings import AUTO_ON_CPU, EncoderSettings, read_all
 from hplm.errors import InvalidInput
 from tests.engine.asker import PARAMETERS
 from tests.support.message import mentioning
@@ -43,8 +43,8 @@ def test_parameters_that_make_no_sense_are_refused_by_name(changed, named):
 
 
 def test_auto_is_on_a_cpu_what_was_measured_at_the_export():
-    assert Settings.read({**PARAMETERS, "dtype": "auto", AUTO_ON_CPU: "int8"}).precision.name == "int8"
-    assert Settings.read({**PARAMETERS, "dtype": "fp32", AUTO_ON_CPU: "int8"}).precision.name == "fp32"
+    assert EncoderSettings.read({**PARAMETERS, "dtype": "auto", AUTO_ON_CPU: "int8"}).precision.name == "int8"
+    assert EncoderSettings.read({**PARAMETERS, "dtype": "fp32", AUTO_ON_CPU: "int8"}).precision.name == "fp32"
 
 
 def test_eight_bits_are_refused_on_a_gpu():

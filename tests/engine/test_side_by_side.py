@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
 from hplm.engine.packing import UNEVEN, WORTH, divided, end_to_end
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from testing.toy import random_text
 from tests.engine.asker import texts_of
 
@@ -43,7 +43,7 @@ def staged(reference):
         for text in texts:
             text.depth = depth
         engine = Engine(backbone.upper(), CPU, dtype, threads=threads)
-        stager = Stager(backbone, StagingSettings(8, CPU, dtype, few_sizes=engine.takes_few_sizes, threads=threads))
+        stager = EncoderStager(backbone, StagingSettings(8, CPU, dtype, few_sizes=engine.takes_few_sizes, threads=threads))
         batch = stager.stage(texts, lambda text, error: pytest.fail(str(error)))
         assert len(batch.sheets) == threads
         return engine, batch

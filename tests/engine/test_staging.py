@@ -14,7 +14,7 @@ from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
 from hplm.engine.stages import Stage
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from hplm.errors import InvalidInput, OutOfCapacity
 from testing.random_store import random_backbone
 from testing.toy import CONFIG, WORDS, make_toy
@@ -40,7 +40,7 @@ class Operations(TorchDispatchMode):
 
 def test_staging_has_its_own_stream_and_the_engine_waits_for_it(reference):
     backbone, events = reference.backbone, []
-    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32), lambda device: Watched(events))
+    stager = EncoderStager(backbone, StagingSettings(4, CPU, torch.float32), lambda device: Watched(events))
     texts, engine = texts_of(backbone, "acme", [" ".join(WORDS[:5])]), Engine(backbone.upper(), CPU, torch.float32)
     stager.release(stager.stage(texts, broken).held)  # brings the adapters, in streams of their slots
     events.clear()
@@ -64,7 +64,7 @@ def broken(text, error):
 
 def test_a_batch_that_cannot_be_staged_holds_no_slots(reference):
     failing = SimpleNamespace(under_way=nullcontext, record_event=lambda: 1 / 0)
-    stager = Stager(reference.backbone, StagingSettings(4, CPU, torch.float32), lambda device: failing)
+    stager = EncoderStager(reference.backbone, StagingSettings(4, CPU, torch.float32), lambda device: failing)
     with pytest.raises(ZeroDivisionError):
         stager.stage(texts_of(reference.backbone, "acme", [WORDS[0]]), broken)
     assert not [slots.pinned for slots in stager.slots().values() if slots.pinned]
@@ -79,7 +79,7 @@ def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(reference):
         reference.backbone.records.read(record, into)
 
     backbone.records = SimpleNamespace(read=read)
-    stager = Stager(backbone, StagingSettings(4, CPU, torch.float32))
+    stager = EncoderStager(backbone, StagingSettings(4, CPU, torch.float32))
     texts = [text for tenant in ("acme", "city", "acme", "beta") for text in texts_of(backbone, tenant, [WORDS[0]])]
     batch = stager.stage(texts, lambda text, error: failed.append((text, type(error))))
     assert batch.texts == texts[1::2] and failed == [(text, OutOfCapacity) for text in texts[::2]]
@@ -88,7 +88,9 @@ def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(reference):
 def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, monkeypatch):
     """Kernels that were started may still read it, and staging would write the next batch there."""
     backbone, waits = reference.backbone, []
-    batch = Stager(backbone, StagingSettings(4, CPU, torch.float32)).stage(texts_of(backbone, "acme", [WORDS[0]]), broken)
+    batch = EncoderStager(backbone, StagingSettings(4, CPU, torch.float32)).stage(
+        texts_of(backbone, "acme", [WORDS[0]]), broken
+    )
     batch.sheets[0].attend = [lambda *given: 1 / 0]
     engine = Engine(backbone.upper(), CPU, torch.float32)
     monkeypatch.setattr(engine, "_wait", lambda stage: waits.append("for all"))

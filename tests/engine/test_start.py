@@ -8,8 +8,8 @@ import pytest
 from hplm.engine import served
 from hplm.engine.backbone import Backbone
 from hplm.engine.served import open_engine
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.service import EncoderService
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import NoTenant
 from hplm.location import location_of
 from hplm.lookup.views import RegistryWatcher
@@ -36,7 +36,7 @@ def test_the_first_answers_are_of_what_changed_while_the_engine_opened(toy, tmp_
             return open_engine(backbone, settings)
 
         monkeypatch.setattr(served, "open_engine", open_late)
-        service = Service([(toy.folder, Settings.read(PARAMETERS))], place)
+        service = EncoderService([(toy.folder, EncoderSettings.read(PARAMETERS))], place)
         stack.callback(service.close)
         with pytest.raises(NoTenant):
             service.served[0].backbone.view.snapshot.find("acme")

@@ -11,7 +11,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from testing.random_store import random_store, random_students
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
@@ -65,7 +65,7 @@ def test_the_last_layer_of_students_computes_only_what_their_heads_read(folder, 
     backbone = Backbone(folder)
     engine = Engine(backbone.upper(), DEVICE, torch.float32)
     texts = texts_of(backbone, "crew", ["some words", "a few more words"]) + texts_of(backbone, "solo", ["words"])[:others]
-    batch = Stager(backbone, StagingSettings(16, DEVICE, torch.float32)).stage(texts, lambda text, error: None)
+    batch = EncoderStager(backbone, StagingSettings(16, DEVICE, torch.float32)).stage(texts, lambda text, error: None)
     tokens, rows = batch.tokens, []  # that pass the middle of each layer
 
     def note(operation, given):

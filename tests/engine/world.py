@@ -18,8 +18,8 @@ import numpy as np
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.engine.request import Text
-from hplm.engine.service import Service
-from hplm.engine.settings import Settings
+from hplm.engine.service import EncoderService
+from hplm.engine.settings import EncoderSettings
 from hplm.engine.sheets import StagedBatch
 from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, OutOfCapacity, QueueFull
 from hplm.lookup.lookup import Lookup
@@ -54,9 +54,9 @@ class World:
         self.meanwhile: Callable[[], object] = lambda: None  # while a batch computes
         self._shown = os.memfd_create("batches")
         parameters = {**PARAMETERS, "queue_texts": str(limit), "batch_tokens": "64", **changes}
-        settings = replace(Settings.read(parameters), stages=stages)
+        settings = replace(EncoderSettings.read(parameters), stages=stages)
         with patch("hplm.engine.service.Scheduler", self._made):
-            self.service = Service(
+            self.service = EncoderService(
                 [(folder, settings)], device_failed=self._device_failed, shown=self._shown, now_ns=self.clock
             )
         (self._served,) = self.service.served

@@ -11,7 +11,7 @@ from builder.publish.export import write_version
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
 from hplm.generation.request import PinnedTenant
-from hplm.generation.staging import Decoder, Stager
+from hplm.generation.staging import Decoder, DecoderStager
 from testing.toy import make_decoder
 from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
@@ -50,7 +50,7 @@ class Served:
         return source.chain.lookup(np.array(prompt), np.array([len(prompt)])).addresses
 
     def machine(self, world, cache, seats):
-        return Stager(self, cache, seats), Decoder(self.backbone.upper(), DEVICE, torch.float32)
+        return DecoderStager(self, cache, seats), Decoder(self.backbone.upper(), DEVICE, torch.float32)
 
     def all_logits(self, ids, source) -> torch.Tensor:
         """Returns the logits of the token behind each token."""

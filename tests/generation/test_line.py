@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hplm.generation.request import Request, Sequence
+from hplm.generation.request import DecoderRequest, Sequence
 from hplm.generation.running import LEAST_CHUNK
 from hplm.generation.sampling import Sampling
 from hplm.scheduling.cost import CostModel
@@ -31,7 +31,7 @@ def test_the_memory_of_waiting_requests_is_counted(tokens, more, echo):
     try:
         sampling = Sampling(**{name: value() if callable(value) else value for name, value in more.items()})
         given = {"arrival_ns": 1, "seed": 1, "echo": "水" * echo}
-        sequence = Sequence(Request(source, ids.tolist(), ids.copy(), sampling, print, lambda ids: "", **given))
+        sequence = Sequence(DecoderRequest(source, ids.tolist(), ids.copy(), sampling, print, lambda ids: "", **given))
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -13,7 +13,7 @@ from hplm.adapters.layout import Layout
 from hplm.errors import Broken, DeadlineMissed, HplmError, Internal
 from hplm.generation import staging
 from hplm.generation.loop import MOST_FAILURES
-from hplm.generation.request import CANCELLED, Request
+from hplm.generation.request import CANCELLED, DecoderRequest
 from hplm.generation.running import FINISHED
 from hplm.plot.forest import Forest
 from tests.generation.fake import Fake
@@ -159,7 +159,7 @@ def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(prompt, most):
 def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     """Another thread may offer it after a step has looked for those that were cancelled."""
     world, said = World(Fake()), Said()
-    said.request = Request(
+    said.request = DecoderRequest(
         world.model.pinned[0], [], np.zeros(0, dtype=np.int64), greedy(3, n=2), said, decode, arrival_ns=1, seed=0
     )
     world.cancel(said)

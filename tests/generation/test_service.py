@@ -11,8 +11,8 @@ from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.generation.prompt_form import PromptForm
 from hplm.generation.request import DEADLINE
 from hplm.generation.sampling import Sampling
-from hplm.generation.service import Service
-from hplm.generation.settings import Settings
+from hplm.generation.service import DecoderService
+from hplm.generation.settings import DecoderSettings
 from hplm.metrics.names import PROMISED
 from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.process.driver import Driver
@@ -53,7 +53,9 @@ class Place:
         self.service = self.started(**settings)
 
     def made(self, **settings):
-        return Service(self.backbone, self.prompts, Settings(**{"cache_tokens": 512, "max_sequences": 8, **settings}))
+        return DecoderService(
+            self.backbone, self.prompts, DecoderSettings(**{"cache_tokens": 512, "max_sequences": 8, **settings})
+        )
 
     def started(self, **settings):
         service = self.made(**settings)

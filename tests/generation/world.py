@@ -15,7 +15,7 @@ from hplm.generation.cache import Cache, places_of, table_of
 from hplm.generation.choosing import choose
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import LENGTH, STOP, Piece, Request
+from hplm.generation.request import LENGTH, STOP, DecoderRequest, Piece
 from hplm.generation.running import Running
 from hplm.generation.sampling import Sampling, seed_of
 from hplm.metrics.meter import Meter
@@ -89,7 +89,7 @@ class Poisoned(Cache):
 class Said:
     """Keeps the pieces that were said of a request. Nothing may follow its end."""
 
-    request: Request = None  # pyright: ignore[reportAssignmentType]
+    request: DecoderRequest = None  # pyright: ignore[reportAssignmentType]
     pieces: list[Piece] = field(default_factory=list)
     error: Exception | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -155,10 +155,10 @@ class World:
         self.now += MS // 2
         return self.now
 
-    def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, **more) -> Request:
+    def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, **more) -> DecoderRequest:
         source, prompt = self.model.pinned[tenant], [self.model.config.start_id, *prompt]
         addresses = self.model.addresses(source, prompt)
-        return Request(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
+        return DecoderRequest(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
 
     def ask(self, prompt, sampling, tenant=0, waited_ns=0, **more) -> Said:
         """Offers a request, or raises. `waited_ns`: at the front door."""

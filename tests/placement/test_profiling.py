@@ -10,7 +10,7 @@ import pytest
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.service import ANSWERING_NS
-from hplm.engine.settings import Settings
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Internal
 from hplm.placement.measuring import profile_repository, profiled_backbones
 from hplm.placement.profile import Shape, Terms
@@ -26,7 +26,7 @@ SHAPES = [Shape.of(RNG.integers(1, 200, RNG.integers(1, 30))) for _ in range(40)
 
 def test_the_measured_texts_have_many_lengths(toy):
     (source,) = profiled_backbones(toy.repository)
-    samples = Sampler(source.folder, Settings.read({**source.parameters, "threads": "1"})).take(1)
+    samples = Sampler(source.folder, EncoderSettings.read({**source.parameters, "threads": "1"})).take(1)
     alone = [shape for shape in samples.shapes if shape.texts == 1]
     assert len({shape.tokens for shape in alone}) > 3 and all(shape.scores == shape.tokens**2 for shape in alone)
 

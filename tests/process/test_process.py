@@ -18,8 +18,8 @@ import torch
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.encoder_client import EncoderClient
-from hplm.engine.service import Service, open_service
-from hplm.engine.settings import Settings
+from hplm.engine.service import EncoderService, open_service
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, DeadlineMissed, Draining, Internal, QueueFull
 from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
 from hplm.metrics.meter import Meter
@@ -169,7 +169,11 @@ def test_each_batch_passes_all_stages_one_after_the_other():
 
 def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     """Its requests would never be answered."""
-    service, said, (ours, its) = Service([(toy.folder, Settings.read(PARAMETERS))]), SimpleQueue(), socket.socketpair()
+    service, said, (ours, its) = (
+        EncoderService([(toy.folder, EncoderSettings.read(PARAMETERS))]),
+        SimpleQueue(),
+        socket.socketpair(),
+    )
     engine = service.driven(Channel(its.detach()), said.put)
     ours.sendall(struct.pack("<Q?", 1, True) + b"?")
     assert said.get(timeout=PATIENCE) is None
@@ -233,7 +237,7 @@ class Modelled:
 def slow_to_open(hold):
     """Returns an engine that is held when it opens the generation that a request names."""
 
-    class Slow(Service):
+    class Slow(EncoderService):
         def submit(self, form, *given):
             if form.head.generation:
                 hold.pass_through()
@@ -260,7 +264,7 @@ def modelled_by(toy):
 def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
     """Nor does a count that cannot be pickled."""
 
-    class Miscounting(Service):
+    class Miscounting(EncoderService):
         def meters(self):
             for meter in super().meters():
                 meter.look = partial(look, meter)
@@ -299,7 +303,7 @@ def test_requests_do_not_wait_for_another_one_whose_snapshot_is_read(modelled_by
 
 
 def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
-    modelled = modelled_by(Service)
+    modelled = modelled_by(EncoderService)
     modelled.ask(1, 2, 3, cut=(2,))
     failures = modelled.failures(3)
     assert failures.pop(1) is failures.pop(3) is None and type(failures.pop(2)) is Internal
@@ -308,7 +312,7 @@ def test_a_form_that_cannot_be_read_fails_only_its_own_request(modelled_by):
 def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by):
     """Without a GPU: it raises what torch raises for one. `test_client_machine` ends engines as this one does."""
 
-    class Failing(Service):
+    class Failing(EncoderService):
         def __init__(self, *given):
             super().__init__(*given)
             self.served[0].engine.after_layers(fail)

@@ -10,7 +10,7 @@ import torch
 
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.lookup import views
 from hplm.lookup.views import KEPT_SECONDS, RegistryWatcher
@@ -221,7 +221,7 @@ def test_memory_of_removed_layouts_is_freed(place, live):
     """It is allocated again when a layout returns, and its counters continue."""
     clock, lora = Clock(100.0), "lora-2x2-query+ffn_in"
     backbone = served(place, clock=clock)
-    stager = Stager(backbone, StagingSettings(4, torch.device("cpu"), torch.float32))
+    stager = EncoderStager(backbone, StagingSettings(4, torch.device("cpu"), torch.float32))
 
     def staged(tenant):
         """Returns the bytes of the slots, and how often LoRA was missing in them."""

@@ -18,7 +18,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 from hplm_client import wire
 from hplm_client.errors import GRPC_CUT_OFF, GRPC_NOT_SENT, HplmClientError, refusal
 from hplm_client.generation import UNIMPLEMENTED, Outputs, PromptLike, listed, tensors_of
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from hplm_client.tls import NEEDED, NOT_SPOKEN, not_trusted
 from hplm_client.waiting import within
 
@@ -42,7 +42,7 @@ messages: Any = service_pb2  # protobuf makes its classes at run time
 class GrpcCalls:
     """The calls over a channel. `library` is `grpc` or `grpc.aio`."""
 
-    def __init__(self, settings: Settings, library: Any) -> None:
+    def __init__(self, settings: ClientSettings, library: Any) -> None:
         self._settings = settings
         self._channel = _channel(settings, library)
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -58,7 +58,7 @@ class GrpcCalls:
         """Returns a function that returns a call's next response, or None after the last. It waits some seconds at most."""
         raise NotImplementedError
 
-    async def infer(self, backbone: str, request: wire.Request, timeout_us: int | None, seconds: float) -> InferResult:
+    async def infer(self, backbone: str, request: wire.InferRequest, timeout_us: int | None, seconds: float) -> InferResult:
         message = _message(backbone, request, timeout_us)
         return InferResult(await self._call("ModelInfer", message, seconds, request))
 
@@ -66,7 +66,7 @@ class GrpcCalls:
         self, backbone: str, prompt: PromptLike, timeout_us: int | None, seconds: float, part_s: float | None = None
     ) -> AsyncGenerator[Outputs]:
         """Yields responses. `seconds` limit the wait for each, `part_s` for later ones. To close it cancels the request."""
-        request = wire.Request(tensors_of(prompt.inputs()), prompt.parameters(), (), prompt.id or "", prompt.key)
+        request = wire.InferRequest(tensors_of(prompt.inputs()), prompt.parameters(), (), prompt.id or "", prompt.key)
         call = self._one_request(_message(backbone, request, timeout_us), metadata=self._metadata(request))
         following = self._next_of(call)
         try:
@@ -108,14 +108,14 @@ class GrpcCalls:
         if inspect.isawaitable(closing):
             await closing
 
-    async def _call(self, method: str, message: Any, seconds: float, request: wire.Request | None = None) -> Any:
+    async def _call(self, method: str, message: Any, seconds: float, request: wire.InferRequest | None = None) -> Any:
         try:
             answer = getattr(self._stub, method)(message, timeout=seconds, metadata=self._metadata(request))
             return await within(answer, None) if inspect.isawaitable(answer) else answer
         except grpc.RpcError as error:
             raise self._failure(error, seconds) from error
 
-    def _metadata(self, request: wire.Request | None) -> tuple[tuple[str, str], ...]:
+    def _metadata(self, request: wire.InferRequest | None) -> tuple[tuple[str, str], ...]:
         headers = self._settings.headers() if request is None else self._settings.headers(request.parameters, request.key)
         return tuple(headers.items())
 
@@ -127,7 +127,7 @@ class GrpcCalls:
 
 
 class GrpcTransport(GrpcCalls):
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         super().__init__(settings, grpc)
 
     def _next_of(self, call: Any) -> Callable[[float], Awaitable[Any]]:
@@ -145,7 +145,7 @@ class GrpcTransport(GrpcCalls):
 
 
 class AsyncGrpcTransport(GrpcCalls):
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         super().__init__(settings, grpc.aio)
 
     def _next_of(self, call: Any) -> Callable[[float], Awaitable[Any]]:
@@ -170,7 +170,7 @@ def _read(call: Any, responses: queue.SimpleQueue[Any]) -> None:
         responses.put(error)
 
 
-def _channel(settings: Settings, library: Any) -> Any:
+def _channel(settings: ClientSettings, library: Any) -> Any:
     """Returns a channel. Without `ca_file` it trusts the certificates that come with gRPC, not the system's."""
     if settings.context is None:
         return library.insecure_channel(settings.address, CHANNEL)
@@ -178,7 +178,7 @@ def _channel(settings: Settings, library: Any) -> Any:
     return library.secure_channel(settings.address, grpc.ssl_channel_credentials(trusted), CHANNEL)
 
 
-def _message(backbone: str, request: wire.Request, timeout_us: int | None) -> Any:
+def _message(backbone: str, request: wire.InferRequest, timeout_us: int | None) -> Any:
     message = messages.ModelInferRequest(model_name=backbone, id=request.id)
     for name, values in request.inputs.items():
         message.inputs.add(name=name, datatype=np_to_triton_dtype(values.dtype), shape=values.shape)
@@ -192,7 +192,7 @@ def _message(backbone: str, request: wire.Request, timeout_us: int | None) -> An
     return message
 
 
-def refused(details: str, status: str | None, settings: Settings) -> HplmClientError:
+def refused(details: str, status: str | None, settings: ClientSettings) -> HplmClientError:
     """Returns the error for gRPC's words about a failed call."""
     if any(words in details for words in NOT_TRUSTED):
         return not_trusted(settings.url, details.rpartition("OPENSSL_internal:")[2])

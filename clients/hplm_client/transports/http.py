@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from http.client import HTTPException, IncompleteRead
 
 from hplm_client.errors import NotConnected
-from hplm_client.settings import Settings, host_and_port
+from hplm_client.settings import ClientSettings, host_and_port
 from hplm_client.tls import NOT_SPOKEN, not_trusted
 from hplm_client.transports.http_calls import HttpCalls, Reply
 from hplm_client.transports.sockets import TimedConnection, TimedSocket, connected, encrypted, is_quiet
 
 
 class HttpTransport(HttpCalls):
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         super().__init__(settings)
         self._idle: deque[TimedConnection] = deque()  # the last used one is taken first
         self._process = os.getpid()

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from hplm_client.errors import NotConnected, UnexpectedAnswer
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from hplm_client.tls import NOT_SPOKEN, not_trusted
 from hplm_client.transports.http_calls import HttpCalls, Reply
 from hplm_client.waiting import within
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class AsyncHttpTransport(HttpCalls):
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         super().__init__(settings)
         self._inferring = self._session(CONNECTIONS)
         self._others = self._session(0)  # without a limit: a stream would keep others waiting

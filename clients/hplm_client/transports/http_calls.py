@@ -17,7 +17,7 @@ from tritonclient.http import InferenceServerClient, InferResult
 from hplm_client import wire
 from hplm_client.errors import ClientTimeout, ConnectionLost, HplmClientError, UnexpectedAnswer, refusal
 from hplm_client.generation import EVENT, Outputs, Prompt, event_in, object_in
-from hplm_client.settings import Settings
+from hplm_client.settings import ClientSettings
 from hplm_client.tls import NEEDED
 
 # The beginning of HTTP/2's first frame, which a gRPC port sends at once, as it is and as aiohttp writes it.
@@ -41,7 +41,7 @@ class Reply(ABC):
 
 
 class HttpCalls:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._answered = False
 
@@ -57,7 +57,7 @@ class HttpCalls:
     async def close(self) -> None:
         raise NotImplementedError
 
-    async def infer(self, backbone: str, request: wire.Request, timeout_us: int | None, seconds: float) -> InferResult:
+    async def infer(self, backbone: str, request: wire.InferRequest, timeout_us: int | None, seconds: float) -> InferResult:
         inputs = []
         for name, values in request.inputs.items():
             inputs.append(tritonclient.http.InferInput(name, list(values.shape), "BYTES" if values.dtype == object else "BOOL"))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backends import replies
-from backends.replies import Request
+from backends.replies import InferenceRequest
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.request.answers import outputs_of
 from hplm.tasks import TextAnswer
@@ -37,7 +37,7 @@ class TritonPythonModel(replies.Model):
         self._worker.close()
         super().finalize()
 
-    def _take(self, request: Request, given: Mapping[str, Any], sender: replies.Sender, received_ns: int) -> None:
+    def _take(self, request: InferenceRequest, given: Mapping[str, Any], sender: replies.Sender, received_ns: int) -> None:
         inputs = replies.inputs_of(request)
         texts, pairs = replies.texts(inputs, "TEXT"), replies.optional_texts(inputs, "TEXT_PAIR")
         question = self._models.question(given, texts, pairs, request.timeout() / 1e6)

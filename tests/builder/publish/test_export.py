@@ -12,7 +12,7 @@ from builder.publish.precision import EightBits, measure_eight_bits
 from builder.store.store import TenantFile
 from hplm.disk import NoSpace
 from hplm.engine.backbone import Backbone
-from hplm.engine.settings import Settings
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import save_weights
 from hplm.parameters import parameters_of
@@ -162,7 +162,7 @@ def test_an_export_records_and_prints_the_measurement(toy, tmp_path, capsys, mon
         tmp_path / "a/toy-upper/config.pbtxt",
     )
     assert str(measured) in printed(capsys, *command, tmp_path / "a") and str(measured) in config.read_text()
-    assert (Settings.read(parameters_of(config)).precision.name == "int8") == (name == "int8")
+    assert (EncoderSettings.read(parameters_of(config)).precision.name == "int8") == (name == "int8")
     assert "x as fast as" not in printed(capsys, *command, tmp_path / "b", "--dtype", "int8")
 
 

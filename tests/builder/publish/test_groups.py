@@ -16,7 +16,7 @@ from builder.publish.live import add_tenant, update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.backbone import Backbone
-from hplm.engine.settings import Settings
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.parameters import parameters_of
 from hplm.placement.placement import Group, Placement
@@ -80,7 +80,7 @@ def test_a_group_of_several_stages_has_the_layers_of_each_device(toy, tmp_path):
     assert parameters_of(tmp_path / "cut" / config)["stages"] == "0-0@cpu:4 1-1@cpu:2" and "taskset -c 4,2 " in found.command
     whole = placement_of(tmp_path / "cut/one/toy/1", group("one", "toy/root"))  # of a repository that is cut
     emit(whole, tmp_path / "cut/one", tmp_path / "whole")
-    assert Settings.read(parameters_of(tmp_path / "whole" / config)).stages == ()
+    assert EncoderSettings.read(parameters_of(tmp_path / "whole" / config)).stages == ()
     assert "stages" not in parameters_of(toy.repository / "toy-upper/config.pbtxt")
 
 
@@ -90,7 +90,7 @@ def test_a_change_of_the_one_registry_reaches_the_group_that_serves_its_tenant(t
     add_tenant(live, store, "new-c")
     groups = (group("one", "toy/root"), group("two", "toy/root/tenant-1"))
     placement = placement_of(repository / "toy/1", *groups, units=(Unit("toy/root", 2), Unit("toy/root/tenant-1", 1)))
-    found = Settings.read(parameters_of(repository / "toy-upper/config.pbtxt"))
+    found = EncoderSettings.read(parameters_of(repository / "toy-upper/config.pbtxt"))
     placement = replace(placement, precisions={"toy": found.precision.name})
     emitted = emit(placement, repository, out, state)
     assert [one.tenants for one in emitted] == [2, 1] and f"--state {state} " in emitted[0].command

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hplm.engine.backbone import Backbone
 from hplm.engine.packing import end_to_end
-from hplm.engine.staging import Stager, StagingSettings
+from hplm.engine.staging import EncoderStager, StagingSettings
 from hplm.model.layer import Layer, Layers
 from hplm.model.stacks import through
 from hplm.model.tensors import rounded_up
@@ -49,12 +49,12 @@ def test_the_other_texts_keep_their_rows_if_one_cannot_be_staged_and_few_sizes_a
         texts += texts_of(backbone, "acme", [" ".join(WORDS[:count])])
     damaged = texts[1].slot_key
     texts[1].slot_key = replace(damaged, head=replace(damaged.head, checksum=0))
-    stager = Stager(backbone, StagingSettings(16, CPU, torch.float32, packing=Concat()))
+    stager = EncoderStager(backbone, StagingSettings(16, CPU, torch.float32, packing=Concat()))
     batch = stager.stage(texts, lambda text, error: None, Places(np.array([0, 1, 1, 2, 2])))
     first, _, second, third, fourth = texts
     assert batch.texts == [first, second, third, fourth]
     assert len(batch.sheets[0].sums) == 3 * max(first.tokens, second.tokens, third.tokens + fourth.tokens)
-    few = Stager(backbone, StagingSettings(16, CPU, torch.float32, few_sizes=True)).stage(texts[2:], pytest.fail)
+    few = EncoderStager(backbone, StagingSettings(16, CPU, torch.float32, few_sizes=True)).stage(texts[2:], pytest.fail)
     assert len(few.sheets[0].sums) == rounded_up(second.tokens + third.tokens + fourth.tokens)
 
 
