@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.rows import OtherModel, Positive, Rows, ServedDtype, Whole, benchmark, rows_of, say
-from builder.evaluation.tenant import opened
+from builder.evaluation.evaluation import opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
 from builder.exits.heads import outputs_of, states_of

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from builder.evaluation.tenant import Evaluation
+    from builder.evaluation.evaluation import Evaluation
     from builder.store.store import TenantFile
     from hplm.placement.attained import Attained
     from hplm.placement.cluster import Cluster

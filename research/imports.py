@@ -13,10 +13,10 @@ import torch
 
 from bench.rows import Device, OtherModel, Positive
 from bench.run import app_of
+from builder.importing.adapter_import import ImportOptions
 from builder.importing.checkpoint import Family
 from builder.importing.matching import MatchingOptions, import_checkpoint
 from builder.importing.reports import facts_of
-from builder.importing.tenant import ImportOptions
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.limits import Budget
 from builder.packed_batches import packed_batches

@@ -15,7 +15,7 @@ import pytest
 
 import bench
 import testing.reference
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.evaluation import evaluate_tenant
 from builder.store.store import TenantFile
 from builder.tasks import tasks as training_tasks
 from hplm import tasks

@@ -177,7 +177,7 @@ def tenant(
     if opened.config.is_decoder:
         reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
         refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh, exits=exits)
-        from builder.importing.tenant import plain_tenant
+        from builder.importing.adapter_import import plain_tenant
 
         made = plain_tenant(opened, id, domain)
         how = f"with its {made.adapter}" if made.rank else f"as backbone {opened.config.name} does"

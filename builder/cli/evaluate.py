@@ -46,7 +46,7 @@ def evaluate(
     """
     import torch
 
-    from builder.evaluation.tenant import evaluate_tenant
+    from builder.evaluation.evaluation import evaluate_tenant
     from builder.pictures import check_confusion, draw_confusion
     from builder.tasks.examples import hash_of
 
@@ -78,7 +78,7 @@ def evaluate(
     if int8:
         scores["int8"] = evaluate_tenant(opened, id, examples, torch.device("cpu"), eight_bits=True).scores
     if connection.url is not None:
-        from builder.evaluation.tenant import score_served
+        from builder.evaluation.evaluation import score_served
 
         with connection.client(backbone or opened.config.name) as client:
             scores["served"] = score_served(client, evaluation)

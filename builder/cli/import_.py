@@ -92,10 +92,10 @@ def import_(
     from builder.cli.build import Table
     from builder.cli.build import root as build_root
     from builder.cli.export import export
+    from builder.importing.adapter_import import ImportOptions
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, Unbuilt, named
     from builder.importing.matching import MatchingOptions
-    from builder.importing.tenant import ImportOptions
     from builder.store.resumable import PLAN
 
     found = named(folders)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.evaluation.evaluation import opened
 from builder.evaluation.fitting import Cases, fitted, reliability
-from builder.evaluation.tenant import opened
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.learning.bodies import PlotBody
 from builder.store.step import Step
 from builder.store.store import Store, TenantFile
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import locked_tenant
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
@@ -30,7 +30,7 @@ def calibrate_tenant(
     store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device
 ) -> tuple[dict[str, Any], bool]:
     """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing."""
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         seen = store.seen(tenant)
         texts = UnseenTexts(tenant, file, seen.learned | seen.dev, "a calibration")

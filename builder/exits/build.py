@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.evaluation.tenant import opened
+from builder.evaluation.evaluation import opened
 from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
@@ -20,7 +20,7 @@ from builder.learning.limits import check_seed
 from builder.said import say
 from builder.store.step import Step
 from builder.store.store import Store, TenantFile
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example, hash_of, read_unlabelled
 from builder.training.data import file_of
 from hplm.adapters.layout import exit_layout
@@ -44,7 +44,7 @@ def build_exits(
     The heads learn from the texts of the tenant's training, and `file` chooses when texts leave. After an interruption, heads
     that have learned do not learn again. `drops`: points that each plan may lose.
     """
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         check_task(tenant.id, tenant.task)
         if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):

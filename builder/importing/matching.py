@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from builder.importing.adapter_import import ImportOptions, checked, origin_of
 from builder.importing.agreement import agreement, differing
 from builder.importing.checkpoint import Family, Finetuned, digest, size
 from builder.importing.reports import advice
-from builder.importing.tenant import ImportOptions, checked, origin_of
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options, check_rank
@@ -32,7 +32,7 @@ from builder.pictures import draw_learning
 from builder.store.resumable import read_json, write_json
 from builder.store.step import Step
 from builder.store.store import Store, TenantFile
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
 from builder.tasks.tasks import Rows, TrainingTask, training_task
@@ -120,7 +120,7 @@ def import_checkpoint(
     Raises `Unlike` if too few answers are the checkpoint's.
     """
     started, layout = time.perf_counter(), matching.layout(store.config)
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         domain = options.domain, store.latest(options.domain)
         numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
         asked = {

@@ -54,7 +54,7 @@ def read_json(path: Path, error: type[HplmError] = Broken, way_out: str = "build
     return stored
 
 
-def begun_plan(folder: Path) -> dict[str, Any] | None:
+def saved_plan(folder: Path) -> dict[str, Any] | None:
     """Returns the plan of an interrupted build; None if there is none, or if it has just ended."""
     try:
         return json.loads((folder / PLAN).read_text("utf-8"))
@@ -81,7 +81,7 @@ def mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.nd
     return np.memmap(path, dtype, "r", shape=shape) if 0 not in shape else np.empty(shape, dtype)
 
 
-def put_away(folder: Path) -> None:
+def clear_work_folder(folder: Path) -> None:
     """Removes the folder's content, the plan last: as long as it is there, there may be more."""
     for path in sorted(folder.iterdir(), key=lambda path: (path.name == PLAN, path.name)):
         if path.is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.said import say
-from builder.store.resumable import PLAN, begun_plan, put_away, write_json
+from builder.store.resumable import PLAN, clear_work_folder, saved_plan, write_json
 from builder.store.store import Store
 
 ADDED = ("calibration", "exits", "students")  # to a version that stays: its report has a part for each
@@ -21,7 +21,7 @@ class Step:
         before = store.tenant(tenant_id)
         self._report = store.report(before) if before is not None else {}
         self._kind, self._saving = kind, store.tenant_work_folder(tenant_id) / kind
-        self.begun = begun_plan(self._saving)  # by an interrupted call
+        self.saved_plan = saved_plan(self._saving)  # by an interrupted call
 
     def done(self, is_meant: Callable[[dict[str, Any]], bool] = lambda report: True) -> dict[str, Any] | None:
         """Returns what the step has reported if it has made the newest version. Removes what a kill at its end has left.
@@ -41,11 +41,11 @@ class Step:
         """
         plan, free = {**plan, **self.asked}, free or {}
         self._saving.mkdir(exist_ok=True)
-        if self.begun is None or {**self.begun, **free} != {**plan, **free}:
-            if self.begun is not None:
+        if self.saved_plan is None or {**self.saved_plan, **free} != {**plan, **free}:
+            if self.saved_plan is not None:
                 what = f"tenant {self._saving.parent.name}: the interrupted {self._kind}"
                 say(f"{what} had other data or options: what was learned is removed")
-            put_away(self._saving)
+            clear_work_folder(self._saving)
         write_json(self._saving / PLAN, {**plan, **free})
         return self._saving
 
@@ -62,5 +62,5 @@ class Step:
     def clear(self) -> None:
         """Removes the savepoints."""
         if self._saving.exists():
-            put_away(self._saving)
+            clear_work_folder(self._saving)
             self._saving.rmdir()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from builder.said import say
 from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
-from builder.store.resumable import begun_plan, read_json, replaced, write_json
+from builder.store.resumable import read_json, replaced, saved_plan, write_json
 from builder.store.seen import SeenTexts
 from builder.store.version import PICTURE, REPORT, SEEN, TenantFile, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput, some
@@ -138,7 +138,7 @@ class Store(Branches):
         """Yields, for each running or interrupted build, the branch that it needs and its folder."""
         for pattern in ("building/*-*", "building/tenants/*/*"):
             for folder in sorted(self.folder.glob(pattern)):
-                plan = begun_plan(folder) or {}
+                plan = saved_plan(folder) or {}
                 options = plan.get("options", {})
                 if "domain" in plan:
                     yield (plan["domain"], plan["domain_version"]), folder

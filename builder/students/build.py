@@ -19,7 +19,7 @@ from builder.store.step import Step
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import StudentTeam, served
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example, hash_of
 from builder.tasks.lookup import Reader, Text
 from builder.tasks.tasks import training_task
@@ -42,7 +42,7 @@ def build_students(
     Their teacher is the tenant's full stack. `seen`: files of its training that have moved. `unlabelled`: further texts, of
     which students learn only what the teacher says.
     """
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         check(store, tenant_id, tenant.task, options)
         further = UnlabelledTexts([unlabelled]) if unlabelled is not None else None

@@ -15,7 +15,7 @@ import numpy as np
 from builder.learning.distil import readable
 from builder.said import say
 from builder.store.branches import Branches
-from builder.store.resumable import PLAN, begun_plan, put_away, write_json
+from builder.store.resumable import PLAN, clear_work_folder, saved_plan, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
@@ -28,7 +28,7 @@ ADAPTATION_TOKENS = 20_000_000  # more than an adaptation reads in hours; of a l
 
 
 @contextmanager
-def held(folder: Path, what: str) -> Iterator[None]:
+def locked_folder(folder: Path, what: str) -> Iterator[None]:
     """Holds the folder in which `what` is built, for this process alone. Removes it in the end if it is empty."""
     handle = _opened(folder)
     try:
@@ -48,19 +48,19 @@ def held(folder: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def held_tenant(store: Store, tenant_id: str) -> Iterator[Path]:
+def locked_tenant(store: Store, tenant_id: str) -> Iterator[Path]:
     """Holds the folder in which a tenant's next version is made, and returns it. Refuses a bad name."""
     check_name("tenant", tenant_id)
-    with held(folder := store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
+    with locked_folder(folder := store.tenant_work_folder(tenant_id), f"tenant {tenant_id!r}"):
         yield folder
 
 
 @contextmanager
-def held_next(store: Store, domain: str) -> Iterator[int]:
+def locked_next_version(store: Store, domain: str) -> Iterator[int]:
     """Holds the folder in which the next version of a domain is built. Returns its number, which is sure from then on."""
     while True:
         version = store.latest(domain) + 1
-        with held(store.work_folder(domain, version), f"domain {domain!r}"):
+        with locked_folder(store.work_folder(domain, version), f"domain {domain!r}"):
             if version == store.latest(domain) + 1:
                 yield version
                 return
@@ -98,7 +98,7 @@ class BuildFolder:
 
 
 @contextmanager
-def begun(
+def resumed_build(
     store: Branches, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any], clear: Callable[[], object]
 ) -> Iterator[BuildFolder]:
     """Begins to build a branch in its held folder, or goes on with it. A build with another plan is never continued.
@@ -107,7 +107,7 @@ def begun(
     corrected corpus it is a new build. `clear` removes what a build left outside of its folder.
     """
     folder = store.work_folder(*branch)
-    plan, before = _plan_of(corpus, options), begun_plan(folder)
+    plan, before = _plan_of(corpus, options), saved_plan(folder)
     if before != plan:
         if before is None or all(path.name.startswith(PLAN) for path in folder.iterdir()):  # nothing was made
             clear()
@@ -122,24 +122,24 @@ def begun(
     except (InvalidInput, NoSpace):
         if not store.has_lower(*branch) and not any(folder.glob("*.pt")):
             clear()
-            put_away(folder)
+            clear_work_folder(folder)
         raise
 
 
-def parent_version_begun(store: Store, branch: tuple[str, int], parent: str) -> int | None:
+def saved_parent_version(store: Store, branch: tuple[str, int], parent: str) -> int | None:
     """Returns the parent's version in a build that was begun or has ended, even if the parent was updated since."""
     ended = store.plan(*branch) if branch in store.domains() else None  # a build that was removed has left its plan too
-    options = (begun_plan(store.work_folder(*branch)) or ended or {}).get("options", {})
+    options = (saved_plan(store.work_folder(*branch)) or ended or {}).get("options", {})
     return options.get("parent version") if options.get("parent") == parent else None
 
 
-def finished(store: Store, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any]) -> Table | None:
+def finished_table(store: Store, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any]) -> Table | None:
     """Returns the table of a branch if this very build has made it. Removes what a kill at its end has left."""
     if branch not in store.domains():  # only later versions are left
         return None
     table, folder = store.table(*branch), store.work_folder(*branch)
-    if begun_plan(folder) is not None:
-        put_away(folder)
+    if saved_plan(folder) is not None:
+        clear_work_folder(folder)
     if store.plan(*branch) != _plan_of(corpus, options):
         return None
     say(f"{branch[0]} version {branch[1]} is there: the same corpus and options have built it")

@@ -16,9 +16,16 @@ from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
 from builder.said import say
 from builder.store.branches import table_spec
-from builder.store.resumable import put_away
+from builder.store.resumable import clear_work_folder
 from builder.store.store import Store, check_name
-from builder.tables.build_folder import BuildFolder, begun, finished, held, held_next, parent_version_begun
+from builder.tables.build_folder import (
+    BuildFolder,
+    finished_table,
+    locked_folder,
+    locked_next_version,
+    resumed_build,
+    saved_parent_version,
+)
 from builder.tables.counts import Counts, add_counts
 from builder.tables.ranking import Ranking
 from builder.tables.root import save_report
@@ -54,16 +61,16 @@ def build_domain(
     if not store.config.lower_layers:
         raise InvalidInput(f"backbone {store.config.name!r} has no lower layers, whose tables make a domain: use its root")
     working = store.work_folder(name, 1)
-    with held(working, f"domain {name!r}"):
-        parent = (options.parent, parent_version_begun(store, (name, 1), options.parent) or store.latest(options.parent))
+    with locked_folder(working, f"domain {name!r}"):
+        parent = (options.parent, saved_parent_version(store, (name, 1), options.parent) or store.latest(options.parent))
         plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
         if store.versions(name):
-            if (table := finished(store, (name, 1), corpus, plan)) is not None:
+            if (table := finished_table(store, (name, 1), corpus, plan)) is not None:
                 return table
             raise InvalidInput(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
-        with begun(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
+        with resumed_build(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
             if not store.has_lower(name, 1):
                 _refuse_little(build.corpus(store).tokens, name, options)
             counts = build.count(store, store.counts_folder(name, 1))
@@ -84,7 +91,7 @@ def _tabulated(
         adapt(build, start)
     store.chain(*start)  # fails if it was deleted meanwhile
     table = build_table(store, spec, counts, keep, store.lower(spec.domain, spec.version), device, known)
-    put_away(build.folder)
+    clear_work_folder(build.folder)
     return table
 
 
@@ -105,10 +112,10 @@ def update_domain(
     stack learns on, and every row is new. The same call after its end changes nothing.
     """
     plan = {**asdict(options), **asdict(budget)}
-    with held_next(store, name) as version:
+    with locked_next_version(store, name) as version:
         before = store.table(name, version - 1)
-        with held(store.work_folder(name, version - 1), f"domain {name!r}"):
-            if finished(store, (name, version - 1), corpus, plan) is not None:
+        with locked_folder(store.work_folder(name, version - 1), f"domain {name!r}"):
+            if finished_table(store, (name, version - 1), corpus, plan) is not None:
                 store.sweep()  # it may have been killed before
                 return before
         dtype = options.dtype or before.meta.dtype
@@ -119,7 +126,7 @@ def update_domain(
             )
         old_counts = Counts(store.counts_folder(name, version - 1))
         keep = Ranking(old_counts, root=parent is None).keep_for(before.meta.keys) if options.keep is None else options.keep
-        with begun(store, (name, version), corpus, plan, partial(store.remove_branch, name, version)) as build:
+        with resumed_build(store, (name, version), corpus, plan, partial(store.remove_branch, name, version)) as build:
             counts = add_counts([old_counts, build.count(store, build.folder / "counts")], store.counts_folder(name, version))
             store.save_origin(name, version, [*store.corpus(name, version - 1), *corpus], build.plan)
             spec = table_spec(store.config, name, version, parent, dtype, counts.tokens)
@@ -137,9 +144,9 @@ def delete_domain(store: Store, name: str, version: int | None = None) -> list[i
     if name == "root" and version is None:
         raise InvalidInput("the root cannot be deleted, since every domain falls back to it: remove the store instead")
     if version in (None, newest):
-        holding = held_next(store, name)
+        holding = locked_next_version(store, name)
     else:
-        holding = held(store.work_folder(name, version), f"domain {name!r}")
+        holding = locked_folder(store.work_folder(name, version), f"domain {name!r}")
     with holding:
         versions = [found for found in store.versions(name) if version in (None, found)]
         if not versions:

@@ -15,9 +15,9 @@ from builder.learning.masked import further_pretrain, given_head
 from builder.pictures import draw_learning
 from builder.said import say
 from builder.store.branches import UPPER, Branches, replace_weights, table_spec
-from builder.store.resumable import put_away, write_json
+from builder.store.resumable import clear_work_folder, write_json
 from builder.store.store import Store, absolute_model, check_name
-from builder.tables.build_folder import BuildFolder, begun, finished, held
+from builder.tables.build_folder import BuildFolder, finished_table, locked_folder, resumed_build
 from builder.tables.counts import Counts
 from builder.tables.table import TableOptions, build_table, check_table, chosen_keep
 from hplm.errors import InvalidInput
@@ -52,17 +52,17 @@ def build_root(
     model, place = absolute_model(model), Branches(folder)
     files = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in _files_of(Path(model))]
     plan = {"model": model, "files of the model": files, **asdict(options), **asdict(budget)}
-    with held(place.work_folder("root", 1), f"the root of {folder}"):
+    with locked_folder(place.work_folder("root", 1), f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
-            if (table := finished(store, ("root", 1), corpus, plan)) is not None:
+            if (table := finished_table(store, ("root", 1), corpus, plan)) is not None:
                 return store, table
             raise InvalidInput(f"{folder} holds a finished root already: choose another --store, or remove it")
-        with begun(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
+        with resumed_build(place, ("root", 1), corpus, plan, partial(_clear, place)) as build:
             if not (folder / "store.json").exists() or not place.has_lower("root", 1):
                 _learn(build, model, folder, options, budget, device)
             store = Store(folder)
             table = build_table(store, *_planned(store, build, options), store.lower("root", 1), device)
-            put_away(build.folder)
+            clear_work_folder(build.folder)
             return store, table
 
 

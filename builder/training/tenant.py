@@ -14,10 +14,10 @@ from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
 from builder.said import say
-from builder.store.resumable import begun_plan, put_away
+from builder.store.resumable import clear_work_folder, saved_plan
 from builder.store.step import Step
 from builder.store.store import Store, TenantFile, check_name
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import locked_tenant
 from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, hash_of
 from builder.tasks.labels import check_answers
@@ -46,7 +46,7 @@ def build_tenant(
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: see `Teacher`.
     """
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
         if (task := task or (before.task if before is not None else None)) is None:
             raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
@@ -71,8 +71,8 @@ def build_tenant(
         if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
             say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
             return before
-        if from_version is None and step.begun is not None and step.asked.items() <= step.begun.items():
-            start = step.begun["from_version"]
+        if from_version is None and step.saved_plan is not None and step.asked.items() <= step.saved_plan.items():
+            start = step.saved_plan["from_version"]
         else:
             start = chosen_start(store, tenant_id, before, asked["training"], from_version)
         learned = store.tenant_version(tenant_id, start) if start != ANEW else None
@@ -113,14 +113,14 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     versions = store.tenant_versions(tenant_id)
     if not versions:
         raise store.unknown(tenant_id)
-    with held_tenant(store, tenant_id) as working:
+    with locked_tenant(store, tenant_id) as working:
         for folder in working.iterdir():
-            if begun_plan(folder) is not None:
+            if saved_plan(folder) is not None:
                 raise InvalidInput(
                     f"a training of tenant {tenant_id!r} was interrupted in {folder}: finish it by its command, or remove it"
                 )
         store.remove_tenant(tenant_id)
-        put_away(working)
+        clear_work_folder(working)
     return versions
 
 
@@ -163,7 +163,7 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
 def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, Any]) -> bool:
     """Returns whether a command with `wanted` asks for the version that has this report and number."""
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
-        return step.begun == {"version": version, "from_version": ANEW, **step.asked}
+        return step.saved_plan == {"version": version, "from_version": ANEW, **step.asked}
     return wanted in (None, report["from_version"])
 
 

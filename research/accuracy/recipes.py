@@ -22,9 +22,9 @@ from builder.learning.progress import Exam
 from builder.learning.windows import TextPack, index_of, reading
 from builder.packed_batches import positions_of
 from builder.store.branches import table_spec
-from builder.store.resumable import put_away, replaced
+from builder.store.resumable import clear_work_folder, replaced
 from builder.store.store import Store
-from builder.tables.build_folder import held
+from builder.tables.build_folder import locked_folder
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counts import Counts
 from builder.tables.domain import DomainOptions, build_domain
@@ -112,16 +112,16 @@ def build_store(
 def recut_domain(origin: Store, branch: str, store: Store, name: str, keep: float, device: torch.device) -> Table:
     """Makes another table of a branch's corpus by the same lower layers, as a new branch of a store with the same root."""
     build = store.work_folder(name, 1)
-    with held(build, f"domain {name!r}"):
+    with locked_folder(build, f"domain {name!r}"):
         if (name, 1) in store.domains():
             return store.table(name, 1)
         store.remove_branch(name, 1)  # of an interrupted call, perhaps with another size
-        put_away(build)
+        clear_work_folder(build)
         counts, lower, known = Counts(origin.counts_folder(branch, 1)), origin.lower(branch, 1), origin.table(branch, 1)
         store.save_lower(name, 1, lower)  # before the table, which makes it a branch
         spec = table_spec(store.config, name, 1, None if name == "root" else ("root", 1), known.meta.dtype, counts.tokens)
         table = build_table(store, spec, counts, keep, lower, device, known)
-        put_away(build)
+        clear_work_folder(build)
         return table
 
 
@@ -129,7 +129,7 @@ def pretrained_body(store: Store, part: str, minutes: float, corpus: Path, folde
     """Returns the store's original BERT, of which these layers have read the corpus. `folder` keeps it, for the next call."""
     body, kept = WholeBody.of(store), folder / "body.pt"
     if not kept.exists():
-        with held(folder, f"the further pretrained {folder.name}"):
+        with locked_folder(folder, f"the further pretrained {folder.name}"):
             documents = list(tokenize_corpus([corpus], store.tokenizer(), folder / "corpus"))
             _pretrain(body, store, documents, part, Budget(minutes=minutes), device, folder / "learning.pt")
             with replaced(kept) as temporary:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.cascade import Judged, Part, Way, described, judged
 from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
-from builder.evaluation.tenant import opened
+from builder.evaluation.evaluation import opened
 from builder.exits.answers import LOOK, costs_of
 from builder.exits.build import DROPS
 from builder.exits.thresholds import Estimate, within

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.evaluation.tenant import Evaluation
+from builder.evaluation.evaluation import Evaluation
 from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.evaluation.tenant import evaluate_tenant, score_served
+from builder.evaluation.evaluation import evaluate_tenant, score_served
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from builder.importing.tenant import plain_tenant
+from builder.importing.adapter_import import plain_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.tables.root import RootOptions, build_root

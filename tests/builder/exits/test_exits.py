@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.evaluation.tenant import opened
+from builder.evaluation.evaluation import opened
 from builder.exits.build import build_exits
 from builder.exits.heads import States, learned, outputs_of, states_of
 from builder.exits.thresholds import Answered, Estimate, Leaving, chosen

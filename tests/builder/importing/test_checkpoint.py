@@ -17,12 +17,12 @@ import pytest
 import torch
 import transformers
 
+from builder.importing.adapter_import import ImportOptions
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Imported, Importer, named, write_page
 from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
-from builder.importing.tenant import ImportOptions
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
 from builder.store.pack import pack_root

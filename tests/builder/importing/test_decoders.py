@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from builder.importing.adapter_import import ImportOptions, import_tenant, plain_tenant
 from builder.importing.folders import Importer
 from builder.importing.matching import MatchingOptions
-from builder.importing.tenant import ImportOptions, import_tenant, plain_tenant
 from builder.learning.limits import Budget
 from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root

@@ -10,10 +10,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from builder.importing.adapter_import import ImportOptions, import_tenant
 from builder.importing.adapters import read_folder
 from builder.importing.folders import Importer
 from builder.importing.matching import MatchingOptions
-from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.store import Store, TenantFile
 from builder.training.model import TenantModel
 from hplm.adapters.groups import Tiles

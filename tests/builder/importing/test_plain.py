@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
+from builder.importing.adapter_import import ImportOptions, import_tenant
 from builder.importing.checkpoint import Family
 from builder.importing.matching import Model
 from builder.importing.plain import save_checkpoint
-from builder.importing.tenant import ImportOptions, import_tenant
 from builder.store.store import Store, TenantFile
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from builder.evaluation.calibration import calibrate_tenant
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.evaluation import evaluate_tenant
 from builder.exits.build import build_exits
 from builder.store.store import Store
 from builder.students import boosting

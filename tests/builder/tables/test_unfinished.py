@@ -13,7 +13,7 @@ import pytest
 
 from builder.learning.limits import Budget
 from builder.store.store import Store
-from builder.tables.build_folder import held
+from builder.tables.build_folder import locked_folder
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, delete_domain
 from builder.tables.root import RootOptions, build_root
 from builder.training.finetuning import TrainingOptions
@@ -44,13 +44,16 @@ BUSY = "'bio'"
 
 def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     store = rooted(tmp_path)
-    with held(store.work_folder("bio", 1), "the other's"), pytest.raises(InvalidInput, match=BUSY):
+    with locked_folder(store.work_folder("bio", 1), "the other's"), pytest.raises(InvalidInput, match=BUSY):
         add_domain(store, "bio", 1)
     add_domain(store, "bio", 1)
     for version in (1, 2):  # the other process is about to end, or still at work
-        with held(store.work_folder("bio", version), "the other's"), pytest.raises(InvalidInput, match=BUSY):
+        with locked_folder(store.work_folder("bio", version), "the other's"), pytest.raises(InvalidInput, match=BUSY):
             grow(store, "bio", 2)
-    with held(tmp_path / "new/building/root-1", "the other's"), pytest.raises(InvalidInput, match=mentioning(tmp_path / "new")):
+    with (
+        locked_folder(tmp_path / "new/building/root-1", "the other's"),
+        pytest.raises(InvalidInput, match=mentioning(tmp_path / "new")),
+    ):
         build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, DEVICE)
     assert grow(store, "bio", 2).meta.version == 2
     assert list((store.folder / "building").iterdir()) == []
@@ -68,7 +71,7 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
                 removals.clear()
                 self.rmdir()
 
-    with held(Contested(tmp_path / "work"), "it"):
+    with locked_folder(Contested(tmp_path / "work"), "it"):
         assert (tmp_path / "work").is_dir() and not removals
 
 
@@ -131,7 +134,7 @@ def test_users_are_read_while_nobody_else_can_build_the_domain(tmp_path):
     store = with_bio(tmp_path)
 
     def build():
-        with pytest.raises(InvalidInput, match=BUSY), held(store.work_folder("bio", 2), "'bio'"):
+        with pytest.raises(InvalidInput, match=BUSY), locked_folder(store.work_folder("bio", 2), "'bio'"):
             pass
 
     assert delete_domain(meanwhile(store, "users", build), "bio") == [1]
@@ -178,7 +181,7 @@ def test_only_the_same_command_finishes_an_interrupted_build(tmp_path):
 
 def test_a_build_that_was_killed_after_its_table_leaves_no_folder_and_the_same_one_changes_nothing(tmp_path, monkeypatch):
     store = rooted(tmp_path)
-    monkeypatch.setattr("builder.tables.domain.put_away", interrupted)
+    monkeypatch.setattr("builder.tables.domain.clear_work_folder", interrupted)
     with pytest.raises(KeyboardInterrupt):
         add_domain(store, "bio", 1)
     monkeypatch.undo()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.evaluation import evaluate_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.evaluation import evaluate_tenant
 from builder.packed_batches import packed_batches
 from builder.store.seen import SeenTexts
 from builder.store.store import TenantFile

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.evaluation import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store

@@ -9,7 +9,7 @@ import pytest
 from builder.exits.build import build_exits
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
-from builder.tables.build_folder import held
+from builder.tables.build_folder import locked_folder
 from builder.training.start import ANEW
 from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.engine.engine import resolve_precision
@@ -171,7 +171,7 @@ def test_other_options_or_a_new_table_start_an_interrupted_training_anew(store, 
 
 def test_a_tenant_is_trained_by_one_process_at_a_time_on_a_table_that_stays(store, tmp_path):
     train = made(tmp_path, "classify", 20, 1)
-    with held(store.tenant_work_folder("acme"), "the other's"), pytest.raises(InvalidInput, match="'acme'"):
+    with locked_folder(store.tenant_work_folder("acme"), "the other's"), pytest.raises(InvalidInput, match="'acme'"):
         pretend(store, "classify", train)
 
     def deleted(*given):

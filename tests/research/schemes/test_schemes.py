@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from builder.evaluation.tenant import evaluate_tenant
+from builder.evaluation.evaluation import evaluate_tenant
 from builder.learning.bodies import WholeBody
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions

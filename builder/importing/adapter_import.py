@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from builder.evaluation.tenant import evaluate_weights
+from builder.evaluation.evaluation import evaluate_weights
 from builder.importing.adapters import MERGE, read_folder
 from builder.importing.foreign import LEAVE_OUT, Foreign, check_shapes, storable, upper_adapter
 from builder.importing.heads import chosen_labels, reordered
 from builder.store.store import Store, TenantFile
 from builder.store.version import Weights
-from builder.tables.build_folder import held_tenant
+from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.tasks import training_task
@@ -69,7 +69,7 @@ def import_tenant(
 ) -> tuple[TenantFile, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     config = store.config
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         tenant, (adapter, weights), foreign = read_adapter(store, tenant_id, folder, options)
         labels = tenant.labels
         before, labelled = checked(store, tenant_id, tenant.task, labels, options.test)
@@ -110,7 +110,7 @@ def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> Ten
     `domain`: default: that of the version before, or root. Returns the version before if it is the same.
     """
     check_backbone(GENERATE, store.config)
-    with held_tenant(store, tenant_id):
+    with locked_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
         domain = domain or (before.domain if before is not None else "root")
         version = store.latest(domain)
