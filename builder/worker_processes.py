@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +17,19 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import ParamSpec, TypeVar
 
-from hplm.errors import HplmError
+import torch
+
+from builder.said import say
+from hplm.errors import HplmError, kind_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
+G = TypeVar("G")
 BYTES_EACH = 2 << 30  # the most memory that one training takes
+KILLED = (
+    "its process was killed twice, the second time when no other one ran, perhaps because memory ran out: build it alone with "
+    "more memory, or leave it out; the others are built once"
+)
 
 
 def processes_that_fit(wanted: int, bytes_each: int = BYTES_EACH, waiting: int = 0) -> int:
@@ -82,11 +92,14 @@ class Workers(Executor):
 
 
 @contextmanager
-def worker_processes(count: int) -> Generator[Workers, None, None]:
-    """A pool of processes. An error or Ctrl-C ends all of them at once, since their work continues from savepoints."""
+def worker_processes(count: int, threads: int | None = None) -> Generator[Workers, None, None]:
+    """A pool of processes. An error or Ctrl-C ends all of them at once, since their work continues from savepoints.
+
+    `threads`: of torch in each; None: as it chooses.
+    """
     context = get_context("spawn")
     told, line = context.Pipe(duplex=False)
-    pool = Workers(count, lambda: ProcessPoolExecutor(1, context, initializer=_end_with_owner, initargs=(told,)))
+    pool = Workers(count, lambda: ProcessPoolExecutor(1, context, initializer=_begin, initargs=(told, threads)))
     try:
         yield pool
     except BaseException:
@@ -100,9 +113,10 @@ def worker_processes(count: int) -> Generator[Workers, None, None]:
         told.close()
 
 
-def _end_with_owner(told: Connection) -> None:
+def _begin(told: Connection, threads: int | None) -> None:
     """Ends this process when its owner is killed or closes the pipe; otherwise the pool would wait for work for ever."""
-
+    if threads is not None:
+        torch.set_num_threads(threads)
     owner = parent_process()
     assert owner is not None  # this is a worker
 
@@ -111,3 +125,38 @@ def _end_with_owner(told: Connection) -> None:
         os._exit(1)
 
     Thread(target=watch, name="owner", daemon=True).start()
+
+
+def outcomes(
+    pool: Executor, work: Callable[[str, G], T], things: Sequence[tuple[str, G]]
+) -> Iterator[tuple[tuple[str, G], T | str]]:
+    """Yields each thing with what `work` returns of it, or with the reason why it failed, as they end: the others go on.
+
+    One that lacked memory is tried again at the end, alone. Only what concerns all of them is raised.
+    """
+    running, again = {pool.submit(work, *thing): thing for thing in things}, list[tuple[str, G]]()
+    for done in as_completed(running):
+        if _lacked_memory(done.exception()):
+            again.append(running[done])
+        else:
+            yield running[done], _outcome(done)
+    for thing in again:
+        done = pool.submit(work, *thing)
+        yield thing, KILLED if _lacked_memory(done.exception()) else _outcome(done)
+
+
+def _lacked_memory(error: BaseException | None) -> bool:
+    words = ("allocate memory", "out of memory")  # of torch
+    return isinstance(error, Killed | MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+def _outcome(done: Future[T]) -> T | str:
+    error = done.exception()
+    if error is None:
+        return done.result()
+    if not isinstance(error, Exception) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        raise error
+    say("".join(traceback.format_exception(error)))
+    return f"it failed unexpectedly ({kind_of(error)}); the traceback above says where. The others go on"

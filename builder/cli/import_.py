@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from builder.cli.options import open_store
 from hplm.cli.options import (
+    AtLeastOne,
     Device,
     Json,
     Seed,
@@ -73,7 +74,7 @@ def import_(
     *, folders: Annotated[tuple[Path, ...], about(FROM, name="--from")], store: StoreFolder, domain: str = "root",
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
-    at_once: Annotated[int, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
+    at_once: Annotated[AtLeastOne, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
     lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING, json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
@@ -83,7 +84,7 @@ def import_(
     :param texts: texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in
         a checkpoint's folder is used instead (default: the corpus of --domain, if its files are still there)
     :param plan: only read and check the folders; print which fit, and their sizes
-    :param at_once: so many folders at a time, each with one thread
+    :param at_once: so many folders at a time, each in a process; of several each has one thread
     :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
     :param lower: number of layers of that root which tables replace (default: half, as for `hplm build root`)
     """
@@ -111,8 +112,6 @@ def import_(
     if len(found) > 1:
         reason = f"works for one folder, and {len(found)} are given: leave it out"
         refuse_given(reason, one)
-    if at_once < 1:
-        raise InvalidInput(f"--at-once {at_once}: give 1 or more")
     matched = MatchingOptions(**asdict(matching))
     labels = [*one.labels] if one.labels is not None else None
     options = ImportOptions(domain, labels, one.task, one.test)
@@ -210,10 +209,14 @@ def _many(store: Store, importer: Importer, folders: Folders, at_once: int) -> t
     from builder.importing.folders import called, write_page
     from builder.importing.reports import shown, totals
     from builder.said import progress_bar, say
+    from builder.worker_processes import worker_processes
 
     found = []
     try:
-        with progress_bar(importer.all(folders, at_once), "importing", total=len(folders), unit="folder") as bar:
+        with (
+            worker_processes(at_once, 1 if at_once > 1 else None) as pool,
+            progress_bar(importer.all(folders, pool), "importing", total=len(folders), unit="folder") as bar,
+        ):
             for one in bar:
                 found.append(one)
                 name = called(one.id, one.folder)

@@ -1,4 +1,4 @@
-"""Imports many folders, adapters and checkpoints, one after the other: what cannot be imported is named, the others go on."""
+"""Imports many folders, adapters and checkpoints: what cannot be imported is named, the others go on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from builder.page import imports_page
 from builder.said import no_progress_bars
 from builder.store.branches import Branches
 from builder.store.store import Store, TenantFile, check_name
-from builder.worker_processes import Killed, worker_processes
+from builder.worker_processes import outcomes
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import load_checkpoint
 from hplm.tenants.snapshot import NAME
@@ -31,10 +31,6 @@ from hplm.tenants.snapshot import NAME
 PAGE = "imports.html"
 OWN_TEXTS = "texts.jsonl"  # in a checkpoint's folder
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
-KILLED = (
-    "its process was killed twice, the second time when no other one ran, perhaps because memory ran out: import it alone with "
-    "more memory, or leave it out; the others need no second import"
-)
 Folders = Sequence[tuple[str, Path]]  # with the names of their tenants
 
 
@@ -138,27 +134,12 @@ class Importer:
             )
         return texts
 
-    def all(self, folders: Folders, at_once: int = 1) -> Iterator[Imported]:
-        """Imports folders, so many at once, each in a process with one thread; yields what became of each.
-
-        One whose process is killed is tried again alone at the end, when no other one takes memory.
-        """
+    def all(self, folders: Folders, pool: Executor) -> Iterator[Imported]:
+        """Imports folders on the workers of a pool; yields what became of each. Those that were interrupted come last."""
         self._check_shared(folders)
-        if at_once == 1:
-            yield from (self.tried(*one) for one in folders)
-            return
-        with worker_processes(at_once) as pool:
-            running, killed = {pool.submit(self.tried, *one): one for one in folders}, list[tuple[str, Path]]()
-            for done in as_completed(running):
-                try:
-                    yield done.result()
-                except Killed:
-                    killed.append(running[done])
-            for one in killed:
-                try:
-                    yield pool.submit(self.tried, *one).result()
-                except Killed:
-                    yield Imported(*one, refused=KILLED)
+        folders = sorted(folders, key=lambda one: self.store.tenant_work_folder(one[0]).exists())
+        for one, found in outcomes(pool, self.tried, folders):
+            yield Imported(*one, refused=found) if isinstance(found, str) else found
 
     def plan(self, folders: Folders, is_named: bool = False) -> Iterator[Imported]:
         """Reads and checks each folder, and yields what would become of it."""
@@ -177,8 +158,7 @@ class Importer:
 
 @cache
 def _sent(folder: Path, *given: Any) -> Importer:
-    """Returns the importer of a process that it was sent to, which has one thread and reads once what all checkpoints share."""
-    torch.set_num_threads(1)
+    """Returns the importer of a process that it was sent to, which reads once what all checkpoints share."""
     return Importer(Store(folder), *given)
 
 

@@ -1,12 +1,8 @@
 """Stores that are built, and tenants that are trained, once for all tests. The tests of a room have one thread."""
 
-import pickle
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import pytest
 
@@ -16,6 +12,7 @@ from testing.toy import CONFIG
 from tests.builder.checkpoints import save_bert
 from tests.builder.importing.stores import make_imported_store
 from tests.builder.stores import build, light, make_store, some_lines
+from tests.support.here import in_this_process  # noqa: F401
 from tests.support.learning import by_one_step
 from tests.tasks import make_tasks
 
@@ -39,33 +36,6 @@ def no_pictures(monkeypatch):
     drawings = ("training.tenant.draw_learning", "tables.root.draw_learning", "importing.matching.draw_learning")
     for drawing in drawings:
         monkeypatch.setattr(f"builder.{drawing}", lambda *given: given[-1].write_bytes(b"a picture"))
-
-
-class Here(Executor):
-    """Stands for a pool of threads. It does each job when it is submitted."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def submit(self, job: Callable[..., Any], *given: object) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(job(*given))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
-class CopiedWork(Here):
-    """Stands for a process. It does each job here, from a copy as a process gets it."""
-
-    def submit(self, job: Callable[..., Any], *given: object) -> Future[Any]:
-        return super().submit(pickle.loads(pickle.dumps(partial(job, *given))))
-
-
-@pytest.fixture
-def in_this_process(monkeypatch):
-    monkeypatch.setattr("builder.worker_processes.ProcessPoolExecutor", CopiedWork)
-    monkeypatch.setattr("builder.worker_processes.ThreadPoolExecutor", Here)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """A worker never outlives the process that started it."""
 
+import errno
 import math
 import os
 import signal
@@ -9,9 +10,10 @@ import time
 
 import pytest
 
-from builder.worker_processes import Killed, _available, worker_processes
+from builder.worker_processes import Killed, _available, outcomes, worker_processes
 from hplm.errors import HplmError
 from hplm.server.process_group import lives
+from tests.support.message import mentions
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,45 @@ def test_the_others_go_on_beside_a_killed_one():
         others = [pool.submit(math.sqrt, number * number) for number in range(4)]
         assert [one.result() for one in others] == [0, 1, 2, 3]
         assert all(isinstance(one.exception(), Killed) for one in killed)
+
+
+def once(name, folder):
+    """Is killed beside others where its file is not there yet. One that has enough memory later is not killed again."""
+    mark = folder / name
+    if name in ("fatal", "greedy") and (name == "fatal" or not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "short" and not mark.exists():
+        mark.touch()
+        raise MemoryError
+    if name == "wrong":
+        raise ZeroDivisionError("a bug")
+    return name.upper()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_killed_lacks_memory_or_fails_is_named_and_the_others_go_on(tmp_path, capsys, count):
+    names = ["fatal", "greedy", "short", "wrong", "modest"]
+    with worker_processes(count) as pool:
+        found = [(name, result) for (name, _), result in outcomes(pool, once, [(name, tmp_path) for name in names])]
+    results = dict(found)
+    assert {name: results[name] for name in ("greedy", "short", "modest")} == {
+        "greedy": "GREEDY",
+        "short": "SHORT",
+        "modest": "MODEST",
+    }
+    assert "killed twice" in results["fatal"] and "ZeroDivisionError" in results["wrong"]
+    assert {name for name, _ in found[:2]} == {"wrong", "modest"}, "what was killed comes last"
+    assert mentions(capsys.readouterr().err, "a bug", "once")
+
+
+def test_a_full_disk_ends_all():
+    with pytest.raises(OSError, match="full"), worker_processes(1) as pool:
+        list(outcomes(pool, full, [("one", 0), ("two", 0)]))
+
+
+def full(name, given):
+    raise OSError(errno.ENOSPC, "full")
 
 
 def test_a_containers_memory_limit_counts(tmp_path):

@@ -14,6 +14,7 @@ from testing.random_store import random_store, random_table, random_tenant, rand
 from testing.toy import CONFIG
 from tests.builder.stores import add_domain, add_tenant, grow, rooted
 from tests.cli.commands import Live
+from tests.support.here import in_this_process  # noqa: F401
 
 TENANTS = random_tenants(4, 4, 2, domains=("bio",))
 ACME = TenantFile("acme", 1, "root", 1, "classify", ["x", "y"], 4)

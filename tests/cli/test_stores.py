@@ -72,6 +72,7 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
     assert sum(mentions(line, "acme") for line in lines) == 2, "as one that stands on it, and as one that is behind"
 
 
+@pytest.mark.usefixtures("in_this_process")
 @by_one_step()
 def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     """Several at a time, which learn in processes of their own: `tests/builder/test_killed.py`."""

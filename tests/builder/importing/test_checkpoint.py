@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import shutil
-from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +31,6 @@ from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.tenant import build_tenant, delete_tenant
-from builder.worker_processes import Killed
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
@@ -43,6 +40,7 @@ from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, inter
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
+from tests.support.here import Here
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
 
@@ -336,28 +334,19 @@ def make_odd(folder: Path, good: Path, harm: Path) -> None:
     (folder / "dangling").symlink_to(folder / "nowhere")
 
 
-def test_a_folder_whose_process_is_killed_is_tried_again_last_and_named(store, tmp_path, monkeypatch):
-    """One that is killed beside others may have memory enough when it is alone."""
-    order, deaths = [], {"greedy": 1, "fatal": 9}
+def test_a_folder_whose_import_was_interrupted_comes_last(store, tmp_path):
+    """It may be the one that takes too much memory."""
+    asked = []
 
-    class Pool:
-        def submit(self, call, tenant_id, folder):
-            order.append(tenant_id)
-            done = Future()
-            deaths[tenant_id] = deaths.get(tenant_id, 0) - 1
-            if deaths[tenant_id] >= 0:
-                done.set_exception(Killed())
-            else:
-                done.set_result(Imported(tenant_id, folder, SimpleNamespace(id=tenant_id)))
-            return done
+    class Listing(Here):
+        def submit(self, job, *given):
+            asked.append(given[0])
+            return super().submit(job, *given)
 
-    monkeypatch.setattr("builder.importing.folders.worker_processes", lambda count: nullcontext(Pool()))
-    names = ["fatal", "greedy", "modest"]
+    store.tenant_work_folder("acme").mkdir(parents=True)
     importer = Importer(store, ImportOptions(), MatchingOptions(), None, DEVICE)
-    found = {one.id: one for one in importer.all([(name, tmp_path / name) for name in names], at_once=2)}
-    assert order[:3] == names and sorted(order[3:]) == ["fatal", "greedy"]
-    assert {name for name, one in found.items() if one.tenant} == {"greedy", "modest"}
-    assert "killed" in found["fatal"].refused and found["fatal"].folder == tmp_path / "fatal"
+    found = list(importer.all([(name, tmp_path / name) for name in ("acme", "beta", "city")], Listing()))
+    assert asked == ["beta", "city", "acme"] and all("config.json" in one.refused for one in found)
 
 
 @pytest.mark.usefixtures("one_step")
@@ -378,8 +367,8 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     lora = changed(tmp_path, "peft-everywhere", "config.json", {"id2label": dict(enumerate(LABELS))})
     shutil.copytree(lora, folder / "adapter")
     importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
-    found = list(importer.all(named([folder])))
-    assert [one.refused for one in importer.plan(named([folder]))] == [one.refused for one in found]
+    found = list(importer.all(named([folder]), Here()))
+    assert {one.folder: one.refused for one in importer.plan(named([folder]))} == {one.folder: one.refused for one in found}
     (few := tmp_path / "few.txt").write_text("one text")
     with pytest.raises(InvalidInput, match=mentioning(few, 50)):
         list(replace(importer, given=few).plan(named([folder])))
@@ -396,7 +385,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     report = store.report(store.tenant("good-one"))
     assert f"<td>{report['after']['divergence']:.3f}</td>" in page and "KL" in page and advice(report)[:30] in page
     shutil.copytree(folder / "Good One", tmp_path / "elsewhere" / "good-one")
-    (other,) = importer.all(named([tmp_path / "elsewhere"]))
+    (other,) = importer.all(named([tmp_path / "elsewhere"]), Here())
     assert other.tenant is None and "--id" in other.refused, "another folder of the same name must not replace the tenant"
 
 
@@ -414,7 +403,7 @@ def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_cor
     pack_root(store, tmp_path / "root.tar")
     files[0].rename(tmp_path / "elsewhere")
     importer = replace(importer)
-    (gone,) = importer.all([("acme", folder)])
+    (gone,) = importer.all([("acme", folder)], Here())
     assert mentions(gone.refused, "'bio'", "--texts")
     write(folder / "texts.jsonl", ({"text": line} for line in texts(tmp_path, 80).read_text("utf-8").splitlines()))
     assert importer.one("acme", folder)[1]["texts"] == {"learned": 40, "judged": 40, "windows_found": ANY}
