@@ -12,7 +12,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.lookup.views import View
-from hplm.process.in_flight import entry_of, number_of
+from hplm.process.in_flight import InFlightEntry, number_of
 from hplm.request.answers import CONFIDENCE, AnswersOrError, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
@@ -60,7 +60,7 @@ class EncoderRequest:
     @property
     def in_flight_entry(self) -> bytes:
         """The bytes that name it while it is in a batch."""
-        return entry_of(self.form.number, self.tenant_number, self.tenant.id)
+        return InFlightEntry(self.form.number, self.tenant_number, self.tenant.id).packed()
 
     @property
     def team(self) -> Team | None:

@@ -29,12 +29,7 @@ class InFlightEntry(NamedTuple):
     tenant_id: str
 
     def packed(self) -> bytes:
-        return entry_of(*self)
-
-
-def entry_of(number: int, tenant: int, tenant_id: str) -> bytes:
-    """Returns a packed entry."""
-    return f"{number} {tenant} {tenant_id}\n".encode()
+        return f"{self.number} {self.tenant} {self.tenant_id}\n".encode()
 
 
 def number_of(backbone: int, uid: int) -> int:
