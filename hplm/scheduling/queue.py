@@ -99,9 +99,10 @@ class Queue(Generic[T]):
         columns, cost = self.columns, self.cost
         mean = columns.all_tokens / len(columns)
         tokens = max(LEAST_TOKENS, cost.tokens_within(batch_ns, mean, self.loaded))
-        in_time = cost.tokens_within(int(columns.deadline.min()) - start_ns - cost.predict(0, 0), mean, self.loaded)
-        line = columns.all_tokens - int(columns.demand.max())
-        tokens = max(tokens, min(tokens * MOST_TIMES, int(line * OF_LINE), in_time))
+        if columns.all_tokens * OF_LINE > tokens:
+            in_time = cost.tokens_within(int(columns.deadline.min()) - start_ns - cost.predict(0, 0), mean, self.loaded)
+            line = columns.all_tokens - int(columns.demand.max())
+            tokens = max(tokens, min(tokens * MOST_TIMES, int(line * OF_LINE), in_time))
         return capacity if tokens >= capacity.tokens else replace(capacity, tokens=tokens)
 
     def select(self, start_ns: int, capacity: Capacity, is_idle: bool, among: Array | None = None) -> Selection:
