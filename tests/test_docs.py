@@ -1,10 +1,11 @@
-"""The links of the documents lead somewhere."""
+"""The links of the documents lead somewhere, and their commands exist with their options."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from hplm.cli.main import application, main
 from hplm.request.form import HEAD_BYTES
 
 ROOT = Path(__file__).parents[1]
@@ -14,6 +15,8 @@ DOCUMENTS = sorted(
 )
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:^(?:\./run |\w+=\S+ )?|`(?:\w+=\S+ )?)hplm ([a-z][^`\n#|]*)", re.MULTILINE)
+OF_EARLIER_COMMITS = {Path("CHANGELOG.md"), Path("research/findings/README.md")}
 
 
 def anchors(text):
@@ -45,3 +48,22 @@ def test_every_picture_of_the_docs_is_shown():
         for path, _ in LINK.findall((ROOT / document).read_text("utf-8"))
     }
     assert not [picture for picture in (ROOT / "docs/pictures").iterdir() if picture.resolve() not in shown]
+
+
+def test_every_command_of_the_documents_exists_with_its_options(capsys):
+    top, named = application(), dict[tuple[str, ...], dict[str, str]]()
+    for document in sorted({*DOCUMENTS} - OF_EARLIER_COMMITS):
+        for command in COMMAND.findall(re.sub(r"\\?\n +", " ", (ROOT / document).read_text("utf-8"))):
+            words, path, node = command.split(), [], top
+            while len(path) < len(words) and words[len(path)] in node:
+                node = node[words[len(path)]]
+                path.append(words[len(path)])
+            assert path, f"{document}: hplm {command}"
+            options = dict.fromkeys(re.findall(r"(?<=\s)--[a-z][a-z-]*", command.partition(" -- ")[0]), str(document))
+            if path != ["bench"]:  # tests/bench has the benchmarks
+                named.setdefault(tuple(path), {}).update(options)
+    assert len(named) > 40
+    for path, options in named.items():
+        assert main([*path, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert not {option: document for option, document in options.items() if option not in text}, path
