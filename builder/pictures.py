@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.evaluation.fitting import WIDTHS
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -113,24 +112,6 @@ def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     axes.set_ylabel("right")
     axes.set_title(f"{tenant.id} version {tenant.version}", loc="left", color=INK)
     figure.colorbar(image, ax=axes, label="share of the right label")
-    save(figure, path)
-
-
-def draw_reliability(report: dict[str, Any], path: Path) -> None:
-    """Draws how often answers of a confidence are right, before and after a calibration."""
-    figure, panel = panels(8, 4.2, 2)
-    for axes, name, color in zip(panel, ("before", "after"), (OTHERS[0], OWN), strict=True):
-        described = report[name]
-        most = max(one["count"] for one in described["bins"])
-        for one in described["bins"]:
-            axes.bar(one["confidence"], one["right"], width=0.9 / WIDTHS, color=color, alpha=0.1 + 0.9 * one["count"] / most)
-        axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle="--")
-        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
-        axes.set_title(f"{name}: ECE {described['ece']:.3f}", loc="left", color=INK)
-        axes.set_ylabel("share of right answers")
-    figure.suptitle(
-        f"{report['tenant']} version {report['version']}, {report['texts']:,} texts; darker: more of them", color=INK
-    )
     save(figure, path)
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from builder.cli.options import open_store
-from builder.cli.tenant_store import make_exits
 from hplm.cli.options import (
     CORPUS,
     Device,
@@ -68,7 +67,7 @@ TABLE = Table()
 def root(
     *, model: str, corpus: Annotated[tuple[Path, ...], about(f"{CORPUS} (a decoder with --lower 0 needs none)")] = (),
     store: StoreFolder, name: str | None = None, lower: int | None = None, upper: int | None = None, window: int | None = None,
-    causal: bool = False, until: float | None = None, masked: float = 0.0, table: Table = TABLE, json: Json = False,
+    until: float | None = None, masked: float = 0.0, table: Table = TABLE, json: Json = False,
 ) -> dict:  # fmt: skip
     """Split an encoder or a decoder, adapt its lower stack to windows, build the root table.
 
@@ -78,7 +77,6 @@ def root(
     :param lower: number of lower layers (default: half); 0, of a decoder: the table holds its words
     :param upper: number of upper layers (default: the rest)
     :param window: tokens in a window (default: 3, or 1 with --lower 0)
-    :param causal: a window is a token and those before it, always so of a decoder (default: a token and those around it)
     :param until: end as soon as this share of the variance of the original model's output is explained on held-out texts, such
         as 0.94; --minutes and --steps remain limits (default: learn until one of these)
     :param masked: last share of --minutes, in which the lower layers learn to predict masked words of the corpus; domains
@@ -89,7 +87,7 @@ def root(
     from hplm.model.windows import TRIGRAMS, Window
 
     usual = 1 if lower == 0 else TRIGRAMS.n
-    windows = Window(usual if window is None else window, causal)
+    windows = Window(usual if window is None else window)
     options = RootOptions(table.keep, table.seed, table.dtype or FP16, name, lower, upper, windows, masked)
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
@@ -139,8 +137,6 @@ class Training:
     upper_rate: float = 0.0
     """also train the upper layers, at this learning rate, and store their change as a LoRA of rank --rank. Answers get better,
     and training takes 1.5 times as long. 1e-4 is a good rate; 0: train only adapter and head"""
-    batch_texts: int = 8
-    """texts in a training step, with 8,192 tokens at most"""
     teacher: str | None = None
     """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
     `dedicated`, which first fine-tunes the original model in full on the same data"""
@@ -153,7 +149,7 @@ TASK = "what it learns, such as classify or tag: docs/training.md (default: that
 def tenant(
     *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
     task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
-    from_version: int | None = None, fresh: bool = False, exits: Path | None = None, training: Training = USUAL, seed: Seed = 0,
+    from_version: int | None = None, fresh: bool = False, training: Training = USUAL, seed: Seed = 0,
     device: Device = "auto", json: Json = False,
 ) -> dict:  # fmt: skip
     """Train an adapter and a head on labelled data.
@@ -164,7 +160,6 @@ def tenant(
     :param domain: domain of the tenant (default: that of its version before, or root)
     :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
     :param fresh: start anew, from random weights
-    :param exits: then make its exits by these texts, which need no labels; `hplm tenant exits` has more options
     """
     from builder.training.tenant import build_tenant, warnings_of
     from hplm.tasks import check_backbone
@@ -176,7 +171,7 @@ def tenant(
         raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
     if opened.config.is_decoder:
         reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
-        refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh, exits=exits)
+        refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh)
         from builder.importing.adapter_import import plain_tenant
 
         made = plain_tenant(opened, id, domain)
@@ -185,13 +180,6 @@ def tenant(
         return {"tenant": made.id, "version": made.version, "task": made.task}
     if train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
-    if exits is not None:
-        from builder.exits.build import check_task
-        from builder.tables.text_files import check_file
-
-        known = opened.tenant(id)
-        check_task(id, task or (known.task if known is not None else None))  # and not after the training
-        check_file(exits)
     given = {name: value for name, value in vars(training).items() if value is not None and name != "upper_rate"}
     made = build_tenant(
         opened, id, domain, task, train, dev, from_version=0 if fresh else from_version, device=device_of(device),
@@ -206,8 +194,7 @@ def tenant(
     print(f"tenant {made.id} version {made.version}: {metric} {scores[metric]:.3f} on {scores['texts']} dev texts{before}")
     print(f"how it was trained: {opened.tenant_folder(made.id, made.version)}/report.html")
     answer = {"tenant": made.id, "version": made.version, "from_version": report["from_version"]}
-    answer |= {"task": made.task, "labels": made.labels, "dev": scores}
-    return answer | ({"exits": make_exits(opened, made.id, exits, device)} if exits is not None else {})
+    return answer | {"task": made.task, "labels": made.labels, "dev": scores}
 
 
 def pack(file: Packed, /, *, store: StoreFolder, json: Json = False) -> dict:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    *, store: StoreFolder, name: Name, version: int | None = None, top: int = 20,
+    *, store: StoreFolder, name: Name, version: int | None = None,
     text: Annotated[Path | None, about(f"text to look up: {CORPUS}")] = None,
     keep: Annotated[list[float] | None, read(lambda given: [float(share) for share in given.split(",")])] = None,
     json: Json = False,
@@ -26,7 +26,6 @@ def inspect(
     """Print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers.
 
     :param version: version of the domain (default: the newest)
-    :param top: print so many of the most frequent n-grams of each length
     :param keep: sizes of the table to compare on --text, as shares for --keep of `hplm build`, between commas (default: the
         table's own, and the smaller ones of 1,0.004,0.001,0)
     """
@@ -37,7 +36,7 @@ def inspect(
     if text is None and keep:
         raise InvalidInput("--keep needs a text: give one with --text")
     opened = open_store(store)
-    result = inspect_branch(opened, name, version, top)
+    result = inspect_branch(opened, name, version)
     _print_branch(result)
     if text is not None:
         check_file(text)

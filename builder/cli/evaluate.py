@@ -30,7 +30,7 @@ AGAINST += f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/traini
 def evaluate(
     *, store: StoreFolder, id: str, test: Path, int8: bool = False, against: Annotated[Words, about(AGAINST)] = (),
     train: Path | None = None, dev: Path | None = None, picture: Picture = None, device: Device = "auto",
-    backbone: str | None = None, connection: Connection = LOCAL, json: Json = False,
+    connection: Connection = LOCAL, json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a tenant on labelled data, also as served, and beside baselines.
 
@@ -42,7 +42,6 @@ def evaluate(
     :param int8: also score with the shared products in 8 bits, as `hplm export --dtype int8` serves
     :param train: for --against: the training data, if the file was moved
     :param dev: for --against: the dev data, if the file was moved
-    :param backbone: for --url: name of the served backbone (default: the store's)
     """
     import torch
 
@@ -51,7 +50,7 @@ def evaluate(
     from builder.tasks.examples import hash_of
 
     if connection.url is None:
-        refuse_given("works only with --url: leave it out", connection, backbone=backbone)
+        refuse_given("works only with --url: leave it out", connection)
     if not against:
         refuse_given("works only with --against: leave it out", train=train, dev=dev)
     opened, on = open_store(store), device_of(device)
@@ -80,7 +79,7 @@ def evaluate(
     if connection.url is not None:
         from builder.evaluation.evaluation import score_served
 
-        with connection.client(backbone or opened.config.name) as client:
+        with connection.client(opened.config.name) as client:
             scores["served"] = score_served(client, evaluation)
         here, served = evaluation.scores.main, scores["served"].main
         if abs(served - here) > 0.001:

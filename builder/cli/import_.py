@@ -60,9 +60,7 @@ class Matching:
     most_texts: int = 3000
     """most texts to take"""
     least: float = 0.9
-    """do not store a tenant if a smaller share of its answers are the checkpoint's"""
-    anyway: bool = False
-    """store a tenant also below --least"""
+    """do not store a tenant if a smaller share of its answers are the checkpoint's; 0 stores any"""
     seed: Seed = 0
 
 

@@ -13,12 +13,11 @@ from hplm.cli.options import Device, Json, Picture, Seed, ServedDtype, StoreFold
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
-    from builder.store.store import Store
     from hplm.levels.calibration import Calibration
 
 
 def calibrate(
-    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", picture: Picture = None,
+    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto",
     device: Device = "auto", json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
@@ -32,20 +31,13 @@ def calibrate(
     from builder.publish.precision import served_precision
 
     opened, on = open_store(store), device_of(device)
-    check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
     report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on)
     calibration = opened.knowledge(opened.known_tenant(id)).calibration
     assert calibration is not None  # it was made
-    if picture is not None:
-        from builder.pictures import draw_reliability
-
-        draw_reliability(report, picture)
     print(_calibration_text(report, calibration))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
-    rest = {name: value for name, value in report.items() if name not in ("before", "after")}
-    scores = {side: {name: report[side][name] for name in ("ece", "nll")} for side in ("before", "after")}
-    return {**rest, "kind": calibration.kind, **scores, "changed": is_new}
+    return {**report, "kind": calibration.kind, "changed": is_new}
 
 
 def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
@@ -81,28 +73,19 @@ def exits(
     :param drop: points that a plan may lose; more of them, the smallest first, make cheaper plans for times of load
     :param picture: draw loss against work into a .png, .svg or .pdf file
     """
-    opened = open_store(store)
+    from builder.exits.build import build_exits
+    from builder.publish.precision import served_precision
+
+    opened, on = open_store(store), device_of(device)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    report = make_exits(opened, id, texts, device, dtype, drops=drop, seed=seed)
+    report, is_new = build_exits(opened, id, texts, served_precision(opened, dtype, on), on, drop, seed)
+    print(_exits_text(report))
+    print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     if picture is not None:
         from builder.pictures import draw_exits
 
         draw_exits(report, picture)
-    return report
-
-
-def make_exits(
-    store: Store, tenant_id: str, texts: Path, device_name: str, dtype: str = "auto", **options: Any
-) -> dict[str, Any]:
-    """Makes a tenant's exits, prints what they lose and spare, and returns it. `options`: of `build_exits`."""
-    from builder.exits.build import build_exits
-    from builder.publish.precision import served_precision
-
-    device = device_of(device_name)
-    report, is_new = build_exits(store, tenant_id, texts, served_precision(store, dtype, device), device, **options)
-    print(_exits_text(report))
-    print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     return {**report, "changed": is_new}
 
 

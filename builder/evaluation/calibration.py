@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from builder.evaluation.evaluation import opened
-from builder.evaluation.fitting import Cases, fitted, reliability
+from builder.evaluation.fitting import Cases, calibration_error, fitted
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.learning.bodies import PlotBody
 from builder.store.step import Step
@@ -60,8 +60,7 @@ def calibrate_tenant(
 
 
 def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dict[str, Any]:
-    bins, error = reliability(confidences, cases.right)
-    return {"ece": round(error, 4), "nll": round(float(losses.mean()), 4), "bins": bins}
+    return {"ece": round(calibration_error(confidences, cases.right), 4), "nll": round(float(losses.mean()), 4)}
 
 
 def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data) -> Cases:

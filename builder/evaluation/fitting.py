@@ -16,7 +16,7 @@ TEMPERATURES = (0.05, 100.0)  # the range that is searched
 STEPS = 40  # of the grid over this range
 SURE = 1e-12  # a probability is at least so far from 0 and 1 when its logarithm is taken
 DIGITS = 8  # that are kept of a fitted temperature
-WIDTHS = 15  # bins of equal width that show how reliable confidences are, as in Guo et al. 2017
+WIDTHS = 15  # bins of a calibration error, as in Guo et al. 2017
 
 Fit = Callable[["Cases"], Calibration]
 
@@ -104,16 +104,8 @@ def fit_temperature(cases: Cases) -> Calibration:
     return Calibration(temperature=float(f"{math.exp(found.x):.{DIGITS}g}"))
 
 
-def reliability(confidences: Array, right: Array) -> tuple[list[dict[str, Any]], float]:
-    """Returns the bins that are not empty, of those of equal width, and the expected calibration error.
-
-    A bin has the number of its answers, their mean confidence and the share of right ones. The error is the mean distance
-    between these two.
-    """
+def calibration_error(confidences: Array, right: Array) -> float:
+    """Returns the mean distance between the confidence and the share of right answers, over bins of equal width."""
     places = np.minimum((confidences * WIDTHS).astype(np.int64), WIDTHS - 1)
     members = [places == place for place in np.unique(places)]
-    bins = [
-        {"count": int(own.sum()), "confidence": float(confidences[own].mean()), "right": float(right[own].mean())}
-        for own in members
-    ]
-    return bins, sum(one["count"] * abs(one["confidence"] - one["right"]) for one in bins) / len(right)
+    return sum(float(own.sum() * abs(confidences[own].mean() - right[own].mean())) for own in members) / len(right)

@@ -92,7 +92,7 @@ def build_exits(
         return own, True
 
 
-def check_task(tenant_id: str, task: str | None) -> None:
+def check_task(tenant_id: str, task: str) -> None:
     """Refuses tasks that have no exits."""
     if task == "span":
         raise InvalidInput(

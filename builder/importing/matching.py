@@ -60,7 +60,6 @@ class MatchingOptions:
     batch_texts: int = 16
     most_texts: int = 3000
     least: float = 0.9  # of the answers must be the checkpoint's
-    anyway: bool = False  # stores a tenant below that too
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -122,7 +121,7 @@ def import_checkpoint(
     started, layout = time.perf_counter(), matching.layout(store.config)
     with locked_tenant(store, tenant_id):
         domain = options.domain, store.latest(options.domain)
-        numbers = {name: value for name, value in asdict(matching).items() if name not in ("least", "anyway")}
+        numbers = {name: value for name, value in asdict(matching).items() if name != "least"}
         asked = {
             "domain": domain[0], "domain_version": domain[1], "tables": store.chain_digest(*domain),
             "checkpoint": digest(folder), "labels": options.labels, "task": options.task, "texts": texts.digest, **numbers,
@@ -131,7 +130,7 @@ def import_checkpoint(
         step = Step(store, tenant_id, "import", asked)
         if (stored := step.done()) is not None:
             removed_by = f"`hplm tenant delete {tenant_id} --store {store.folder}`"
-            _check_agreement(stored, folder, matching, f"it is stored: give --anyway, or remove it by {removed_by}")
+            _check_agreement(stored, folder, matching, f"it is stored: give a lower --least, or remove it by {removed_by}")
         if before is not None and stored is not None and options.test is None:
             return before, stored
         refused = store.folder / "refused" / f"{tenant_id}.json"
@@ -189,10 +188,10 @@ def import_checkpoint(
 
 
 def _check_agreement(
-    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "--anyway stores it all the same"
+    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "a lower --least stores it all the same"
 ) -> None:
     after = report["after"]
-    if after["agreement"] < matching.least and not matching.anyway:
+    if after["agreement"] < matching.least:
         raise Unlike(
             f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
             f"than --least {matching.least:g}: {advice(report)}; {way_out}",

@@ -30,6 +30,7 @@ from hplm.tenants.listing import branch_row
 TEXT_TOKENS = 5_000_000
 USUAL_KEEPS = (1.0, 0.004, 0.001, 0.0)  # HMI, Table 5
 BATCH_DOCUMENTS = 500
+FREQUENT = 20  # n-grams of each length
 
 
 def built_branches(store: Store) -> list[dict[str, Any]]:
@@ -38,7 +39,7 @@ def built_branches(store: Store) -> list[dict[str, Any]]:
     return [branch_row(store.meta(*branch), tenants[branch]) for branch in store.domains()]
 
 
-def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> dict[str, Any]:
+def inspect_branch(store: Store, domain: str, version: int | None) -> dict[str, Any]:
     """Returns all facts about a branch that need no text. `version`: default is the newest."""
     newest, versions = store.latest(domain), store.versions(domain)
     version = newest if version is None else version
@@ -68,7 +69,7 @@ def inspect_branch(store: Store, domain: str, version: int | None, top: int) -> 
         },
         "users": store.users(tenants)[domain, version],
         "behind": [{"tenant": tenant.id, "version": tenant.domain_version} for tenant in behind(store, domain, tenants)],
-        "frequent": frequent(store, table, top),
+        "frequent": frequent(store, table),
     }
 
 
@@ -78,7 +79,7 @@ def behind(store: Store, domain: str, tenants: Sequence[TenantFile]) -> list[Ten
     return [tenant for tenant in tenants if tenant.domain == domain and tenant.domain_version < newest]
 
 
-def frequent(store: Store, table: Table, top: int) -> dict[str, list[dict[str, Any]]]:
+def frequent(store: Store, table: Table, top: int = FREQUENT) -> dict[str, list[dict[str, Any]]]:
     """Returns the `top` most frequent n-grams of each length, the longest first."""
     vocabulary = _pieces(store)
     keys = table.index.by_row()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from hplm.cli.options import Json, Text, Texts
+from hplm.cli.options import Json, Text
 from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ class Connection:
     ca_file: str | None = None
     """PEM file of the server's certificate, or of the authority that signed it, if the system does not trust it; turns TLS
     on"""
-    key: str | None = None
-    """API key (default: the variable HPLM_API_KEY, which `ps` does not show)"""
 
     @contextmanager
     def client(self, backbone: str | None) -> Iterator[HplmClient]:
@@ -45,7 +43,7 @@ class Connection:
             raise HplmError(f"{error}: install our client in the checkout with `.venv/bin/pip install -e clients`") from error
         try:
             url = self.url or DEFAULT_URLS[self.protocol]
-            key = self.key or os.environ.get("HPLM_API_KEY") or None  # an empty variable counts as unset
+            key = os.environ.get("HPLM_API_KEY") or None  # no option: `ps` would show it. An empty one counts as unset
             with HplmClient(url, self.protocol, backbone, key, ca_file=self.ca_file) as client:
                 yield client
         except HplmClientError as error:
@@ -111,9 +109,9 @@ def _table(answer: Answer, text: str | None) -> str:
 
 def generate(
     prompt: str | None = None, /, *, tenant: str, chat: Text | None = None, system: Text | None = None, stream: bool = False,
-    max_tokens: int | None = None, temperature: float | None = None, top_p: float | None = None, seed: int | None = None,
-    stop: Texts = (), sampling: str | None = None, deadline_ms: float | None = None, truncate: bool = False,
-    backbone: str | None = None, connection: Connection = LOCAL, json: Json = False,
+    max_tokens: int | None = None, temperature: float | None = None, sampling: str | None = None,
+    deadline_ms: float | None = None, truncate: bool = False, backbone: str | None = None, connection: Connection = LOCAL,
+    json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Let a decoder of a running server go on with a text, or answer in a chat.
 
@@ -124,15 +122,12 @@ def generate(
     :param stream: print the answer while it grows
     :param max_tokens: most tokens of the answer (default: 16)
     :param temperature: 0 takes the likeliest token (default: 1)
-    :param top_p: choose among the likeliest tokens, which sum up to this
-    :param seed: the same seed gives the same answer
-    :param stop: end the answer before this text; may be given again
-    :param sampling: further settings in JSON, such as '{"top_k": 40}' (docs/generation.md has all)
+    :param sampling: further settings in JSON, such as '{"top_p": 0.9, "stop": ["."]}' (docs/generation.md has all)
     :param deadline_ms: time after which the answer ends (default: the tenant's own)
     :param truncate: leave out the beginning of a prompt that is too long
     :param backbone: name of the decoder (default: the first that lists the tenant; the front door does not tell it)
     """
-    named = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [*stop] or None}
+    named = {"max_tokens": max_tokens, "temperature": temperature}
     settings = _settings(sampling) | {name: value for name, value in named.items() if value is not None}
     if stream and settings.get("n", 1) != 1:
         raise InvalidInput("--stream prints one answer: leave it out, or 'n' out of --sampling")

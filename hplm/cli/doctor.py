@@ -16,7 +16,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def doctor(
     *, repository: Path | None = None, state: StateLocation = None, address: str = "127.0.0.1", server: str | None = None,
-    triton: str | None = None, json: Json = False,
+    json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Check an installation: known holes, limits, tenants without keys. Exit with 1 if there is a problem.
 
@@ -25,7 +25,6 @@ def doctor(
     :param repository: the served model repository
     :param address: the address that clients reach; holes are problems on every other than loopback
     :param server: HOST:PORT of a running server's HTTP: its version, and what it restricts
-    :param triton: Triton's release, such as 26.06, if it is not on this machine
     """
     from hplm.doctor import checks
     from hplm.server import inherited
@@ -33,7 +32,7 @@ def doctor(
     state = checked_state(state)
     is_open = checks.is_open_address(address)
     findings = [
-        checks.triton(triton or _version(server), is_open),
+        checks.triton(_version(server), is_open),
         checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         checks.shared_memory(SHARED_MEMORY, os.statvfs(SHARED_MEMORY)),
         checks.draining(inherited.draining()),

@@ -72,7 +72,6 @@ Picture = Annotated[Path | None, about("draw it into a .png, .svg or .pdf file")
 LEARN = "how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output"
 Learn = Annotated[Literal["masked", "distil"], about(LEARN)]
 Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
-Texts = Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, consume_multiple=False)]  # one for each time
 Words = Annotated[tuple[str, ...], read(lambda given: tuple(given.split(",")))]
 Numbers = Annotated[tuple[int, ...], read(lambda given: tuple(numbers(given)))]
 

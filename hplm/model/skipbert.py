@@ -72,7 +72,7 @@ def own_split(model: str, source: Any, lower: int | None, upper: int | None, win
             f"{model!r} is a SkipBERT, trained as {split[0]} lower and {full} upper layers: leave out --lower and --upper"
         )
     if window != TRIGRAMS:
-        raise InvalidInput(f"{model!r} is a SkipBERT, trained on windows of three tokens: leave out --window and --causal")
+        raise InvalidInput(f"{model!r} is a SkipBERT, trained on windows of three tokens: leave out --window")
     return split
 
 

@@ -99,18 +99,13 @@ def check_devices(devices: Sequence[str], intra: Sequence[int]) -> None:
             raise InvalidInput(f"--intra {count}: a stage on several GPUs is not supported yet, so give 1")
 
 
-def profiled_backbones(repository: Path, names: Sequence[str] = ()) -> list[ProfiledBackbone]:
-    """Returns the encoders of a repository. Decoders are not placed yet: one that is named is refused."""
+def profiled_backbones(repository: Path) -> list[ProfiledBackbone]:
+    """Returns the encoders of a repository. Decoders are not placed yet."""
     folders = [path.parent for path in sorted(repository.glob(f"*/1/{Backbone.CONFIG}"))]
     if not folders:
         raise InvalidInput(f"{repository} contains no backbone: name the folder that `hplm export` wrote")
     known = {folder.parent.name: BackboneConfig.load(folder / Backbone.CONFIG) for folder in folders}
-    for name in names:
-        if name not in known:
-            raise InvalidInput(f"backbone {name!r} is not in {repository}: choose {', '.join(known)}")
-        if known[name].is_decoder:
-            raise InvalidInput(f"backbone {name!r} is a decoder, which placement does not support yet: name encoders")
-    chosen = names or [name for name, config in known.items() if not config.is_decoder]
+    chosen = [name for name, config in known.items() if not config.is_decoder]
     if not chosen:
         raise InvalidInput(f"{repository} contains only decoders, which placement does not support yet: give encoders")
     configs = {name: upper_config(repository, name) for name in chosen}

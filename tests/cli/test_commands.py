@@ -107,7 +107,7 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
     "words, named",
     [
         ("tenat list", "tenant"), ("tenant shw x", "show"), ("export --stor s", "--store"),
-        ("domain inspect --store s --name n --top many", "--top"), ("tenant show x y", "'y'"),
+        ("domain inspect --store s --name n --version many", "--version"), ("tenant show x y", "'y'"),
         ("place profile --repository r --to t --devices cpu:0 cpu:1", "'cpu:1'"),
         ("watch --timeout 0", "--timeout"), ("watch --timeout nan", "--timeout"),
         ("serve --start-timeout -1", "--start-timeout"),
@@ -130,7 +130,6 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("generate --tenant a --stop . --stop -x Once", {"prompt": "Once", "stop": (".", "-x")}),
         ("infer --tenant a --pair -x -- -5x", {"text": "-5x", "pair": "-x"}),
         ("infer -5 --tenant=a --tenant b", {"text": "-5", "tenant": "b"}),
         ("tenant key add x --days -1", {"id": "x", "days": -1.0}),
@@ -141,8 +140,8 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
         ("serve --address 0.0.0.0 -- --trace-config=rate=1 -v", {"flags": ("--trace-config=rate=1", "-v")}),
         ("export --store s --parameters a=1 b=2 --replace", {"parameters": ("a=1", "b=2"), "replace_": True}),
         ("build tenant --id a --store s --task tag --task classify", {"task": "classify"}),
-        ("place profile --repository r --devices cpu:9 --devices cpu:0,cpu:1 --to t --intra 1,2 --backbone a --backbone b",
-         {"devices": ("cpu:0", "cpu:1"), "intra": (1, 2), "backbone": ("a", "b")}),
+        ("place profile --repository r --devices cpu:9 --devices cpu:0,cpu:1 --to t --intra 1,2",
+         {"devices": ("cpu:0", "cpu:1"), "intra": (1, 2)}),
     ],
 )  # fmt: skip
 def test_words_reach_their_options(words, expected):
@@ -268,7 +267,7 @@ def test_a_file_of_another_user_drains_nothing_and_counts_nothing(server, monkey
 def test_the_doctors_exit_code_says_whether_there_is_a_problem(capsys, toy):
     """The machine may have problems of its own. The memory of servers that run beside: tests/doctor/test_checks.py."""
     for address in ("127.0.0.1", "0.0.0.0"):
-        words = ["doctor", "--json", "--triton", "26.06", "--repository", str(toy.repository), "--address", address]
+        words = ["doctor", "--json", "--repository", str(toy.repository), "--address", address]
         code, said = main(words), capsys.readouterr()
         checks = {check["check"]: check["status"] for check in json.loads(said.out)["checks"]}
         problems = [name for name, status in checks.items() if status == "problem"]

@@ -161,7 +161,6 @@ PLACING = [
         )
     ),
     ("{profile} --devices CORE --to {tmp}/none/p.json", ["{tmp}/none"]),
-    ("{profile} --devices CORE --backbone other", ["'other'", "toy"]),
     ("{profile} --devices CORE --repository {tmp}", ["{tmp}", "hplm export"]),
     ("place emit {toy} --placement {tmp}/none.json --to {tmp}/groups", ["{tmp}/none.json", "hplm place search"]),
     ("place search {problem} --to {tmp}/placement.json", ["--slo-scale", "deadline"]),

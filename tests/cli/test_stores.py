@@ -59,7 +59,7 @@ def test_a_tenant_that_cannot_be_read_is_named_and_stops_only_what_would_lose_it
 def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(some_lines(5, 2) + some_lines(5, 8)), "utf-8")
-    inspect = ["domain", "inspect", "--store", grown.folder, "--name", "bio", "--top", 3]
+    inspect = ["domain", "inspect", "--store", grown.folder, "--name", "bio"]
     told = run(capsys, *inspect, "--text", text, "--keep", "0.25,0.1,0")
     assert told["version"] == 2 and told["versions"] == [1, 2] and told["users"] == ["domain cells version 1"]
     assert told["behind"] == [{"tenant": "acme", "version": 1}]

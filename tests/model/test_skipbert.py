@@ -123,7 +123,7 @@ MISSING = ("attn.weight", "embeddings.token_type_embeddings2.weight")
         ({"num_full_hidden_layers": None}, (), {}, ["config.json", "num_full_hidden_layers", "position_embeddings2"]),
         ({}, MISSING, {}, MISSING),
         ({}, (), {"lower": 3}, [2, 3, "--lower", "--upper"]),
-        ({}, (), {"window": Window(5)}, ["--window", "--causal"]),
+        ({}, (), {"window": Window(5)}, ["--window"]),
     ],
 )
 def test_unsupported_skipberts_and_other_splits_are_refused(tmp_path, changes, missing, options, named):

@@ -21,8 +21,8 @@ from testing.random_store import random_exits, random_tenant
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
 from tests.builder.stores import cut
-from tests.builder.training.small_tenants import made, write
-from tests.cli.commands import printed, refused, run
+from tests.builder.training.small_tenants import write
+from tests.cli.commands import printed, run
 from tests.support.device import DEVICE
 from tests.support.killed import content
 from tests.support.learning import by_one_step
@@ -126,17 +126,6 @@ def test_exits_see_what_is_served(store, tmp_path, exit):
     served = torch.cat([reference.forward(text, "pair") for text in texts])
     same = int(torch.isclose(served, own, atol=0.02, rtol=0.01).all(dim=1).sum())
     assert same >= len(texts) - (exit is not None)  # one of a hundred that could leave is audited
-
-
-def test_exits_can_be_made_right_after_the_training(store, file, tmp_path, capsys):
-    train = made(tmp_path, "classify", 150, seed=1)
-    command = ["build", "tenant", "--id", "acme", "--task", "classify", "--train", train, "--store", store.folder]
-    command += ["--epochs", "1", "--rank", "4", "--device", "cpu", "--exits"]
-    for task, texts, named in (("classify", tmp_path / "absent", tmp_path / "absent"), ("span", file, "no exits")):
-        assert mentions(refused(capsys, *command, texts, "--task", task), named) and store.tenant("acme") is None
-    with by_one_step():
-        assert run(capsys, *command, file)["exits"]["texts"] == len(ASKED)
-    assert store.report(store.tenant("acme"))["exits"]["report"]["learned_texts"] == 150
 
 
 def made_up(useful=(True, True), look=0.01, seed=0):

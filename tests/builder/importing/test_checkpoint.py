@@ -171,17 +171,17 @@ def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, 
 def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
     folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
     for _ in range(2):  # the second time from what the first has left
-        with pytest.raises(Unlike, match=mentioning("--least 1", "--texts", "--rank", "--anyway")) as caught:
+        with pytest.raises(Unlike, match=mentioning("--least 1", "--texts", "--rank")) as caught:
             imported(store, folder, file, rank=1, least=1)
     assert store.tenant("acme") is None and caught.value.report["after"]["agreement"] < 1
     assert not store.tenant_work_folder("acme").exists() and store.users()["root", 1] == []
-    tenant, report = imported(store, folder, file, rank=1, least=1, anyway=True)
+    tenant, report = imported(store, folder, file, rank=1, least=0)
     assert store.tenant("acme") == tenant and report["after"] == caught.value.report["after"]
-    with pytest.raises(Unlike, match=mentioning("--least 1", "--anyway", "hplm tenant delete")) as caught:
+    with pytest.raises(Unlike, match=mentioning("--least 1", "hplm tenant delete")) as caught:
         imported(store, folder, file, rank=1, least=1)
     refused = Imported("acme", folder, None, caught.value.report, str(caught.value))
     assert store.tenant("acme") == tenant and "not stored" not in write_page(store, [refused]).read_text("utf-8")
-    assert imported(store, folder, file, rank=1, least=1, anyway=True) == (tenant, report)
+    assert imported(store, folder, file, rank=1, least=0) == (tenant, report)
 
 
 @pytest.mark.usefixtures("one_step")
