@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from bench.rows import OtherModel, Positive, Rows, ServedDtype, Whole, benchmark, rows_of, say
+from bench.rows import ONLY_QUICK, OtherModel, Positive, Rows, ServedDtype, Whole, benchmark, rows_of, say
 from builder.evaluation.evaluation import opened
 from builder.exits.answers import answered_by, calibration_by
 from builder.exits.build import build_exits
@@ -72,8 +72,8 @@ def cascade(
     folder: Path = Path(".hplm/bench-cascade"),
     model: OtherModel = "",
     questions: Whole = 100,
-    texts: Whole = 3000,
-    minutes: Positive = 1.0,
+    texts: Annotated[int, ONLY_QUICK] = 3000,
+    minutes: Annotated[float, ONLY_QUICK] = 1.0,
     seconds: Positive = 20.0,
     rounds: Whole = 3,
     dtype: ServedDtype = "auto",
@@ -85,8 +85,6 @@ def cascade(
 
     :param folder: what is built, which later runs use again
     :param questions: tenants, at most
-    :param texts: of each file, at most
-    :param minutes: of adapting the lower layers
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
     """

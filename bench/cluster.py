@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from bench.rows import ModelSize, Positive, Row, Rows, Tokens, Whole, benchmark, say
+from bench.rows import ONLY_QUICK, Positive, Row, Rows, Size, Whole, benchmark, say
 from bench.server import tenant_id, texts_of
 from bench.turns import in_turn
 from builder.publish.export import export
@@ -38,7 +38,7 @@ CLIENTS, TENANTS = 16, 8  # while a replica is killed
 CALM = 2.0  # seconds of load before and after
 PATIENCE = 60.0
 PAUSE = 0.01  # seconds between looks
-STOP_REQUESTS = 400  # during each stop
+STOP_REQUESTS, STOP_RATE = 400, 50.0  # during each stop, and a second
 AFTER = 0.5  # seconds that a deleted tenant is asked for
 NEWCOMER = "newcomer"  # a domain whose table is large
 
@@ -52,16 +52,15 @@ Part = Literal["proxy", "changes", "revoke", "faults", "stops"]
 )  # fmt: skip
 def cluster(
     *,
-    size: ModelSize = "minilm",
-    tokens: Tokens = 32,
-    slots: Whole = 16,
-    connections: Whole = 64,
+    size: Annotated[Size, ONLY_QUICK] = "minilm",
+    tokens: Annotated[int, ONLY_QUICK] = 32,
+    slots: Annotated[int, ONLY_QUICK] = 16,
+    connections: Annotated[int, ONLY_QUICK] = 64,
     seconds: Positive = 15.0,
     rounds: Whole = 3,
     adds: Whole = 20,
     table_mb: Positive = 2000.0,
-    stops: Whole = 5,
-    rate: Positive = 50.0,
+    stops: Annotated[int, ONLY_QUICK] = 5,
     only: tuple[Part, ...] = get_args(Part),
 ) -> Rows:
     """Runs two servers on this machine, and HAProxy with the file of `hplm route`.
@@ -70,14 +69,10 @@ def cluster(
     everywhere.
     Needs haproxy, and two cores.
 
-    :param slots: of a server; there are four times as many tenants
-    :param connections: of the clients
     :param seconds: of each timed measurement
     :param rounds: turns of each comparison
     :param adds: tenants that come and go
     :param table_mb: of the table that is published before a key is revoked
-    :param stops: times that a replica gets SIGTERM, each during 400 requests
-    :param rate: requests/s meanwhile
     :param only: these parts
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -96,7 +91,7 @@ def cluster(
             if "faults" in only:
                 yield from _killed(servers, material)
             if "stops" in only:
-                yield from _stopped(servers, material, stops, rate)
+                yield from _stopped(servers, material, stops)
 
 
 @dataclass(frozen=True)
@@ -266,17 +261,15 @@ def _killed(cluster: ServedCluster, material: Material) -> Rows:
     yield Row("reroute_s", max(0.0, history.last_failure - killed), "s", most=2.0)
 
 
-def _stopped(cluster: ServedCluster, material: Material, stops: int, rate: float) -> Rows:
+def _stopped(cluster: ServedCluster, material: Material, stops: int) -> Rows:
     """SIGTERM of one of the replicas under load, in turn, and its start. Nothing is asked a second time."""
     say(f"SIGTERM of a replica, {stops} times")
     requests = [material.request(number, tenant) for number, tenant in enumerate(material.tenants)]
     replicas = list(cluster.replicas)
     reports: list[Report] = []
     for stop in range(stops):
-        replica, load = (
-            replicas[stop % len(replicas)],
-            Load(cluster.address, requests, count=STOP_REQUESTS, seconds=STOP_REQUESTS / rate, connections=CLIENTS, rate=rate),
-        )
+        replica, seconds = replicas[stop % len(replicas)], STOP_REQUESTS / STOP_RATE
+        load = Load(cluster.address, requests, seconds, STOP_REQUESTS, CLIENTS, rate=STOP_RATE)
         with ThreadPoolExecutor(1) as sender:
             sent = sender.submit(load.run)
             time.sleep(CALM)

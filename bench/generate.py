@@ -14,12 +14,12 @@ from functools import partial
 from itertools import cycle, pairwise, repeat
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
 
-from bench.rows import Row, Rows, Whole, benchmark, rows_of_rounds
+from bench.rows import ONLY_QUICK, Row, Rows, Whole, benchmark, rows_of_rounds
 from bench.server import multiply, random_export, tenant_id, texts_of
 from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
@@ -62,8 +62,8 @@ Part = Literal["transformers", "halves", "tenants", "served"]
 def generate(
     *,
     parts: tuple[Part, ...] = get_args(Part),
-    size: Literal["smollm2", "toy"] = "smollm2",
-    layers: Whole = 30,
+    size: Annotated[Literal["smollm2", "toy"], ONLY_QUICK] = "smollm2",
+    layers: Annotated[int, ONLY_QUICK] = 30,
     tenants: Whole = 10_000,
     rounds: Whole = 3,
 ) -> Rows:
@@ -74,13 +74,9 @@ def generate(
     while a prompt of 3,000 tokens is read. Locust's scenario `Chat` asks other servers.
 
     :param parts: which to measure
-    :param size: of a layer
-    :param layers: of the model
     :param tenants: of the part `tenants`, beside 32
     :param rounds: of each part
     """
-    if layers < 3:
-        raise InvalidInput(f"--layers {layers}: give 3 or more, since the first third is in the table of an hGPT")
     if "tenants" in parts and tenants <= SHARING:
         raise InvalidInput(f"--tenants {tenants}: give more than the {SHARING} that they are beside")
     whole, half = (config_of(size, layers, lower) for lower in (0, layers // 3))

@@ -28,6 +28,7 @@ from loadtest.load import Report
 from testing.random_store import MINILM, bert_config, tokenizer_json
 
 PACKAGE = "infinity-emb[torch,server]==0.0.78"
+ENVIRONMENT = Path("infinity-venv")  # infinity-emb's Python environment, which is made if it is missing
 START_S = 180.0
 MODEL = "minilm"
 CLIENTS = 32
@@ -37,7 +38,6 @@ TARGETS = {"fp32": 3.0, "bf16": 3.0, "int8": 6.0}  # times infinity's throughput
 @benchmark(tokens=16, seconds=0.5, tenants=(1, 4))
 def infinity(
     *,
-    environment: Path = Path("infinity-venv"),
     tokens: Tokens = 128,
     seconds: Seconds = 10.0,
     dtype: EngineDtype = "auto",
@@ -48,12 +48,11 @@ def infinity(
     Measures one client and 32 with the same texts. infinity-emb answers with an embedding, hPLM with a label. Both have the
     GPU if there is one.
 
-    :param environment: folder of infinity-emb's Python environment, which is made if it is missing
     :param dtype: of our engine; infinity-emb computes in bf16 where it does, else in fp32
     :param tenants: of our servers
     """
     expect_text(tokens, MODEL)
-    python, device = make_environment(environment), resolve_device("auto")
+    python, device = make_environment(ENVIRONMENT), resolve_device("auto")
     precision = resolve_precision(dtype, device).name
     bodies = [json.dumps({"model": MODEL, "input": [text]}) for text in texts_of(MINILM, [tokens] * 4 * CLIENTS)]
     requests = [http_request("/embeddings", body.encode(), {"Content-Type": "application/json"}) for body in bodies]

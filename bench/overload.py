@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bench.rows import ModelSize, NotNegative, Positive, Range, Row, Rows, Size, Tokens, benchmark, expect_text, rows_of, say
+from bench.rows import ModelSize, NotNegative, Positive, Row, Rows, Size, Tokens, benchmark, expect_text, rows_of, say
 from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
@@ -38,6 +38,7 @@ MOST_CONNECTIONS = 512
 BATCH_TEXTS = 8  # more for short texts, because a batch must hold the longest text
 TENANTS = 16  # requests go to them in turn
 SEED = 0  # of arrivals and deadlines
+DEADLINES = 2.0, 12.0  # in batch times, drawn uniformly between these
 OVERLOAD = 3.0  # times the capacity
 BASE = ("fcfs", "packed")
 WARM = 20  # batches from which the simulated server learns before it starts, like the real one
@@ -51,7 +52,6 @@ def overload(
     variance: NotNegative = 0.0,
     policies: tuple[str, ...] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
-    deadlines: Range = (2.0, 12.0),
     seconds: Positive = 60.0,
 ) -> Rows:
     """Sends a server three times the requests that it can answer, with deadlines of some batch times.
@@ -63,7 +63,6 @@ def overload(
     :param variance: above 0: lengths are normal with mean 20, from 3 to 100 tokens, or what the model takes
     :param policies: of scheduling
     :param packings: of batches
-    :param deadlines: in batch times, drawn uniformly between these
     :param seconds: of overload, for each server
     """
     expect_text(tokens, size)
@@ -75,7 +74,7 @@ def overload(
     lengths = varied.draw(TEXTS, np.random.default_rng(SEED)) if variance else np.full(TEXTS, tokens)
     mean = MEAN if variance else tokens
     batch = max(BATCH_TEXTS, -(-SIZES[size].positions // mean))
-    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, seconds, deadlines, batch)
+    drawn = Drawn(texts_of(SIZES[size], lengths), lengths, seconds, batch)
     pairs = list(product(policies, packings))
     if len(pairs) == 1:
         yield from _one(size, *pairs[0], drawn)
@@ -90,7 +89,6 @@ class Drawn:
     texts: list[str]
     lengths: np.ndarray
     seconds: float
-    deadlines: tuple[float, float]  # in batch times
     batch: int
 
     def capacity(self, server: TritonServer, model: str) -> float:
@@ -101,7 +99,7 @@ class Drawn:
 
     def offered(self, capacity: float) -> Arrivals:
         say(f"capacity: {capacity:.1f} requests a second; sending {OVERLOAD:g} times as many")
-        least, most = (1e3 * times * self.batch / capacity for times in self.deadlines)
+        least, most = (1e3 * times * self.batch / capacity for times in DEADLINES)
         drawn = Stream(OVERLOAD * capacity, self.seconds, allowed_ms=(least, most)).draw(SEED)
         numbers = np.arange(len(drawn))
         return replace(drawn, tokens=self.lengths[numbers % len(self.lengths)], tenant=numbers % TENANTS)

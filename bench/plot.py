@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from bench.rows import Dtype, Positive, Row, Rows, Tokens, Whole, benchmark
+from bench.rows import ONLY_QUICK, Dtype, Positive, Row, Rows, Tokens, Whole, benchmark
 from bench.server import expect_room
 from bench.turns import alternate, threads
 from builder.store.branches import table_spec
@@ -45,7 +46,7 @@ VERSION = 1
 def plot(
     *,
     keys: Whole = 1_000_000,
-    hidden: Whole = 768,
+    hidden: Annotated[int, ONLY_QUICK] = 768,
     tokens: Tokens = 128,
     seconds: Positive = 3.0,
     folder: Path | None = None,
@@ -57,7 +58,6 @@ def plot(
     million keys of width 768 take 4 GB of disk and some minutes.
 
     :param keys: n-grams in the table
-    :param hidden: width of a vector
     :param seconds: for each figure
     :param folder: in which the tables are written for a while
     :param dtype: of the layers that the table replaces

@@ -31,6 +31,8 @@ Size = Literal["minilm", "bert-base", "toy"]  # of a model: `testing.random_stor
 Dtype = Literal["auto", "fp32", "bf16"]  # `hplm.options.LAYER_DTYPES`
 EngineDtype = Literal["auto", "fp32", "bf16", "int8"]
 
+ONLY_QUICK = Parameter(parse=False)  # no option: --quick alone gives another value
+
 # Options that several commands have, with their help.
 ModelSize = Annotated[Size, Parameter(help="of the model")]
 Tokens = Annotated[int, Parameter(validator=Number(gt=0), help="of a text")]

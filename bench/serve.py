@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from bench.noop import NOOP, add_noops
-from bench.rows import ModelSize, Row, Rows, Seconds, ServedDtype, Size, Tokens, Whole, benchmark, expect_text, say
+from bench.rows import ONLY_QUICK, ModelSize, Row, Rows, Seconds, ServedDtype, Size, Tokens, Whole, benchmark, expect_text, say
 from bench.server import multiply, private_bytes, random_export, requests_of, settings_of, stage, tenant_id, texts_of, waiting
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import Layout
@@ -44,7 +45,7 @@ def serve(
     tokens: Tokens = 128,
     tenants: tuple[Whole, ...] = (16,),
     seconds: Seconds = 20.0,
-    connections: Whole = 64,
+    connections: Annotated[int, ONLY_QUICK] = 64,
     dtype: ServedDtype = "auto",
 ) -> Rows:
     """Exports a repository of random weights and serves it. Measures one client, and then saturation.
@@ -53,7 +54,6 @@ def serve(
     what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
 
     :param tenants: requests go to them in turn. Several numbers, such as 1 10 100, also compare servers with as many tenants
-    :param connections: at saturation
     """
     expect_text(tokens, size)
     count = tenants[0] if len(tenants) == 1 else 16

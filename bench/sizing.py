@@ -11,10 +11,8 @@ from itertools import product
 from typing import Annotated
 
 import numpy as np
-from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from bench.rows import Row, Rows, Seconds, ServedDtype, Size, Whole, benchmark, expect_text, say
+from bench.rows import ONLY_QUICK, Row, Rows, Seconds, ServedDtype, Size, Whole, benchmark, expect_text, say
 from bench.server import private_bytes, random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
@@ -22,7 +20,6 @@ from loadtest.generator import Load, measured
 from loadtest.load import send
 from testing.random_store import SIZES
 
-Share = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
 LIMITS_MS = (100, 200, 500)  # of the p99
 ASKED = 500  # requests a second, for which the cores are counted
 TENANTS = 16  # requests go to them in turn
@@ -39,7 +36,7 @@ def sizing(
     *,
     sizes: tuple[Size, ...] = ("bert-base", "minilm"),
     tokens: tuple[Whole, ...] = (32, 128),
-    loads: tuple[Share, ...] = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9),
+    loads: Annotated[tuple[float, ...], ONLY_QUICK] = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9),
     seconds: Seconds = 30.0,
     dtype: ServedDtype = "auto",
 ) -> Rows:
@@ -49,7 +46,6 @@ def sizing(
 
     :param sizes: of the models
     :param tokens: of the texts
-    :param loads: shares of the capacity, below 1
     """
     for size, length in product(sizes, tokens):
         expect_text(length, size)
