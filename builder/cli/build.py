@@ -16,7 +16,6 @@ from builder.cli.options import open_store
 from hplm.cli.options import (
     CORPUS,
     Device,
-    Json,
     Learn,
     Seed,
     StoreFolder,
@@ -67,7 +66,7 @@ TABLE = Table()
 def root(
     *, model: str, corpus: Annotated[tuple[Path, ...], about(f"{CORPUS} (a decoder with --lower 0 needs none)")] = (),
     store: StoreFolder, name: str | None = None, lower: int | None = None, upper: int | None = None, window: int | None = None,
-    until: float | None = None, masked: float = 0.0, table: Table = TABLE, json: Json = False,
+    until: float | None = None, masked: float = 0.0, table: Table = TABLE,
 ) -> dict:  # fmt: skip
     """Split an encoder or a decoder, adapt its lower stack to windows, build the root table.
 
@@ -96,7 +95,7 @@ def root(
 
 def domain(
     *, name: str, corpus: Annotated[tuple[Path, ...], about(CORPUS)], store: StoreFolder, parent: str = "root",
-    learn: Learn = "masked", min_tokens: int = MIN_TOKENS, table: Table = TABLE, json: Json = False,
+    learn: Learn = "masked", min_tokens: int = MIN_TOKENS, table: Table = TABLE,
 ) -> dict:  # fmt: skip
     """Adapt the lower stack to a corpus, build the domain's table.
 
@@ -150,7 +149,7 @@ def tenant(
     *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
     task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
     from_version: int | None = None, fresh: bool = False, training: Training = USUAL, seed: Seed = 0,
-    device: Device = "auto", json: Json = False,
+    device: Device = "auto",
 ) -> dict:  # fmt: skip
     """Train an adapter and a head on labelled data.
 
@@ -197,7 +196,7 @@ def tenant(
     return answer | {"task": made.task, "labels": made.labels, "dev": scores}
 
 
-def pack(file: Packed, /, *, store: StoreFolder, json: Json = False) -> dict:
+def pack(file: Packed, /, *, store: StoreFolder) -> dict:
     """Write a store's root to one file, with checksums."""
     from builder.store.pack import pack_root
 
@@ -207,7 +206,7 @@ def pack(file: Packed, /, *, store: StoreFolder, json: Json = False) -> dict:
     return {"backbone": manifest.backbone, "version": manifest.version, "file": str(file), "bytes": size}
 
 
-def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str | None = None, json: Json = False) -> dict:
+def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str | None = None) -> dict:
     """Make a store from a packed root.
 
     :param store: new folder for the store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from builder.cli.build import TABLE, Table, table_built
 from builder.cli.options import open_store
 from hplm.cli.domain import Name, changed
-from hplm.cli.options import CORPUS, Json, Learn, StoreFolder, about, device_of, read, refuse_given
+from hplm.cli.options import CORPUS, Learn, StoreFolder, about, device_of, read, refuse_given
 from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served
 from hplm.errors import InvalidInput
 
@@ -21,7 +21,6 @@ def inspect(
     *, store: StoreFolder, name: Name, version: int | None = None,
     text: Annotated[Path | None, about(f"text to look up: {CORPUS}")] = None,
     keep: Annotated[list[float] | None, read(lambda given: [float(share) for share in given.split(",")])] = None,
-    json: Json = False,
 ) -> dict:  # fmt: skip
     """Print a domain's sizes, its tenants, its frequent n-grams, and how much of a text it covers.
 
@@ -47,7 +46,7 @@ def inspect(
     return result
 
 
-def add(*, name: Name, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
+def add(*, name: Name, store: StoreFolder, served: Served = HERE) -> dict:
     """Serve a domain of the store, without a restart."""
     from builder.publish.live import add_domain
 
@@ -56,7 +55,7 @@ def add(*, name: Name, store: StoreFolder, served: Served = HERE, json: Json = F
 
 def update(
     *, name: Name, store: StoreFolder, corpus: Annotated[tuple[Path, ...], about(CORPUS)] = (), canary: float = 1.0,
-    of: MaybeServed = NOWHERE, learn: Learn = "masked", table: Table = TABLE, json: Json = False,
+    of: MaybeServed = NOWHERE, learn: Learn = "masked", table: Table = TABLE,
 ) -> dict:  # fmt: skip
     """With --corpus, build a domain's next version; with --repository, serve it and the tenants that were tuned on it.
 

@@ -10,7 +10,6 @@ from builder.cli.options import check_picture, open_store
 from hplm.cli.ask import LOCAL, Connection
 from hplm.cli.options import (
     Device,
-    Json,
     Picture,
     StoreFolder,
     Words,
@@ -30,7 +29,7 @@ AGAINST += f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/traini
 def evaluate(
     *, store: StoreFolder, id: str, test: Path, int8: bool = False, against: Annotated[Words, about(AGAINST)] = (),
     train: Path | None = None, dev: Path | None = None, picture: Picture = None, device: Device = "auto",
-    connection: Connection = LOCAL, json: Json = False,
+    connection: Connection = LOCAL,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a tenant on labelled data, also as served, and beside baselines.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from builder.cli.options import open_store
-from hplm.cli.options import Device, Json, StoreFolder, named_values
+from hplm.cli.options import Device, StoreFolder, named_values
 from hplm.errors import InvalidInput
 from hplm.options import ENGINE_DTYPES
 
@@ -19,7 +19,7 @@ Engine = Annotated[str, Parameter(choices=("auto", *ENGINE_DTYPES))]
 def export(
     *, store: StoreFolder, repository: Path = Path("model_repository"), dtype: Engine = "auto", device: Device = "auto",
     parameters: tuple[str, ...] = (), admin: bool = False, replace_: Annotated[bool, Parameter("--replace")] = False,
-    settings_only: bool = False, json: Json = False,
+    settings_only: bool = False,
 ) -> dict:  # fmt: skip
     """Write a store as Triton model folders.
 

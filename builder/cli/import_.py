@@ -13,7 +13,6 @@ from builder.cli.options import open_store
 from hplm.cli.options import (
     AtLeastOne,
     Device,
-    Json,
     Seed,
     StoreFolder,
     TaskName,
@@ -73,7 +72,7 @@ def import_(
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
     at_once: Annotated[AtLeastOne, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
-    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING, json: Json = False,
+    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hplm.cli.options import Json
 from hplm.cli.place import Repository
 from hplm.cli.served import StateLocation, checked_state
 from hplm.errors import some
 
 
-def emit(
-    *, placement: Path, repository: Repository, to: Path, state: StateLocation = None, json: Json = False
-) -> dict[str, Any]:
+def emit(*, placement: Path, repository: Repository, to: Path, state: StateLocation = None) -> dict[str, Any]:
     """Write a model repository for each group of a placement, which serves the tenants of the group's units alone.
 
     The files are hard links where the file system allows it. All groups read one state.

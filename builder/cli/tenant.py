@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from builder.cli.options import open_store
-from hplm.cli.options import Json, StoreFolder
+from hplm.cli.options import StoreFolder
 from hplm.cli.served import HERE, Served
 from hplm.cli.tenant import Id, changed
 
 
-def add(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
+def add(id: Id, /, *, store: StoreFolder, served: Served = HERE) -> dict:
     """Serve a tenant of the store, without a restart."""
     from builder.publish.live import add_tenant
 
     return changed(manager := served.manager(), add_tenant(manager, open_store(store), id))
 
 
-def update(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
+def update(id: Id, /, *, store: StoreFolder, served: Served = HERE) -> dict:
     """Serve the store's newest version of a tenant; requests in flight use the old version.
 
     It is served under the next number also if it was served before, which mends a damaged record.
@@ -25,7 +25,7 @@ def update(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json =
     return changed(manager := served.manager(), update_tenant(manager, open_store(store), id))
 
 
-def publish(id: Id, /, *, store: StoreFolder, served: Served = HERE, json: Json = False) -> dict:
+def publish(id: Id, /, *, store: StoreFolder, served: Served = HERE) -> dict:
     """Serve the store's newest version of a tenant, whether it is served already or not.
 
     If the served version has the same content, nothing is changed.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli.options import check_picture, open_store
-from hplm.cli.options import Device, Json, Picture, Seed, ServedDtype, StoreFolder, device_of
+from hplm.cli.options import Device, Picture, Seed, ServedDtype, StoreFolder, device_of
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto",
-    device: Device = "auto", json: Json = False,
-) -> dict[str, Any]:  # fmt: skip
+    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", device: Device = "auto"
+) -> dict[str, Any]:
     """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
 
     The tenant gets a next version. One that is trained later has no calibration until it is calibrated too.
@@ -60,7 +59,6 @@ def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
 def exits(
     id: Id, /, *, store: StoreFolder, texts: Path, drop: tuple[float, ...] = (1.0, 2.0, 4.0), dtype: ServedDtype = "auto",
     seed: Seed = 0, device: Device = "auto", picture: Picture = None,
-    json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Let easy texts leave between the layers, where an answer is sure enough.
 
@@ -107,7 +105,7 @@ def _exits_text(report: dict[str, Any]) -> str:
 def students(
     id: Id, /, *, store: StoreFolder, layers: int, students: int = 1, rank: int = 48, epochs: int = 9,
     learning_rate: float = 3e-3, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, seed: Seed = 0,
-    device: Device = "auto", json: Json = False,
+    device: Device = "auto",
 ) -> dict[str, Any]:  # fmt: skip
     """Make a shallow student that answers like the tenant, or several, of which a busy server asks fewer.
 
@@ -152,9 +150,7 @@ def _students_text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def export(
-    id: Id, /, *, store: StoreFolder, to: Path, texts: Path | None = None, device: Device = "auto", json: Json = False
-) -> dict[str, Any]:
+def export(id: Id, /, *, store: StoreFolder, to: Path, texts: Path | None = None, device: Device = "auto") -> dict[str, Any]:
     """Save a tenant of the store that has a LoRA, or a head alone, as a plain checkpoint of transformers.
 
     The original's lower layers stand in place of the tables and see whole texts, so some answers differ; --texts says how many.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from hplm.cli.options import Json, Text
+from hplm.cli.options import Text
 from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ LOCAL = Connection()
 def infer(
     text: str, /, *, tenant: str, pair: Text | None = None, deadline_ms: float | None = None, top_k: int | None = None,
     truncate: bool = False, rung: int | None = None, backbone: str | None = None, connection: Connection = LOCAL,
-    json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Send a text to a running server.
 
@@ -111,7 +110,6 @@ def generate(
     prompt: str | None = None, /, *, tenant: str, chat: Text | None = None, system: Text | None = None, stream: bool = False,
     max_tokens: int | None = None, temperature: float | None = None, sampling: str | None = None,
     deadline_ms: float | None = None, truncate: bool = False, backbone: str | None = None, connection: Connection = LOCAL,
-    json: Json = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Let a decoder of a running server go on with a text, or answer in a chat.
 
@@ -134,11 +132,13 @@ def generate(
     asked = {"prompt": prompt, "messages": _messages(prompt, chat, system), "tenant": tenant, "deadline_ms": deadline_ms}
     asked |= {"truncate": truncate, **settings}
     with connection.client(backbone) as client:
-        if stream and not json:
+        if stream:
+            pieces = []
             for piece in client.stream(**asked):
+                pieces.append(piece.text)
                 print(piece.text, end="", flush=True)
             print()
-            return {}
+            return {"tenant": tenant, "texts": ["".join(pieces)]}
         answer = client.generate(**asked)
     print("\n\n".join(answer.texts))
     return {"tenant": tenant, **asdict(answer)}

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hplm.cli.options import Json
 from hplm.cli.served import StateLocation, checked_state
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -16,7 +15,6 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def doctor(
     *, repository: Path | None = None, state: StateLocation = None, address: str = "127.0.0.1", server: str | None = None,
-    json: Json = False,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Check an installation: known holes, limits, tenants without keys. Exit with 1 if there is a problem.
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import Json, StoreFolder, about, refuse_given
+from hplm.cli.options import StoreFolder, about, refuse_given
 from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, settled
 from hplm.errors import InvalidInput, some
 from hplm.registered import of_stores
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Name = Annotated[str, about("name of the domain")]
 
 
-def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: Json = False) -> dict:
+def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE) -> dict:
     """Print all domains as a tree, each below the domain that it falls back to."""
     if isinstance(found := _found(store, of), Served):
         from hplm.tenants.listing import served_branches
@@ -36,14 +36,12 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE, json: 
     return {"domains": rows, **source}
 
 
-def rollback(*, name: Name, served: Served = HERE, json: Json = False) -> dict:
+def rollback(*, name: Name, served: Served = HERE) -> dict:
     """Return the tenants of a domain's newest served version to the version that they had before."""
     return changed(manager := served.manager(), manager.roll_back_domain(name))
 
 
-def delete(
-    *, name: Name, store: StoreFolder | None = None, version: int | None = None, of: MaybeServed = NOWHERE, json: Json = False
-) -> dict:
+def delete(*, name: Name, store: StoreFolder | None = None, version: int | None = None, of: MaybeServed = NOWHERE) -> dict:
     """Delete a domain that no tenant and no other domain needs.
 
     :param version: with --store: delete only this version (default: all)

@@ -1,8 +1,8 @@
 """The entry point: finds a command of ours or of another package, runs it, and prints its result.
 
 A command is a function: its signature gives the options, its docstring the help. It prints for people, and returns what --json
-prints: a dict, or a dict and an exit status where the result is no error and scripts have to tell it. Heavy imports belong
-inside the functions, so that `hplm --help` answers at once.
+prints, which all commands with a result have: a dict, or a dict and an exit status where the result is no error and scripts
+have to tell it. Heavy imports belong inside the functions, so that `hplm --help` answers at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Annotated, Any
@@ -48,6 +49,7 @@ OURS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
 )  # fmt: skip
 # A thread that waits sleeps at once, for the sake of other programs. A server's do not: its products are short.
 COMPUTING = {"build", "calibrate", "domain", "evaluate", "export", "import", "tenant"}
+JSON = "--json"
 BUILDER = "builder"  # not everywhere that hplm is installed
 
 
@@ -55,7 +57,7 @@ def application() -> App:
     """Returns all commands, of which none of ours is imported."""
     top = App(
         name="hplm",
-        help="Build, serve and change thousands of fine-tuned BERTs behind one Triton.",
+        help="Build, serve and change thousands of fine-tuned BERTs behind one Triton. With --json results are a line of JSON.",
         version=f"hplm {__version__}",
         version_flags="--version",
         help_format="markdown",
@@ -119,10 +121,23 @@ def _shown(default: object) -> str | None:
 
 
 def parsed(words: Iterable[str], app: App | None = None) -> tuple[Callable[..., Any], inspect.BoundArguments]:
-    """Returns the function of a command and its arguments. Raises a CycloptsError if they do not fit."""
-    command, given, _ = (app or application()).parse_args([*words], exit_on_error=False, print_error=False)
+    """Returns the function of a command and its arguments, also `json`. Raises a CycloptsError if they do not fit."""
+    read = partial((app or application()).parse_args, exit_on_error=False, print_error=False)
+    words = [*words]
+    end = words.index("--") if "--" in words else len(words)
+    own = [word for word in words[:end] if word != JSON] + words[end:]
+    command, given, _ = read(own)
+    as_json = own != words and _has_result(command)
+    if own != words and not as_json:
+        command, given, _ = read(words)  # refuses --json, or takes all words as they are
     given.apply_defaults()
+    if as_json:
+        given.arguments["json"] = True
     return command, given
+
+
+def _has_result(command: Callable[..., Any]) -> bool:
+    return not str(inspect.signature(command).return_annotation).startswith(("None", "tuple[None"))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,7 +197,8 @@ def _import_all(app: App, words: str) -> None:
     if callable(app.default_command):
         known = inspect.signature(app.default_command).parameters.values()
         places = [one.name.upper() for one in known if one.kind is inspect.Parameter.POSITIONAL_ONLY]
-        app.usage = " ".join(["Usage:", words, *places, "[OPTIONS]"])
+        json = [f"[{JSON}]"] if _has_result(app.default_command) else []
+        app.usage = " ".join(["Usage:", words, *places, "[OPTIONS]", *json])
 
 
 def _usage(error: CycloptsError) -> str:

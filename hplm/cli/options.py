@@ -61,7 +61,6 @@ CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
 AtLeastOne = Annotated[int, Parameter(validator=Number(gte=1))]
-Json = Annotated[bool, about("end with one line of JSON")]
 StoreFolder = Annotated[Path, about("folder of the store")]
 Device = Annotated[str, about("auto, cpu, cuda or cuda:N")]
 Seed = Annotated[int, about("seed of all random choices")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import AtLeastOne, Json, Numbers, Positive, Words, about
+from hplm.cli.options import AtLeastOne, Numbers, Positive, Words, about
 from hplm.cli.served import StateLocation, checked_state
 from hplm.errors import InvalidInput
 
@@ -72,7 +72,7 @@ class Given:
 
 def profile(
     *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), rounds: AtLeastOne = 5,
-    state: StateLocation = None, json: Json = False,
+    state: StateLocation = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
 

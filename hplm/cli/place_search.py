@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import AtLeastOne, Json, Picture, about, named_values
+from hplm.cli.options import AtLeastOne, Picture, about, named_values
 from hplm.cli.place import Given, check_target
 from hplm.errors import InvalidInput
 from hplm.registered import of_stores
@@ -42,9 +43,7 @@ class Searching:
 FAST = Searching()
 
 
-def search(
-    *, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST, json: Json = False
-) -> dict[str, Any]:
+def search(*, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST) -> dict[str, Any]:
     """Find a placement that answers most requests of a trace in time (AlpaServe's algorithms 1 and 2).
 
     A fast screen ranks placements. `hplm place simulate` says what the placement attains with the code that serves.
@@ -55,16 +54,12 @@ def search(
     from hplm.placement.search import search
     from hplm.placement.selection import selector
 
-    def say(line: str) -> None:
-        if not json:
-            print(line, file=sys.stderr)
-
     if picture is not None:
         of_stores("check_picture")(picture)
     check_target(to, KIND)
     select = selector(searching.search)  # refuses a wrong one before the trace is read
     problem = given.problem(searching.batch_texts)
-    best = search(problem, select, searching.allows, searching.sample, say)[0]
+    best = search(problem, select, searching.allows, searching.sample, partial(print, file=sys.stderr))[0]
     found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     found.check(problem.cluster, problem.profile)
     found.write(to)
@@ -97,7 +92,7 @@ def search(
 
 def simulate(
     placement: Annotated[Path, about("the placement")], /, *, given: Given, seconds: float = 3600.0,
-    parameters: tuple[str, ...] = (), json: Json = False,
+    parameters: tuple[str, ...] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Say what a placement attains: the code that serves answers the busiest part of a trace on a virtual clock.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hplm.cli.options import Json, Positive, about, read
+from hplm.cli.options import Positive, about, read
 from hplm.cli.served import HERE, Served, StateLocation, checked_state, state_of
 from hplm.errors import HplmError, InvalidInput, some
 from hplm.location import Location, location_of
@@ -27,7 +27,7 @@ OTHER = "a registry, also of another export: go on with its tenants, keys and li
 def begin(
     *, served: Served = HERE, lease: Positive | None = None,
     source: Annotated[Location | None, read(location_of, help=OTHER, name="--from")] = None,
-    from_repository: Path | None = None, json: Json = False,
+    from_repository: Path | None = None,
 ) -> dict:  # fmt: skip
     """Make a registry in a folder or a bucket, in which nothing was changed since the export; or change the lease of one.
 
@@ -89,7 +89,7 @@ def _begin_from(
     return {"begun": [*begun], "leased": [], "taken": begun}
 
 
-def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE, json: Json = False) -> dict:
+def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE) -> dict:
     """Copy a registry, but not its repository, into a folder. It may be served meanwhile."""
     from hplm.tenants.backup import back_up
 
@@ -100,7 +100,7 @@ def backup(*, to: Annotated[Path, about("new folder for the backup")], served: S
 
 def restore(
     *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], accept_old_keys: bool = False,
-    served: Served = HERE, json: Json = False,
+    served: Served = HERE,
 ) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 
@@ -121,9 +121,7 @@ def restore(
     return manifest
 
 
-def verify(
-    *, store: Path | None = None, repository: Path | None = None, state: StateLocation = None, json: Json = False
-) -> dict:
+def verify(*, store: Path | None = None, repository: Path | None = None, state: StateLocation = None) -> dict:
     """Check all stored files: tables, records and weights against their checksums, and that others can be read.
 
     Triton checks a config.pbtxt when it loads the model. Exit with 1 if something is broken, after listing all of it.
