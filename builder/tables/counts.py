@@ -5,15 +5,17 @@
     counts-<level>    uint64, how many windows are of this form once shrunken to it
 
 Each form is in one level, the deepest it fits in: a text's first token has nothing before it to lose. A corpus of any size is
-counted in bounded memory. Pieces of it become sorted runs, and the runs are merged. Shorter forms need no second look at the
-text: they are the merged windows, masked, as the next level's runs.
+counted in bounded memory. Pieces of it become sorted runs, and the runs are merged, so many at a time. Shorter forms need no
+second look at the text: they are the merged windows, masked, as the next level's runs.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy as np
 from builder.said import progress_bar, say_costs
 from builder.store.resumable import META, read_json, write_json
 from builder.tables.corpus import Corpus
-from builder.tables.sorted_runs import Merge, Run, row_bytes, rows_in, summed
+from builder.tables.sorted_runs import Rows, Run, merged, narrowed, row_bytes, rows_in, runs_folder, summed
 from hplm.clock import Clock
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
@@ -61,32 +63,40 @@ class Counts:
 
 def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = MEMORY, clock: Clock = time) -> Counts:
     """Counts a corpus. A call after an interruption continues with the missing runs and levels."""
-    runs = folder / f"runs-{memory}"  # with another memory, they have other rows
-
+    runs = runs_folder(folder, memory)
     if not (folder / META).exists() and not runs.exists() and any(folder.glob("keys-*")):  # the next level needs these runs
         shutil.rmtree(folder)
 
-    def pieces_of(level: int) -> Callable[[int], Run]:
-        return lambda number: Run(runs, f"{level}-{number}", space.words)
+    def piece(level: int, number: int) -> Run:
+        return Run(runs, f"{level}-{number}", space.words)
 
     def count(level: int) -> Sequence[Run]:
         if level == 0:
             most = f"at most {most_bytes(corpus.tokens, space) / 1e9:,.2f}"
             say_costs(f"counting {corpus.tokens:,} tokens", _seconds(corpus, space, clock), most, folder)
-            runs.mkdir(exist_ok=True)
-            _count_pieces(corpus, space, pieces_of(0), memory)
-        for merged in runs.glob(f"*s-{level - 1}-*"):
-            merged.unlink()
-        return [*map(pieces_of(level), range(len(list(runs.glob(f"keys-{level}-*[0-9]")))))]
+            _count_pieces(corpus, space, partial(piece, 0), memory)
+        return [*map(partial(piece, level), range(len(list(runs.glob(f"keys-{level}-[0-9]*")))))]
 
-    def shorten(level: int, number: int, keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Writes the shorter forms as a run of the next level, and returns the rows that have none."""
+    def shorten(level: int, blocks: Iterable[Rows]) -> Iterator[Rows]:
+        """Yields the rows that have shorter forms, which become runs of the next level."""
         if level + 1 == len(space.masks):
-            return keys, counts
-        shorter = keys & space.masks[level + 1]
-        pieces_of(level + 1)(number).write(*summed(shorter, counts))
-        own = np.any(shorter != keys, axis=1)
-        return keys[own], counts[own]
+            yield from blocks
+            return
+        written, shorter = itertools.count(), list[Rows]()
+
+        def write_piece() -> None:
+            piece(level + 1, next(written)).write([summed(*map(np.concatenate, zip(*shorter, strict=True)))])
+            shorter.clear()
+
+        for keys, counts in blocks:
+            short = keys & space.masks[level + 1]
+            shorter.append((short, counts))
+            if sum(len(short) for short, _ in shorter) > rows_in(memory, space.words) // 2:
+                write_piece()
+            own = np.any(short != keys, axis=1)
+            yield keys[own], counts[own]
+        if shorter:
+            write_piece()
 
     return _merged(folder, space, corpus.tokens, len(corpus), memory, count, shorten)
 
@@ -99,25 +109,29 @@ def add_counts(parts: Sequence[Counts], folder: Path, memory: int = MEMORY) -> C
 
 def _merged(
     folder: Path, space: KeySpace, tokens: int, documents: int, memory: int, runs_of: Callable[[int], Sequence[Run]],
-    kept: Callable[[int, int, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda level, number, *rows: rows,
+    kept: Callable[[int, Iterable[Rows]], Iterable[Rows]] = lambda level, blocks: blocks,
 ) -> Counts:  # fmt: skip
     """Merges the runs of each level, and returns the counts. A level whose keys are there is complete.
 
-    `kept`: the rows of a merged partition of a level that stay in it.
+    `kept`: the rows of a merged level that stay in it.
     """
     if (folder / META).exists():
         return Counts(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    (scratch := runs_folder(folder, memory)).mkdir(parents=True, exist_ok=True)
+
+    def made(level: int, number: int) -> Run:
+        return Run(scratch, f"{level}-merged-{number}", space.words)
+
     levels = [Run(folder, str(level), space.words) for level in range(len(space.masks))]
-    for level, merged in enumerate(levels):
-        if merged.keys.exists():
+    for level, whole in enumerate(levels):
+        if whole.keys.exists():
             continue
-        merge = Merge(runs_of(level), memory)
-        title, rows = f"merging n-grams, level {level}", merge.rows(0, merge.partitions)
-        with progress_bar(title=title, total=rows, unit="n-gram", unit_scale=True) as bar, merged.growing() as append:
-            for number in range(merge.partitions):
-                append(*kept(level, number, *merge.read(number)))
-                bar.update(merge.rows(number, number + 1))
+        for passed in scratch.glob(f"*s-{level - 1}-*"):
+            passed.unlink()
+        runs = narrowed(runs_of(level), partial(made, level), memory)
+        title, rows = f"merging n-grams, level {level}", sum(run.rows for run in runs)
+        with progress_bar(title=title, total=rows, unit="n-gram", unit_scale=True) as bar:
+            whole.write(kept(level, merged(runs, memory, bar.update)))
     for runs in folder.glob("runs*"):
         shutil.rmtree(runs)
     window, distinct = space.window, [level.rows for level in levels]
@@ -148,5 +162,5 @@ def _count_pieces(corpus: Corpus, space: KeySpace, piece: Callable[[int], Run], 
         for number, (tokens, lengths) in enumerate(corpus.pieces(rows_in(memory, space.words))):
             if not (run := piece(number)).keys.exists():
                 keys = space.of(tokens, lengths)
-                run.write(*summed(keys, np.ones(len(keys), dtype=np.uint64)))
+                run.write([summed(keys, np.ones(len(keys), dtype=np.uint64))])
             bar.update(len(tokens))

@@ -1,20 +1,25 @@
-"""Sorted runs of distinct keys with their counts on disk, and merging many runs in bounded memory."""
+"""Sorted runs of distinct keys with their counts on disk, and merging many runs with bounded memory and few reads."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from builder.said import progress_bar
 from builder.store.resumable import replaced
 from hplm.errors import Broken
 from hplm.plot.keys import first_of_each, order
 
 BYTES = 8  # of one word of a key, and of one count
+WIDTH = 64  # the most runs that are read side by side: more would take smaller reads
+
+Rows = tuple[np.ndarray, np.ndarray]  # keys and their counts
+Key = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,38 +49,33 @@ class Run:
     def read_counts(self, start: int, stop: int) -> np.ndarray:
         return np.fromfile(self.counts, np.uint64, stop - start, offset=start * BYTES)
 
-    def key(self, row: int) -> tuple[int, ...]:
-        return tuple(self.read_keys(row, row + 1)[0].tolist())
-
-    def find(self, key: tuple[int, ...]) -> int:
-        """Returns the first row whose key is not smaller than `key`."""
-        return bisect_left(range(self.rows), key, key=self.key)
-
-    @contextmanager
-    def growing(self) -> Iterator[Callable[[np.ndarray, np.ndarray], None]]:
-        """Appends rows to it. Counts get their name before keys: a run with keys is complete."""
+    def write(self, blocks: Iterable[Rows]) -> None:
+        """Counts get their name before keys: a run with keys is complete."""
         with (
             replaced(self.keys) as keys,
             replaced(self.counts) as counts,
             open(keys, "wb") as first,
             open(counts, "wb") as second,
         ):
+            for block in blocks:
+                for rows, file in zip(block, (first, second), strict=True):
+                    rows.tofile(file)
 
-            def append(keys: np.ndarray, counts: np.ndarray) -> None:
-                keys.tofile(first)
-                counts.tofile(second)
-
-            yield append
-
-    def write(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        with self.growing() as append:
-            append(keys, counts)
+    def empty(self) -> None:
+        """Frees its space. It stays as a run that was written."""
+        for path in (self.keys, self.counts):
+            os.truncate(path, 0)
 
     def check(self, rows: int) -> None:
         for path, width in ((self.keys, self.words), (self.counts, 1)):
             expected, size = rows * width * BYTES, path.stat().st_size
             if size != expected:
                 raise Broken(f"{path} has {size} bytes, not {expected}: build its branch again")
+
+
+def runs_folder(folder: Path, memory: int) -> Path:
+    """Returns where the runs of unfinished counts are. With another memory or width they have other rows."""
+    return folder / f"runs-{memory}-{WIDTH}"
 
 
 def row_bytes(words: int) -> int:
@@ -88,7 +88,7 @@ def rows_in(memory: int, words: int) -> int:
     return max(1, memory // (BYTES * (4 * words + 8)))
 
 
-def summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def summed(keys: np.ndarray, counts: np.ndarray) -> Rows:
     """Returns each key once, in order, with the sum of its counts."""
     if not len(keys):
         return keys, counts
@@ -107,31 +107,64 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return keys[by_key[starts]], which
 
 
-class Merge:
-    """Merges runs partition by partition, so that each fits the memory. The same runs and memory give the same partitions."""
+class Reader:
+    """Reads a run from its first row to its last, so many at once."""
 
-    def __init__(self, runs: Sequence[Run], memory: int) -> None:
-        self._runs = [run for run in runs if run.rows]
-        splitters = self._splitters(memory) if self._runs else []
-        self._cuts = [[0, *map(run.find, splitters), run.rows] for run in self._runs]
-        self.partitions = len(splitters) + 1 if self._runs else 0
+    def __init__(self, run: Run, rows: int) -> None:
+        self._run, self._rows, self._read, self._all = run, rows, 0, run.rows
+        self._keys, self._counts = run.read_keys(0, 0), run.read_counts(0, 0)
 
-    def _splitters(self, memory: int) -> list[tuple[int, ...]]:
-        """Returns every R-th of the sampled keys of R runs.
+    def fill(self) -> bool:
+        """Reads the next rows once all were taken. Returns whether there are any."""
+        if not len(self._keys) and self._read < self._all:
+            start, self._read = self._read, min(self._read + self._rows, self._all)
+            self._keys, self._counts = self._run.read_keys(start, self._read), self._run.read_counts(start, self._read)
+        return len(self._keys) > 0
 
-        Between two of them lie fewer than 2 R samples (each run may have sampled the same key), a step of rows after each at
-        most, and in each run less than a step before its first: 3 R steps, which fit the memory.
-        """
-        runs = len(self._runs)
-        step = max(1, rows_in(memory, self._runs[0].words) // (3 * runs))
-        samples = sorted(run.key(row) for run in self._runs for row in range(0, run.rows, step))
-        return samples[runs::runs]
+    @property
+    def known(self) -> Key | None:
+        """The last key that was read. No later one is smaller. None: all are read."""
+        return self._key(-1) if self._read < self._all else None
 
-    def rows(self, first: int, last: int) -> int:
-        """Returns the number of rows in the partitions from `first` up to, not including, `last`."""
-        return sum(cuts[last] - cuts[first] for cuts in self._cuts)
+    def take(self, until: Key | None) -> Rows:
+        """Returns the rows with keys up to this one, without those that were taken before. None: all that were read."""
+        end = len(self._keys) if until is None else bisect_right(range(len(self._keys)), until, key=self._key)
+        taken = self._keys[:end], self._counts[:end]
+        self._keys, self._counts = self._keys[end:], self._counts[end:]
+        return taken
 
-    def read(self, partition: int) -> tuple[np.ndarray, np.ndarray]:
-        slices = [(run, *cuts[partition : partition + 2]) for run, cuts in zip(self._runs, self._cuts, strict=True)]
-        keys = np.concatenate([run.read_keys(start, stop) for run, start, stop in slices])
-        return summed(keys, np.concatenate([run.read_counts(start, stop) for run, start, stop in slices]))
+    def _key(self, row: int) -> Key:
+        return tuple(self._keys[row].tolist())
+
+
+def merged(runs: Sequence[Run], memory: int, progress: Callable[[int], object]) -> Iterator[Rows]:
+    """Yields all rows in order, each key once, in blocks that fit the memory. The same runs and memory give the same blocks."""
+    readers = [Reader(run, max(1, rows_in(memory, run.words) // (2 * len(runs)))) for run in runs]
+    while readers := [reader for reader in readers if reader.fill()]:
+        until = min((known for reader in readers if (known := reader.known) is not None), default=None)
+        keys, counts = zip(*[reader.take(until) for reader in readers], strict=True)
+        progress(sum(map(len, counts)))
+        yield summed(np.concatenate(keys), np.concatenate(counts))
+
+
+def narrowed(runs: Sequence[Run], made: Callable[[int], Run], memory: int) -> Sequence[Run]:
+    """Returns `WIDTH` runs at most, with the rows of these. Each pass over all rows divides the number of runs by `WIDTH`.
+
+    `made`: a run by number, as all that are merged before. Runs of its folder are emptied once they are merged. A call after
+    an interruption goes on.
+    """
+    queue, first = [*runs], 0
+    while (left := len(queue) - first) > WIDTH:
+        group = queue[first : first + min(WIDTH, left - WIDTH + 1)]
+        queue.append(whole := made(len(queue)))
+        if not whole.keys.exists():
+            title = f"merging runs {first + 1:,} to {first + len(group):,}"
+            with progress_bar(
+                title=title, total=sum(run.rows for run in group), unit="n-gram", unit_scale=True, leave=False
+            ) as bar:
+                whole.write(merged(group, memory, bar.update))
+        for run in group:
+            if run.folder == whole.folder:
+                run.empty()
+        first += len(group)
+    return queue[first:]

@@ -16,6 +16,7 @@ from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store, TenantFile
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
+from builder.tables import sorted_runs
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counts import count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
@@ -59,6 +60,8 @@ def tokenised(folder, given):
 
 
 def counted(folder, given):
+    """Of more runs than are merged at once."""
+    given("monkeypatch").setattr(sorted_runs, "WIDTH", 2)
     found, space = corpus_of(folder / "corpus", some_documents()), KeySpace(250_000, Window(5, causal=True))
     return lambda target: count_ngrams(found, space, target, MANY_RUNS)
 

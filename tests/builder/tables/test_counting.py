@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from builder.store.resumable import write_json
 from builder.tables import counts as counts_room
+from builder.tables import sorted_runs
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counts import add_counts, count_ngrams, most_bytes
 from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
-from builder.tables.sorted_runs import Merge, rows_in
+from builder.tables.sorted_runs import Run, rows_in
 from builder.tables.text_files import LONGEST_LINE, READ_AT_ONCE
 from builder.tasks.examples import read_corpus
 from hplm.disk import bytes_in
@@ -35,6 +36,7 @@ from testing.random_store import tokenizer_json
 from testing.reference import windows_of
 from testing.toy import CONFIG
 from tests.builder.stores import some_lines
+from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
@@ -111,7 +113,7 @@ def corpora(vocabulary, most=30):
 
 def corpus_of(folder, documents):
     lengths = [len(document) for document in documents]
-    folder.mkdir()
+    folder.mkdir(parents=True)
     np.array(list(chain(*documents)), dtype=np.uint32).tofile(folder / "tokens")
     np.cumsum(lengths, dtype=np.uint64).tofile(folder / "ends")
     write_json(folder / "meta.json", {"documents": len(documents), "tokens": sum(lengths)})
@@ -145,11 +147,12 @@ def rows(counts, level):
 
 
 @settings(max_examples=30)
-@given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]))
-def test_counts_and_their_sums_equal_those_of_a_dictionary(data, space, memory):
+@given(st.data(), spaces, st.sampled_from([1, 1000, MANY_RUNS, 1 << 20]), st.sampled_from([2, 64]))
+def test_counts_and_their_sums_equal_those_of_a_dictionary(data, space, memory, width):
     """Takes seconds: each example counts corpora on the disk."""
     parts = [data.draw(corpora(space.vocabulary, most=15)) for _ in range(data.draw(st.integers(1, 3)))]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_runs, "WIDTH", width)
         folder = Path(name)
         counted = [
             count_ngrams(corpus_of(folder / f"corpus-{i}", part), space, folder / f"counts-{i}", memory)
@@ -204,15 +207,55 @@ def test_the_time_and_the_most_space_are_said_before(tmp_path, capsys):
     assert 2 * bytes_in(counts.folder) <= most_bytes(corpus.tokens, space)  # beside it were runs of hardly more n-grams
 
 
-def test_a_partition_of_a_merge_fits_the_memory(tmp_path):
-    space = KeySpace(200, Window(2))
-    documents = some_documents(400)
-    parts = [count_ngrams(corpus_of(tmp_path / str(i), documents[i::3]), space, tmp_path / f"c{i}") for i in range(3)]
-    memory = 10_000
-    merge = Merge([part.run(0) for part in parts], memory)
-    sizes = [merge.rows(i, i + 1) for i in range(merge.partitions)]
-    assert len(sizes) > 3
-    assert max(sizes) <= rows_in(memory, space.words) < sum(sizes)
+def corpus_of_runs(folder, runs, memory, space, seed=0):
+    """A corpus that is counted in so many runs."""
+    documents = np.random.default_rng(seed).zipf(1.3, (runs * rows_in(memory, space.words) // 20, 20)) % space.vocabulary
+    return corpus_of(folder / f"corpus-{runs}-{seed}", documents.tolist())
+
+
+def test_reads_grow_with_the_number_of_runs_times_its_logarithm(tmp_path, monkeypatch):
+    """16 times as many runs are merged in three levels instead of one, and not by 256 times as many reads."""
+    monkeypatch.setattr(sorted_runs, "WIDTH", 4)
+    space, memory, reads = KeySpace(30_000, Window(2)), 30_000, []
+    read_keys, read_counts = Run.read_keys, Run.read_counts
+    monkeypatch.setattr(Run, "read_keys", lambda *given: reads.append(given) or read_keys(*given))
+    monkeypatch.setattr(Run, "read_counts", lambda *given: reads.append(given) or read_counts(*given))
+    counted = []
+    for runs in (4, 64):
+        reads.clear()
+        count_ngrams(corpus_of_runs(tmp_path, runs, memory, space), space, tmp_path / f"counts-{runs}", memory)
+        counted.append(len(reads))
+    few, many = counted
+    assert 16 * few < many < 16 * 3.5 * few, counted
+
+
+def test_counting_in_levels_takes_the_memory_and_the_space_that_it_says(tmp_path, monkeypatch):
+    """And gives the files of one merge of all runs."""
+    space, memory, used, write = KeySpace(30_000, Window(3)), 1_000_000, [], Run.write
+    monkeypatch.setattr(counts_room, "TIMED", 1000)
+    corpus = corpus_of_runs(tmp_path, 12, memory, space)
+    whole = count_ngrams(corpus, space, tmp_path / "whole", memory)
+    monkeypatch.setattr(sorted_runs, "WIDTH", 3)
+    monkeypatch.setattr(Run, "write", lambda *given: write(*given) or used.append(bytes_in(tmp_path / "levels")))
+    tracemalloc.start()
+    try:
+        levels = count_ngrams(corpus, space, tmp_path / "levels", memory)
+        assert tracemalloc.get_traced_memory()[1] < memory
+    finally:
+        tracemalloc.stop()
+    assert max(used) <= most_bytes(corpus.tokens, space)
+    assert content(levels.folder) == content(whole.folder)
+
+
+def test_parts_that_are_added_in_levels_stay_as_they_are(tmp_path, monkeypatch):
+    space, memory = KeySpace(30_000, Window(2)), 10_000
+    corpora = [corpus_of_runs(tmp_path, 1, memory, space, seed) for seed in range(5)]
+    parts = [count_ngrams(corpus, space, tmp_path / f"part-{i}", memory) for i, corpus in enumerate(corpora)]
+    before, added = [content(part.folder) for part in parts], []
+    for width in (2, 64):
+        monkeypatch.setattr(sorted_runs, "WIDTH", width)
+        added.append(content(add_counts(parts, tmp_path / f"added-{width}", memory).folder))
+    assert added[0] == added[1] and [content(part.folder) for part in parts] == before
 
 
 def level_of(space, key):
