@@ -88,7 +88,7 @@ class Sender:
         response, self._response, self._request, self._has_room = self._response, None, None, None
         return response
 
-    def answer(self, answer: Outputs | HplmError, is_last: bool = True) -> HplmError | None:
+    def send_answer(self, answer: Outputs | HplmError, is_last: bool = True) -> HplmError | None:
         """Sends the answer to a request, or a part of it. Returns the error that was sent instead, and is its end."""
         if isinstance(answer, HplmError):
             self.send(failure(answer, resends=self.resends))
@@ -170,7 +170,7 @@ class Model:
             try:
                 given = self._read(request, sender)
                 if sender.is_probe:
-                    sender.answer(self._well(request))
+                    sender.send_answer(self._well(request))
                 elif (taken := self._take(request, given, sender, received_ns)) is not None:
                     accepted.append(taken)
             except Exception as error:

@@ -272,7 +272,7 @@ class Bench:
             arrival_ns=time.monotonic_ns(),
             seed=0,
         )
-        self.loop.offer(request)
+        self.loop.enqueue(request)
 
     def answer(
         self, prompts: Sequence[Sequence[int]], counts: Sequence[int], tenants: Iterable[Tenant | None] = repeat(None)

@@ -65,7 +65,7 @@ class TritonPythonModel(replies.Model):
         except Exception as error:
             sender.send(replies.failure(error, self.doing))
         else:
-            sender.answer(outputs)
+            sender.send_answer(outputs)
 
     def finalize(self) -> None:
         """Returns when all are answered. Triton waits for them before it unloads a model; those that still wait are refused."""

@@ -103,7 +103,7 @@ class TritonPythonModel(replies.Model):
         given.setdefault("outputs", ",".join(outputs))
         owner, times = (backbone, tenant.uid), (arrival_ns, deadline_ns, received_ns)
         # Every request counts as one.
-        for refused in self._line.join(Forwarded(request, sender, given, outputs, backbone, owner, *times), 1):
+        for refused in self._line.enqueue_item(Forwarded(request, sender, given, outputs, backbone, owner, *times), 1):
             full = QueueFull(
                 f"{len(self._line)} requests wait to be forwarded, most of them of your tenant: retry after 0.1 s, or ask the "
                 "backbone itself"

@@ -55,7 +55,7 @@ class GenerateRequest(PendingPrompt):
         assert isinstance(said, Reply)  # an error is a failure
         end = said.end
         try:
-            failed = self.sender.answer(said.outputs, is_last=end is not None)
+            failed = self.sender.send_answer(said.outputs, is_last=end is not None)
         except Exception as error:  # Triton did not take it
             if end is not None:
                 self._end(word_of(error))

@@ -62,7 +62,7 @@ class TritonPythonModel(replies.Model):
         if asked_flag(given, LIST):
             if (texts := replies.required(replies.inputs_of(request), "TEXT").as_numpy().size) != 1:
                 raise InvalidInput(f"parameter {LIST!r} is with {texts} texts: send one, which is not read")
-            sender.answer(_ticket(SAYING + listed(view.snapshot, given, time.time(), self._views.is_stale), 1))
+            sender.send_answer(_ticket(SAYING + listed(view.snapshot, given, time.time(), self._views.is_stale), 1))
             return None
         tenant = admit(view.snapshot, given, time.time(), self._views.is_stale)
         arrival_ns = self._arrivals.arrival_ns(given, received_ns)
@@ -114,7 +114,7 @@ class TritonPythonModel(replies.Model):
         if isinstance(found, Exception):
             self.send_error(sender, found)
             return None
-        return sender.answer(_ticket(found, texts))
+        return sender.send_answer(_ticket(found, texts))
 
     def finalize(self) -> None:
         self._service.close()

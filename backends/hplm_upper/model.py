@@ -55,13 +55,13 @@ class TritonPythonModel(replies.Model):
     def _take(self, request: InferenceRequest, given: bytes, sender: replies.Sender, received_ns: int) -> Pending | None:
         if given.startswith(SAYING):
             text = given.removeprefix(SAYING).decode(errors="replace")
-            sender.answer(outputs_of([replies.saying(text)], request.requested_output_names(), [0]))
+            sender.send_answer(outputs_of([replies.saying(text)], request.requested_output_names(), [0]))
             return None
         backbone, head = check(given, self._secrets), read_head(given)
         id = replies.request_id(request) if self._has_journal else ""  # nothing else names it
         # The ensemble asks for all outputs, whatever its client wants.
         wanted = head.outputs or bits_of(request.requested_output_names())
-        return Pending(given, sender.answer, sender.defer, id, wanted, backbone, head)
+        return Pending(given, sender.send_answer, sender.defer, id, wanted, backbone, head)
 
     def _submit(self, accepted: list[Pending]) -> None:
         self._client.submit(accepted)

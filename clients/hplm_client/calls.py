@@ -230,7 +230,7 @@ class Calls(Generic[One, Many, Whole, Stream]):
             timeout_us, seconds = attempts.timeout_us, attempts.network_s
             responses = transport.generate(backbone, prompt, timeout_us, seconds, attempts.part_s)
             with advising(OF_AN_ENCODER, "an encoder answers, so use infer"):
-                return generation.begun(await anext(responses, None), backbone), responses
+                return generation.first_response(await anext(responses, None), backbone), responses
 
         first, responses = await self._repeated(attempt, self._settings.attempts(deadline_ms))
         async with aclosing(responses):

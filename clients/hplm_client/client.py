@@ -31,27 +31,27 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Generator[Piece]]):
     @property
     def backbone(self) -> str:
         """The name of the backbone. Asks the server if none was given."""
-        return finished(self._find_backbone())
+        return run_coroutine(self._find_backbone())
 
     def backbones(self) -> list[str]:
         """Returns the backbones that are ready on the server."""
-        return finished(self._backbones())
+        return run_coroutine(self._backbones())
 
     def tenants(self, tenant: str | None = None, *, api_key: str | None = None) -> list[Tenant]:
         """Returns the tenants that the key opens, and those without keys, of the named backbone or of all.
 
         `tenant`: only this one, with its labels. Raises NoTenant if there is none, or the key does not open it.
         """
-        return finished(self._tenants(tenant, api_key))
+        return run_coroutine(self._tenants(tenant, api_key))
 
     def ready(self) -> bool:
         """Whether the server, and the backbone if one is known, take requests. False if they cannot be reached."""
-        return finished(self._is_ready())
+        return run_coroutine(self._is_ready())
 
     def close(self) -> None:
         """Closes connections. Calls of other threads still get their answers over HTTP, and raise ConnectionLost over gRPC."""
         self._closed = True
-        finished(self._made.close())
+        run_coroutine(self._made.close())
 
     def _begin(self) -> None:
         # gRPC takes a while to load, and most programs need only one protocol.
@@ -65,18 +65,18 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Generator[Piece]]):
         return self._made
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return finished(work)
+        return run_coroutine(work)
 
     def _iterated(self, pieces: AsyncGenerator[Piece]) -> Generator[Piece]:
         try:
             while True:
                 try:
-                    piece = finished(pieces.__anext__())
+                    piece = run_coroutine(pieces.__anext__())
                 except StopAsyncIteration:
                     return
                 yield piece
         finally:
-            finished(pieces.aclose())
+            run_coroutine(pieces.aclose())
 
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -88,7 +88,7 @@ class HplmClient(Calls[Answer, list[Answer], Generated, Generator[Piece]]):
         self.close()
 
 
-def finished(work: Coroutine[Any, Any, T]) -> T:
+def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine in this thread, without an event loop. Those of blocking transports block where others would wait."""
     try:
         work.send(None)

@@ -181,7 +181,7 @@ def listed_in(responses: Iterable[Outputs], backbone: str) -> list[Tenant]:
     return tenants_in(_list(only(responses), OUTPUT)[0], backbone)
 
 
-def begun(first: Outputs | None, backbone: str) -> Outputs:
+def first_response(first: Outputs | None, backbone: str) -> Outputs:
     """Returns the first response of a stream. None: it ended without one."""
     if first is None:
         raise UnexpectedAnswer(f"model {backbone!r} ended its stream without an answer: is it a decoder of hPLM?")

@@ -66,7 +66,7 @@ class Decoders:
             home, is_remembered = await self._home(request.tenant, request.key)
             async with aclosing(self._transport.generate(home, request, request.timeout_us, self._seconds)) as responses:
                 try:
-                    first = generation.begun(await anext(responses, None), home)
+                    first = generation.first_response(await anext(responses, None), home)
                 except (NoTenant, NoBackbone):  # no backbone: it was unloaded meanwhile
                     self._homes.pop((request.tenant, request.key), None)
                     if not is_remembered:

@@ -1,7 +1,7 @@
 """Admits, chooses, stages, computes and answers texts, a step at a time. It has no threads, no socket and no clock of its own.
 
 `hplm.process.driver` drives it with threads, tests without. `hplm.simulate` calls `begin` and `end` instead of `compute`. While
-a batch computes, another thread may call `offer`, `expire` and `prepare`. An error in a step becomes the answer to the texts
+a batch computes, another thread may call `enqueue`, `expire` and `prepare`. An error in a step becomes the answer to the texts
 that it held.
 """
 
@@ -68,7 +68,7 @@ class Encoder:
         with self._lock:
             return self._scheduler.governor.rung_for(tenant, tokens, costs, self._now_ns())
 
-    def offer(self, texts: Sequence[Text]) -> None:
+    def enqueue(self, texts: Sequence[Text]) -> None:
         """Adds all texts of one request, or raises and adds none. Answers texts that lose their places to them."""
         with self._lock:
             displaced = self._scheduler.offer(texts, self._now_ns())
@@ -149,7 +149,7 @@ class Encoder:
                 self.end(staged, end, ended_ns)
             goes_on = not is_last
         except Exception as error:
-            self._give_up(batch, staged.left, error, staged)
+            self._give_up(batch, staged.unanswered, error, staged)
         finally:
             if stage == 0:
                 self._may_choose = True
@@ -161,7 +161,7 @@ class Encoder:
         self._in_flight.compute(batch)
         with self._lock:
             self._scheduler.started(batch, self._now_ns())
-        self._note(self._served[batch.backbone].instruments.started, staged)
+        self._note(self._served[batch.backbone].instruments.note_start, staged)
         self._may_choose = True
 
     def end(self, staged: StagedBatch, computed: Computed, ended_ns: int) -> None:
@@ -215,7 +215,7 @@ class Encoder:
         """Answers texts that leave before the last layer, while others of their batch compute."""
         texts = [staged.texts[index] for index in leaving.indexes]
         with self._lock:
-            self._scheduler.left(staged.batch, texts, self._now_ns())
+            self._scheduler.answered(staged.batch, texts, self._now_ns())
         self._answer(staged, leaving)
 
     @staticmethod

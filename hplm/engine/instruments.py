@@ -42,7 +42,7 @@ class Instruments:
         self._writing = threading.Lock()
         self._journal = {NONE: None, LOG: sys.stderr}[journal] if journal in (NONE, LOG) else _open(Path(journal))
 
-    def left(self, request: EncoderRequest, answer: AnswersOrError) -> None:
+    def note_answer(self, request: EncoderRequest, answer: AnswersOrError) -> None:
         """Notes a request that was answered or refused. Called once for each request. The model process counts it."""
         if self._journal is None:
             return
@@ -66,7 +66,7 @@ class Instruments:
             rung=request.rung + 1,
         )
 
-    def started(self, staged: StagedBatch) -> None:
+    def note_start(self, staged: StagedBatch) -> None:
         """Notes when a batch starts to compute."""
         if self._journal is None:
             return

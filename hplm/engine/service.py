@@ -124,7 +124,7 @@ class EncoderService:
             self._opening = []
         self._wake()
 
-    def begun(self) -> list[float]:
+    def busy_since(self) -> list[float]:
         """Returns when it began to read a snapshot that a request names, if it reads one."""
         return self._opening
 
@@ -148,7 +148,7 @@ class EncoderService:
                 raise QueueFull(f"the request waited for more than {TICKET_SECONDS} s before the engine: retry after 1 s")
             served.quotas.take(tenant, form.texts, form.tokens)
         except Exception as error:
-            served.instruments.left(request, error)
+            served.instruments.note_answer(request, error)
             raise
         return request
 
@@ -163,7 +163,7 @@ class EncoderService:
             request.rung = min(asked, len(costs)) - 1 if asked else allowed
             if request.with_confidence and (team := request.team) is not None:
                 request.calibration = team.calibration
-            self.encoder.offer(request.parts())
+            self.encoder.enqueue(request.parts())
         except Exception as error:
             request.fail(error)
 
@@ -194,7 +194,7 @@ def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: E
     # The quota is given back before the answer is sent, so that the client's next request is not refused.
     served.quotas.give_back(request.tenant)
     try:
-        served.instruments.left(request, answer)
+        served.instruments.note_answer(request, answer)
     finally:
         respond(answer)
 

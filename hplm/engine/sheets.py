@@ -220,7 +220,7 @@ class StagedBatch:
     computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
 
     @property
-    def left(self) -> list[Text]:
+    def unanswered(self) -> list[Text]:
         """The texts that are still to be answered."""
         return [text for index, text in enumerate(self.texts) if index not in self.gone]
 

@@ -1,7 +1,7 @@
 """Admits, plans, stages, computes, chooses and answers, a step at a time. It has no threads and no clock of its own.
 
 `hplm.process.driver` drives it as it drives an encoder, tests and simulators without threads. While `compute` runs, another
-thread may call `offer`, `cancel` and `expire`.
+thread may call `enqueue`, `cancel` and `expire`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Loop:
         self._failures = 0  # steps in a row
         self._answers = Answers(running, stager, end_ids, meter or Meter(), self._lock)
 
-    def offer(self, request: DecoderRequest) -> None:
+    def enqueue(self, request: DecoderRequest) -> None:
         """Adds a request, or raises. Answers requests that lose their places to it."""
         if not request.cancelled:  # otherwise its prompt was not read
             self._check(request)

@@ -40,17 +40,17 @@ class Reader:
     def is_drained(self) -> bool:
         return self._loop.is_drained
 
-    def begun(self) -> list[float]:
+    def busy_since(self) -> list[float]:
         """Returns when the thread began to read its prompt, if it reads one."""
         since = self._since
         return [since] if since is not None else []
 
     def submit(self, request: DecoderRequest, at_once: bool) -> None:
         """Takes a request, or raises. `at_once`: its prompt may be read here, if it is short."""
-        if at_once and request.left <= SHORT and not len(self) and self._since is None:
+        if at_once and request.unread_bytes <= SHORT and not len(self) and self._since is None:
             self._read(request)
             return
-        for one in self._turns.join(request, request.left):
+        for one in self._turns.enqueue_item(request, request.unread_bytes):
             full = QueueFull("too many prompts wait, and its tenant has the most: retry after 0.1 s")
             if one is request:
                 raise full
@@ -86,7 +86,7 @@ class Reader:
             read, request.read = request.read, None  # it keeps the prompt's text
             if read is not None and not request.cancelled:  # otherwise the loop ends it before it starts
                 read(request)
-            self._loop.offer(request)
+            self._loop.enqueue(request)
         except Exception as error:
             if not isinstance(error, HplmError):
                 log.exception("cannot read a prompt")

@@ -93,7 +93,7 @@ class DecoderRequest:
     priority: int = 0
     in_flight_entry: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
     read: Callable[[DecoderRequest], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
-    left: int = 1  # bytes of the prompt that was not read
+    unread_bytes: int = 1  # bytes of the prompt that was not read
     first_token_ns: int = field(default=0, init=False)  # when it came
     cancelled: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)

@@ -91,7 +91,7 @@ class DecoderService:
             in_flight=InFlight(1, settings.max_sequences, host.shown if host is not None else -1),
         )
         self.reader = Reader(self.loop, settings.limits)
-        self.begun = self.reader.begun
+        self.busy_since = self.reader.busy_since
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
@@ -181,7 +181,7 @@ class DecoderService:
                 priority=priority,
                 in_flight_entry=InFlightEntry(number, number_of(0, tenant.uid), tenant.id).packed(),
                 read=read,
-                left=max(1, getsizeof(form.messages or text)),
+                unread_bytes=max(1, getsizeof(form.messages or text)),
             )
             self._requests[number] = request
             self.reader.submit(request, at_once=form.messages is None)  # a template may take long

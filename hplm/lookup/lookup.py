@@ -93,7 +93,7 @@ class LookupRequest:
             )
 
     @property
-    def left(self) -> int:
+    def remaining_work(self) -> int:
         """The work that is left, for the line."""
         return self.characters_left + A_TEXT * (len(self.texts) - len(self.ids))
 

@@ -60,7 +60,7 @@ class Refused:
         """Returns those for which it has no room."""
         with self._lock:
             self._arrivals += 1
-            self._work += (work := request.left)
+            self._work += (work := request.remaining_work)
             heappush(self._kept, (until_ns, self._arrivals, work, request))
             leaving: list[LookupRequest] = []
             while len(self._kept) > self._limits.items or self._work > self._limits.work:
@@ -140,7 +140,7 @@ class LookupService:
             later: list[LookupRequest] = []
             work = AT_ONCE
             for request in requests:
-                if len(at_once) < room and (left := request.left) <= work:
+                if len(at_once) < room and (left := request.remaining_work) <= work:
                     at_once.append(request)
                     work -= left
                 else:
@@ -155,7 +155,7 @@ class LookupService:
         try:
             works = request.pieces(PIECE)
             request.in_pieces = len(works) > 1
-            displaced = self._line.join(request, *works)
+            displaced = self._line.enqueue_item(request, *works)
         except Exception as error:  # the line is closed
             self._answer([(request, error)])
             return

@@ -48,7 +48,7 @@ class Prompts:
         return self._started(self._chat.tokens(read_messages(messages, self.most_characters)))
 
     def _started(self, ids: list[int]) -> Array:
-        return started(np.array(ids, dtype=np.int64), self._start_id)
+        return with_start_id(np.array(ids, dtype=np.int64), self._start_id)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Returns the text of tokens. `special`: with that of special tokens."""
@@ -82,6 +82,6 @@ def unlimited(tokenizer_json: str) -> HuggingFaceTokenizer:
     return tokenizer
 
 
-def started(tokens: Array, start_id: int) -> Array:
+def with_start_id(tokens: Array, start_id: int) -> Array:
     """Returns the tokens with the start id first. Chat templates begin with it."""
     return tokens if len(tokens) and tokens[0] == start_id else np.concatenate([[start_id], tokens]).astype(tokens.dtype)

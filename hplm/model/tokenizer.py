@@ -13,7 +13,7 @@ from tokenizers import Encoding
 
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.model.prompts import read_tokenizer, started, unlimited
+from hplm.model.prompts import read_tokenizer, unlimited, with_start_id
 from hplm.model.words import ITEM, Words
 
 CHARACTERS_A_TOKEN = 8  # more than nearly all texts have: a long text is first read as far as this reaches
@@ -196,7 +196,7 @@ class Tokenizer:
         """Cuts a document into pieces. Each begins and ends with the special tokens of the whole."""
         if self._start_id is not None:
             limit = self.positions - 1
-            return [started(ids[start : start + limit], self._start_id) for start in range(0, max(len(ids), 1), limit)]
+            return [with_start_id(ids[start : start + limit], self._start_id) for start in range(0, max(len(ids), 1), limit)]
         if len(ids) <= self.positions:
             return [ids]
         limit = self.positions - 2

@@ -114,7 +114,7 @@ class Driver:
 
         return repeat(partial(self._go_on, number) if number else self._serve, f"compute {number + 1}", prepare)
 
-    def begun(self) -> list[float]:
+    def busy_since(self) -> list[float]:
         """Returns when the batches began that threads prepare or compute now."""
         return [since for since in self._since if since is not None]
 

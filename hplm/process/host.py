@@ -43,7 +43,7 @@ class Serving(Protocol):
     def take(self, requests: Iterable[Passed], /) -> None: ...  # it does not raise
     def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
     def separate(self, apart: Apart, /) -> None: ...
-    def begun(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
+    def busy_since(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
     def meters(self) -> list[Meter]: ...  # of each backbone
     def close(self) -> None: ...  # its requests are answered before
 
@@ -107,7 +107,7 @@ class Host:
             self._exit(1)  # the model process has gone, and with it everybody who could be answered
 
     def _beat(self) -> None:
-        busy_s = self._beat_s * self._beats.count([*self._driver.begun(), *self._service.begun()])
+        busy_s = self._beat_s * self._beats.count([*self._driver.busy_since(), *self._service.busy_since()])
         beaten = [self._counted(meter) for meter in self._service.meters()]
         try:
             self._channel.send(Beat(beaten, busy_s))

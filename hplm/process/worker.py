@@ -53,7 +53,7 @@ class Outage:
     def ended(self, now: float) -> Outage:
         return replace(self, began=now if self._is_over(now) else self.began, works_since=None)
 
-    def started(self, now: float) -> Outage:
+    def resumed(self, now: float) -> Outage:
         return replace(self, works_since=now)
 
     def is_given_up(self, now: float) -> bool:
@@ -232,7 +232,7 @@ class Workers:
                 pause = longer(pause)
                 log.error("%s; another attempt follows in %g s", error, pause, exc_info=not isinstance(error, HplmError))
             else:
-                self._outage = self._outage.started(self._time.monotonic())
+                self._outage = self._outage.resumed(self._time.monotonic())
                 with self._lock:
                     self.current = worker
                     if self._closing.is_set():

@@ -251,7 +251,7 @@ class Columns(Generic[T]):
         self.all_tokens -= sum(gone["tokens"].tolist())
         for text in out:
             self.bytes -= text.bytes
-            self.shares.remove(text.tenant, 1, text.bytes)
+            self.shares.release(text.tenant, 1, text.bytes)
         if len(out) == self._length:  # nothing stays
             self._length = 0
             self._slot_keys, self._tenants = Numbers(), Tenants()

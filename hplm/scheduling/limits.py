@@ -70,7 +70,7 @@ class Shares:
         if self._largest is not None:
             self._push(tenant, held)
 
-    def remove(self, tenant: Hashable, items: int, work: int) -> None:
+    def release(self, tenant: Hashable, items: int, work: int) -> None:
         self.items -= items
         self.work -= work
         held = self._held[tenant]

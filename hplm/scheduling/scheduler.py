@@ -181,7 +181,7 @@ class Scheduler(Queues[T]):
             staged = min(now_ns - batch.chosen_ns, max(2 * self._staging_ns, batch.expected_ns))
             self._staging_ns += LEARNING * (staged - self._staging_ns)
 
-    def left(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
+    def answered(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
         """Records that texts of a running batch are answered, those that were not yet."""
         if self._admissions:
             by_ns, new = now_ns + self._answering_ns, [text for text in texts if text.deadline_ns and text not in batch.judged]
@@ -198,7 +198,7 @@ class Scheduler(Queues[T]):
         self._running.remove(batch)
         self._ended_ns = now_ns
         self._queues[batch.backbone].learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
-        self.left(batch, batch.texts, now_ns)
+        self.answered(batch, batch.texts, now_ns)
         self._recount()
 
     def dropped(self, batch: Batch[T], now_ns: int) -> None:
@@ -209,15 +209,15 @@ class Scheduler(Queues[T]):
                 self._queues[batch.backbone].used_ns += now_ns - batch.started_ns
         self._recount()
 
-    def halve(self, batch: Batch[T], left: Sequence[T], now_ns: int) -> bool:
-        """Replaces a batch for which the device had no memory by smaller ones, with those of its texts that are `left`.
+    def halve(self, batch: Batch[T], unanswered: Sequence[T], now_ns: int) -> bool:
+        """Replaces a batch for which the device had no memory by smaller ones, with its `unanswered` texts.
 
         Returns False if that was done before, or cannot be.
         """
-        if batch.is_half or not left or len(batch.texts) < 2:
+        if batch.is_half or not unanswered or len(batch.texts) < 2:
             return False
-        middle, queue = len(left) // 2, self._queues[batch.backbone]
-        for texts in filter(None, (list(left[:middle]), list(left[middle:]))):
+        middle, queue = len(unanswered) // 2, self._queues[batch.backbone]
+        for texts in filter(None, (list(unanswered[:middle]), list(unanswered[middle:]))):
             self._halves.append(queue.batch(texts, now_ns, is_half=True))
         self.dropped(batch, now_ns)
         return True

@@ -88,7 +88,7 @@ class Turns(Queues[Piece[W]]):
         self._now_ns = now_ns
         self._changed = threading.Condition()
 
-    def join(self, item: W, *works: int) -> list[W]:
+    def enqueue_item(self, item: W, *works: int) -> list[W]:
         """Adds an item, with the work of each of its pieces. Returns the items that have no place; the caller answers them.
 
         A full line refuses the item if its tenant would hold the largest part of the line. Otherwise the newest items of the

@@ -168,7 +168,7 @@ class Server:
     def arrive(self, text: SimulatedText) -> None:
         text.request = SimulatedRequest(text, self.leave)
         try:
-            self._encoder.offer(cast(Any, [text]))
+            self._encoder.enqueue(cast(Any, [text]))
         except (QueueFull, DeadlineMissed):
             self.leave([text], REFUSED)
 
@@ -217,7 +217,7 @@ def computes_nothing(stages: int) -> Any:
     return SimpleNamespace(
         engine=SimpleNamespace(stages=range(stages)),
         stager=SimpleNamespace(stage=stage, release=nothing),
-        instruments=SimpleNamespace(started=nothing, reached=nothing, computed=nothing),
+        instruments=SimpleNamespace(note_start=nothing, reached=nothing, computed=nothing),
     )
 
 

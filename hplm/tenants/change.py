@@ -62,7 +62,7 @@ class Kept:
                     self._store.put(f"{folder}{file.name}", file)
             except (HplmError, OSError, KeyboardInterrupt):
                 with suppress(HplmError, OSError):  # a later change removes it after a day
-                    self.remove()
+                    self.delete_written()
                 raise
         return self._tables[branch_id]
 
@@ -71,7 +71,7 @@ class Kept:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._put, waiting))
 
-    def remove(self, needed: Set[str] = frozenset()) -> None:
+    def delete_written(self, needed: Set[str] = frozenset()) -> None:
         """Removes what it has written, but for the names that are needed."""
         self._store.delete(objects_of(self._store, self._written - needed))
 
@@ -111,7 +111,7 @@ class Change:
         self.tenants[tenant_id] = then.set_as(now)
         return self.tenants[tenant_id]
 
-    def remove(self, tenant_id: str) -> None:
+    def remove_tenant(self, tenant_id: str) -> None:
         del self.tenants[tenant_id]
         self.last_versions.pop(tenant_id, None)
         self.before.pop(tenant_id, None)

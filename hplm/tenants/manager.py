@@ -131,7 +131,7 @@ class Manager:
 
         def edit(change: Change) -> TenantChange:
             gone = _known(change, tenant_id)
-            change.remove(tenant_id)
+            change.remove_tenant(tenant_id)
             return _recorded(change, TenantChange(change.generation, tenant_id, gone.version, None))
 
         return self.registry.change("tenant delete", edit)

@@ -97,7 +97,7 @@ class Registry:
             return self._change(kept, action, edit)
         except (InvalidInput, Busy, OutOfCapacity):  # it was not made
             with suppress(OSError):  # on a read-only file system
-                kept.remove()
+                kept.delete_written()
             raise
 
     def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
@@ -111,7 +111,7 @@ class Registry:
             change = Change(kept, before)
             result = edit(change)
             if change.is_empty:
-                kept.remove()
+                kept.delete_written()
                 return result
             kept.write()
             now = self._time.time()
@@ -124,7 +124,7 @@ class Registry:
         self.decided = after.generation
         try:
             self._tell(after)
-            kept.remove(needed_by(after))
+            kept.delete_written(needed_by(after))
             gone = [name for name, until in before.ledger.resting if until <= now]
             named = pointer.then(after.generation, "").snapshots
             gone += [f"{SNAPSHOTS}/{name}" for number, name in pointer.snapshots.items() if number not in named]

@@ -115,9 +115,9 @@ class Failing:
         self._world.taken -= 1
         self._whole.give_back(tenant)
 
-    def started(self, *given):
+    def note_start(self, *given):
         self._world.passes("started")
-        self._whole.started(*given)
+        self._whole.note_start(*given)
 
     def computed(self, *given):
         self._world.passes("computed")

@@ -164,7 +164,7 @@ def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     )
     world.cancel(said)
     world.loop.expire()
-    world.loop.offer(said.request)
+    world.loop.enqueue(said.request)
     other = world.ask([3], greedy(2))
     assert world.loop.prepare() is not None
     assert [said.finish(choice) for choice in range(2)] == [CANCELLED] * 2

@@ -40,7 +40,7 @@ class Served:
             request.prompt = [START, *prompt]
             request.addresses = self.world.model.addresses(request.tenant, request.prompt)
 
-        unread = {"read": read, "left": size or len(prompt)}
+        unread = {"read": read, "unread_bytes": size or len(prompt)}
         said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **unread, **more)
         self.reader.submit(said.request, at_once)
         if at_once:
@@ -153,7 +153,7 @@ def test_tenants_take_turns_at_having_their_prompts_read(served):
         many = [served.ask([3] * 100, greedy(3), 1) for _ in range(20)]
         other = served.ask([3], greedy(3), 2)
         grows.wait()
-        assert not first.pieces and len(served.reader) >= 21 and served.reader.begun()
+        assert not first.pieces and len(served.reader) >= 21 and served.reader.busy_since()
     assert all(said.wait().error is None for said in (first, other, *many))
     assert served.read.index(2) <= served.read.index(1) + 1
 

@@ -165,7 +165,7 @@ class World:
         said = Said()
         arrival = self.now - waited_ns
         said.request = self.request(prompt, sampling, said, tenant, arrival, **more)
-        self.loop.offer(said.request)
+        self.loop.enqueue(said.request)
         self.said.append(said)
         return said
 

@@ -105,10 +105,10 @@ def test_late_and_refused_requests_are_answered_while_a_step_is_kept(toy, hold, 
     assert isinstance(asker.wait(late), DeadlineMissed) and not asker.answers[first]
     asker.ask("acme", [WORDS[2], WORDS[3]])  # all that may wait
     assert isinstance(asker.wait(asker.ask("acme", [WORDS[3]])), QueueFull)
-    eventually(asker.driver.begun)
+    eventually(asker.driver.busy_since)
     hold.open()
     assert asker.wait(first)[0].labels
-    eventually(lambda: not asker.driver.begun())
+    eventually(lambda: not asker.driver.busy_since())
     asker.close()
 
 

@@ -36,7 +36,7 @@ class Line(Turns[Asked]):
 
     def enter(self, tenant, work=1, deadline_ns=0):
         item = Asked(tenant, work, deadline_ns)
-        assert self.join(item, *item.pieces) == []
+        assert self.enqueue_item(item, *item.pieces) == []
         return item
 
     def work(self):
@@ -66,10 +66,10 @@ def test_tenants_get_equal_work_from_when_they_come_whatever_the_size_of_their_r
 def test_what_gets_no_turn_costs_its_tenant_no_later_one():
     line = Line(items=20)
     for _ in range(40):
-        line.join(Asked("noisy", 5), 5)
+        line.enqueue_item(Asked("noisy", 5), 5)
     for number in range(10):
-        assert len(line.join(Asked(f"other {number}", 5), 5)) == 1  # of the noisy one
-    late = [item for _ in range(3) if line.join(item := Asked("late", 5, deadline_ns=1), 5)]
+        assert len(line.enqueue_item(Asked(f"other {number}", 5), 5)) == 1  # of the noisy one
+    late = [item for _ in range(3) if line.enqueue_item(item := Asked("late", 5, deadline_ns=1), 5)]
     line.now = 1
     assert line.expired() == late and line.held()["noisy"] == 35
     while line.held()["noisy"] > 10:
@@ -84,7 +84,7 @@ def test_what_gets_no_turn_costs_its_tenant_no_later_one():
 
 def test_nobody_is_behind_who_comes_to_an_empty_line():
     line = Line()
-    line.join(Asked("large", 500), 500)
+    line.enqueue_item(Asked("large", 500), 500)
     assert line.take()
     steady = [line.enter("steady", 10) for _ in range(3)]
     large = line.enter("large", 10)
@@ -104,12 +104,12 @@ def test_an_offer_to_a_full_line_looks_at_few_of_its_tenants():
     for number in range(1000):
         line.enter(f"tenant {number}")
         line.enter(f"tenant {number}")
-    assert len(line.join(Asked("first"), 1)) == 1  # this one may look at all
+    assert len(line.enqueue_item(Asked("first"), 1)) == 1  # this one may look at all
     sys.setprofile(lambda frame, event, called: calls.update([event]))
     try:
         for number in range(500):
-            assert len(line.join(Asked(f"new {number}"), 1)) == 1
-            assert line.join(refused := Asked(f"new {number}"), 10) == [refused]
+            assert len(line.enqueue_item(Asked(f"new {number}"), 1)) == 1
+            assert line.enqueue_item(refused := Asked(f"new {number}"), 10) == [refused]
     finally:
         sys.setprofile(None)
     assert calls["call"] + calls["c_call"] < 1000 * 120 and len(line) == 2000
@@ -122,7 +122,7 @@ def test_an_offer_to_a_line_that_one_tenant_fills_looks_at_few_entries():
     sys.setprofile(lambda frame, event, called: calls.update([event]))
     try:
         for number in range(1000):
-            assert line.join(Asked(f"new {number}"), 1)[0].owner == "noisy"
+            assert line.enqueue_item(Asked(f"new {number}"), 1)[0].owner == "noisy"
     finally:
         sys.setprofile(None)
     assert calls["call"] + calls["c_call"] < 1000 * 300
@@ -147,7 +147,7 @@ def test_every_piece_leaves_once_in_its_items_order_and_the_bounds_hold(steps):
         elif name == "offer":
             tenant, work, allowed = rest
             item = Asked(tenant, work, line.now + allowed if allowed else 0)
-            gone = line.join(item, *item.pieces)
+            gone = line.enqueue_item(item, *item.pieces)
             check_displaced([*waiting], item, gone, (6, 90), partial(size_of, waiting), lambda one: one.owner)
             waiting = {one: left for one, left in [*waiting.items(), (item, item.pieces)] if one not in gone}
         elif len(line):
@@ -166,7 +166,7 @@ def test_tenants_share_places_and_one_stays_free_for_a_newcomer(tenants):
     line = Turns[Asked](Limits(1000, 1000), 1, lambda: 0, places=32)
     for tenant in range(tenants):
         for _ in range(20):
-            line.join(Asked(str(tenant)), 1)
+            line.enqueue_item(Asked(str(tenant)), 1)
     taken = []
     while line._may_take() and len(taken) < 32:
         taken += line.take()[0]
@@ -174,7 +174,7 @@ def test_tenants_share_places_and_one_stays_free_for_a_newcomer(tenants):
     assert len(taken) < 32 or (tenants >= 32 and max(held.values()) == 1)
     assert not held or (max(held.values()) - min(held.values()) <= 1 and len(held) == min(tenants, 32))
     if len(taken) < 32:
-        line.join(new := Asked("new"), 1)
+        line.enqueue_item(new := Asked("new"), 1)
         assert line.take()[0] == [new]
         line.done(new)
     for item in taken:

@@ -122,7 +122,7 @@ def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alon
                 if request not in sizes:
                     raise Draining("soon")
                 assert shown.held
-                sender.answer({"SCORE": np.zeros(sizes[request], dtype=np.uint8)})
+                sender.send_answer({"SCORE": np.zeros(sizes[request], dtype=np.uint8)})
 
         model = Own()
         model.initialize(arguments(Path("toy"), {}))

@@ -53,4 +53,4 @@ def _respond(sender: replies.Sender, wanted: set[str], version: int, answer: lis
     except Exception as error:
         sender.send(replies.failure(error, "a whole model"))
         return
-    sender.answer(outputs)
+    sender.send_answer(outputs)
