@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.engine.request import Text
+from hplm.engine.request import Guess, Text
 from hplm.levels.calibration import UNKNOWN, confidences
 from hplm.tasks import TextAnswer
 from hplm.tenants.snapshot import Tenant
@@ -75,11 +75,8 @@ class ExitAudit:
         leaves: Array = sure >= [_planned(text) for text in texts]
         chosen: list[int] = np.flatnonzero(leaves).tolist()
         for index in chosen:
-            if is_audited((text := texts[index]).addresses):
-                tenant, top_k = text.request.tenant, text.request.top_k
-                rows = text.rows(logits[index], len(tenant.labels))
-                text.guess = guess = tenant.task_object.answer(rows, text.spans, tenant.labels, top_k)
-                guess.confidence = float(sure[index])
+            if is_audited(texts[index].addresses):
+                texts[index].guess = Guess(float(sure[index]), np.array(logits[index]))
                 leaves[index] = False
         if self._raised:
             leaves &= sure >= [self._raised.get(_key(text), 0.0) for text in texts]
@@ -103,11 +100,12 @@ class ExitAudit:
             shares.setdefault((tenant, exit), []).extend(agrees for _, agrees in own)
         return {key: sum(own) / len(own) for key, own in shares.items()}
 
-    def audit(self, text: Text, guess: TextAnswer, answer: TextAnswer) -> None:
+    def audit(self, text: Text, guess: Guess, answer: TextAnswer) -> None:
         """Compares a guess with the full stack's answer."""
-        same = text.request.tenant.task_object.same
-        assert same is not None  # as it could leave
-        self.saw(text, guess.confidence, same(guess, answer))
+        tenant, task = text.request.tenant, text.request.tenant.task_object
+        assert task.same is not None and text.plan is not None and text.plan.exit is not None  # as it could leave
+        guessed = task.answer(text.rows(guess.logits, len(tenant.labels)), text.spans, tenant.labels, text.request.top_k)
+        self.saw(text, guess.confidence, task.same(guessed, answer))
 
     def saw(self, text: Text, confidence: float, agrees: bool) -> None:
         key, plan = _key(text), text.plan

@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -151,6 +152,13 @@ ROW_BYTES = 12  # of a span
 TOKEN_BYTES = 9  # of an address and a segment
 
 
+class Guess(NamedTuple):
+    """Holds what a text would have answered at its exit."""
+
+    confidence: float
+    logits: Array  # answer rows x outputs
+
+
 class Text:
     """One text of a request, a window of it, or a student's part of it.
 
@@ -158,7 +166,7 @@ class Text:
     """
 
     depth = 0  # the layers that it passes; 0: all
-    guess: TextAnswer | None = None  # of an audited text: its answer at the exit where it could have left
+    guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
 
     def __init__(
         self,
