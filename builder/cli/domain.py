@@ -11,6 +11,7 @@ from builder.cli.options import open_store
 from hplm.cli.domain import Name, changed
 from hplm.cli.options import CORPUS, Learn, StoreFolder, about, device_of, read, refuse_given
 from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served
+from hplm.cli.show import columns
 from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -116,10 +117,6 @@ def _print_branch(result: dict[str, Any]) -> None:
 
 
 def _print_coverage(coverage: Coverage, text: Path) -> None:
-    print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}, windows found as")
-    for name, share in coverage.levels.items():
-        print(f"  {name:<8} {share:7.2%}")
-    print()
-    rows = coverage.rows
-    for cells in (*(row.keys() for row in rows[:1]), *(row.values() for row in rows)):
-        print("  ".join(f"{cell:>12}" for cell in cells))
+    print(f"\n{text}: {coverage.tokens:,} tokens{' (the text is longer)' if coverage.cut else ''}\n")
+    print(columns(("FOUND AS", "SHARE"), [(name, f"{share:.2%}") for name, share in coverage.levels.items()]))
+    print(f"\n{columns([name.upper() for name in coverage.rows[0]], [[*row.values()] for row in coverage.rows])}")

@@ -17,6 +17,7 @@ from hplm.cli.options import (
     device_of,
     refuse_given,
 )
+from hplm.cli.show import columns
 from hplm.registered import RIVALS, chosen, registered
 
 if TYPE_CHECKING:
@@ -103,11 +104,7 @@ def evaluate(
 
 def table(scores: dict[str, Scores | None]) -> str:
     """Returns a line for each scheme, with the main metric first."""
-    known = {name: own for name, own in scores.items() if own is not None}
-    scored = next(iter(known.values()))
-    columns = [scored.metric, *(name for name in scored.values if name != scored.metric)]
-    first, widths = max(10, *(len(name) + 2 for name in known)), {column: max(16, len(column) + 2) for column in columns}
-    lines = [" " * first + "".join(f"{column:>{width}}" for column, width in widths.items())]
-    for name, own in known.items():
-        lines.append(f"{name:<{first}}" + "".join(f"{own.values[column]:>{width}.4f}" for column, width in widths.items()))
-    return "\n".join(lines)
+    known = {name: own.values for name, own in scores.items() if own is not None}
+    metric = next(own.metric for own in scores.values() if own is not None)
+    names = [metric, *(name for name in next(iter(known.values())) if name != metric)]
+    return columns(("", *names), [(scheme, *(f"{own[name]:.4f}" for name in names)) for scheme, own in known.items()])

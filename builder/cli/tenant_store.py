@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.cli.options import check_picture, open_store
 from hplm.cli.options import Device, Picture, Seed, ServedDtype, StoreFolder, device_of
+from hplm.cli.show import columns
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
         f"{report['texts']:,} texts of {report['file']}; {report['left_out']:,} more were left out, because the training has "
         "seen them",
         f"{report['right']:.1%} of the answers are right",
-        f"{'':<8}{'ECE':>10}{'NLL':>10}",
-    ]
-    for side in ("before", "after"):
-        lines.append(f"{side:<8}{report[side]['ece']:>10.4f}{report[side]['nll']:>10.4f}")
+        columns(("", "ECE", "NLL"), [
+            (side, f"{report[side]['ece']:.4f}", f"{report[side]['nll']:.4f}") for side in ("before", "after")
+        ]),
+    ]  # fmt: skip
     if calibration == Calibration():
         lines.append("no temperature is better on texts that it was not fitted to, so the confidences are those of softmax")
     return "\n".join(lines)
@@ -88,18 +89,18 @@ def exits(
 
 
 def _exits_text(report: dict[str, Any]) -> str:
-    lines = [
-        f"{report['tenant']} version {report['version']} in {report['precision']}: exits learned from "
-        f"{report['learned_texts']:,} texts, thresholds chosen by {report['texts']:,} of {report['file']}",
-        f"{'plan':<6}{'work of layers':>14}{'expected loss':>18}{'same answer':>14}{'loss by labels':>18}   leave",
-    ]
+    rows = list[tuple[str, ...]]()
     for number, plan in enumerate(report["plans"], start=1):
         expected = f"{plan['expected_loss']:.2f} +- {plan['expected_loss_off']:.2f}"
         lost = plan.get("lost")
         by_labels = f"{lost['points']:.2f} +- {lost['off']:.2f}" if lost else "-"
         leaves = f"{plan['leaves']:.0%} at exit {plan['exit']}" if plan["exit"] is not None else "none"
-        lines.append(f"{number:<6}{plan['cost']:>14.3f}{expected:>18}{plan['agrees']:>14.1%}{by_labels:>18}   {leaves}")
-    return "\n".join(lines)
+        rows.append((str(number), f"{plan['cost']:.3f}", expected, f"{plan['agrees']:.1%}", by_labels, leaves))
+    return (
+        f"{report['tenant']} version {report['version']} in {report['precision']}: exits learned from "
+        f"{report['learned_texts']:,} texts, thresholds chosen by {report['texts']:,} of {report['file']}\n"
+        + columns(("PLAN", "WORK OF LAYERS", "EXPECTED LOSS", "SAME ANSWER", "LOSS BY LABELS", "LEAVE"), rows)
+    )
 
 
 def students(
@@ -140,11 +141,12 @@ def _students_text(report: dict[str, Any]) -> str:
         f"{report['tenant']} version {report['version']}: {kept} student{'s' * (kept > 1)} of {report['depth']} of "
         f"{layers} layers, {report['bytes'] / 1e6:.2f} MB; the full stack has {report['metric']} "
         f"{report['teacher_score']:.3f} on dev",
-        f"{'students':<10}{'work of layers':>14}{report['metric']:>12}{'alpha':>8}",
-    ]
-    for number, (score, own) in enumerate(zip(report["scores"], report["boosting"], strict=True), start=1):
-        work, dropped = number * report["depth"] / layers, "" if number <= kept else "  dropped"
-        lines.append(f"{number:<10}{work:>14.2f}{score:>12.3f}{own['alpha']:>8.2f}{dropped}")
+        columns(("STUDENTS", "WORK OF LAYERS", report["metric"].upper(), "ALPHA", ""), [
+            (str(number), f"{number * report['depth'] / layers:.2f}", f"{score:.3f}", f"{own['alpha']:.2f}",
+             "" if number <= kept else "dropped")
+            for number, (score, own) in enumerate(zip(report["scores"], report["boosting"], strict=True), start=1)
+        ]),
+    ]  # fmt: skip
     if left_out := report["left_out"]:
         lines.append(f"{left_out:,} texts of --unlabelled were left out: the training or dev data have them")
     return "\n".join(lines)

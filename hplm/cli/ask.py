@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cyclopts import Parameter
 
 from hplm.cli.options import Text
+from hplm.cli.show import columns
 from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
@@ -89,21 +90,15 @@ def infer(
 
 
 def _table(answer: Answer, text: str | None) -> str:
-    """Returns aligned columns. For a pair there are no excerpts: the task decides which of the two texts spans refer to."""
-    if not answer.rows:
-        return "no labels"
-    lines = [("LABEL", "SCORE", "SPAN", "TEXT" if text is not None else "")]
+    """Returns the rows. For a pair there are no excerpts: the task decides which of the two texts spans refer to."""
+    rows = list[tuple[str, str, str, str]]()
     for row in answer.rows:
         start, end = row.span
         excerpt = " ".join(text[start:end].split()) if text is not None else ""
         if len(excerpt) > WIDEST_EXCERPT:
             excerpt = excerpt[: WIDEST_EXCERPT - 1] + "…"
-        lines.append((row.label or "-", f"{row.score:.4f}", f"{start}-{end}", excerpt))
-    widths = [max(len(line[column]) for line in lines) for column in range(3)]
-    return "\n".join(
-        f"{label:<{widths[0]}}  {score:>{widths[1]}}  {span:>{widths[2]}}  {excerpt}".rstrip()
-        for label, score, span, excerpt in lines
-    )
+        rows.append((row.label or "-", f"{row.score:.4f}", f"{start}-{end}", excerpt))
+    return columns(("LABEL", "SCORE", "SPAN", "TEXT" if text is not None else ""), rows) if rows else "no labels"
 
 
 def generate(

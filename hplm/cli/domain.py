@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import StoreFolder, about, refuse_given
 from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, settled
+from hplm.cli.show import columns
 from hplm.errors import InvalidInput, some
 from hplm.registered import of_stores
 
@@ -26,13 +27,10 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE) -> dic
         rows, source = served_branches(*found.checked()), found.source
     else:
         rows, source = of_stores("branches")(of_stores("open")(found)), dict[str, str | None]()
-    lines = list(_tree(rows))
-    width = max((len(name) for name, _ in lines), default=0)
-    for name, row in lines:
-        print(
-            f"{name:<{width}}  {row['ngrams']:>12,} n-grams  {row['tokens']:>14,} tokens  {row['mb']:>10,.1f} MB  "
-            f"{row['dtype']}  {row['tenants']:,} tenants"
-        )
+    print(columns(("DOMAIN", "N-GRAMS", "TOKENS", "MB", "DTYPE", "TENANTS"), [
+        (name, f"{row['ngrams']:,}", f"{row['tokens']:,}", f"{row['mb']:,.1f}", row["dtype"], f"{row['tenants']:,}")
+        for name, row in _tree(rows)
+    ]))  # fmt: skip
     return {"domains": rows, **source}
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hplm.cli.options import StoreFolder, about
 from hplm.cli.served import HERE, Served, settled
+from hplm.cli.show import columns
 from hplm.errors import HplmError, InvalidInput
 from hplm.registered import of_stores
 
@@ -33,13 +34,11 @@ def list_(*, served: Served = HERE) -> dict:
     from hplm.tenants.listing import served_tenants, tenant_row
 
     rows = [tenant_row(*found) for found in served_tenants(*served.checked())]
-    width = max((len(row["id"]) for row in rows), default=0)
-    for row in rows:
-        homes = f"  {row['homes']} homes" if row["homes"] > 1 else ""
-        print(
-            f"{row['id']:<{width}}  version {row['version']}  {row['backbone']}  {row['domain']} {row['domain_version']}  "
-            f"{row['task']}  {len(row['labels'])} labels{homes}{'' if row['open'] else '  with keys'}"
-        )
+    print(columns(("TENANT", "VERSION", "BACKBONE", "DOMAIN", "TASK", "LABELS", "HOMES", "KEYS"), [
+        (row["id"], str(row["version"]), row["backbone"], f"{row['domain']} {row['domain_version']}", row["task"],
+         str(len(row["labels"])), str(row["homes"]), "open" if row["open"] else "with keys")
+        for row in rows
+    ]))  # fmt: skip
     return {"tenants": rows, **served.source}
 
 

@@ -29,7 +29,7 @@ def test_domains_are_listed_as_a_tree_and_an_update_names_the_tenants_that_are_b
     ]
     assert [row["dtype"] for row in rows] == ["fp16", "int8", "int8", "fp16"]
     assert all(rows[2][more] > rows[1][more] for more in ("ngrams", "tokens", "mb"))
-    lines = printed(capsys, "domain", "list", "--store", grown.folder).splitlines()
+    _, *lines = printed(capsys, "domain", "list", "--store", grown.folder).splitlines()
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 2, 4]
     updated = run(capsys, "domain", "update", "--store", grown.folder, "--name", "bio", "--corpus", corpus(tmp_path, 4))
     assert updated["version"] == 3 and updated["behind"] == ["acme"] and updated["dtype"] == "int8"

@@ -83,7 +83,7 @@ def test_texts_with_labels_say_what_is_lost_by_them_and_the_command_prints_plans
     command = ["tenant", "exits", "pair", "--store", store.folder, "--texts", labelled, "--dtype", "fp32", "--drop", "1", "20"]
     with by_one_step():
         said = printed(capsys, *command)  # another loss is allowed, so the next version has others
-    assert mentions(said, "pair version 3 in fp32", 150, labelled, "work of layers", "hplm tenant update")
+    assert mentions(said, "pair version 3 in fp32", 150, labelled, "WORK OF LAYERS", "hplm tenant update")
     told = [run(capsys, *command, *more) for more in ([], ["--picture", tmp_path / "exits.svg"])]
     assert told[0] == told[1] and told[0]["changed"] is False and told[0]["plans"]
     assert "<svg" in (tmp_path / "exits.svg").read_text()
