@@ -41,6 +41,13 @@ def imports_page(path: Path, matched: Mapping[str, Mapping[str, Any]], refused: 
     _write(path, "Imports", facts, {"Those that agree least first": rows, "Refused": why})
 
 
+def tenants_page(path: Path, built: Sequence[Mapping[str, Any]], refused: Mapping[str, str]) -> None:
+    """Writes the page of the tenants that one command has built. `built`: a row of each. `refused`: why, by tenant."""
+    why = [{"tenant": name, "why": reason} for name, reason in refused.items()]
+    facts = {"tenants built or left alone": len(built), "tenants refused": len(refused)}
+    _write(path, "Tenants", facts, {"Tenants": built, "Refused": why})
+
+
 def _write(
     path: Path,
     title: str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -140,6 +140,11 @@ class Training:
     """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
     `dedicated`, which first fine-tunes the original model in full on the same data"""
 
+    def given(self) -> dict[str, Any]:
+        """Returns what is given of `TrainingOptions`."""
+        named = {name: value for name, value in vars(self).items() if value is not None}
+        return {"body_rate": named.pop("upper_rate"), **{name: value for name, value in named.items() if name != "teacher"}}
+
 
 USUAL = Training()
 TASK = "what it learns, such as classify or tag: docs/training.md (default: that of the tenant's version before)"
@@ -161,39 +166,67 @@ def tenant(
     :param fresh: start anew, from random weights
     """
     from builder.training.tenant import build_tenant, warnings_of
-    from hplm.tasks import check_backbone
 
     opened = open_store(store)
-    if task is not None:
-        check_backbone(task, opened.config)
-    if fresh and from_version is not None:
-        raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
+    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training)
     if opened.config.is_decoder:
-        reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
-        refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh)
         from builder.importing.adapter_import import plain_tenant
 
         made = plain_tenant(opened, id, domain)
         how = f"with its {made.adapter}" if made.rank else f"as backbone {opened.config.name} does"
         print(f"tenant {made.id} version {made.version}: {made.task} on {made.domain}, {how}")
         return {"tenant": made.id, "version": made.version, "task": made.task}
-    if train is None:
-        raise InvalidInput("a tenant learns from labelled data: give --train FILE")
-    given = {name: value for name, value in vars(training).items() if value is not None and name != "upper_rate"}
+    assert train is not None  # it was checked
     made = build_tenant(
         opened, id, domain, task, train, dev, from_version=0 if fresh else from_version, device=device_of(device),
-        body_rate=training.upper_rate, seed=seed, **given,
+        teacher=training.teacher, seed=seed, **training.given(),
     )  # fmt: skip
     report = opened.report(made)
     scores = report["dev"]
-    for warning in warnings_of(report):
+    for warning in (warnings := warnings_of(report)):
         print(warning)
     metric = scores["metric"]
     before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""
     print(f"tenant {made.id} version {made.version}: {metric} {scores[metric]:.3f} on {scores['texts']} dev texts{before}")
     print(f"how it was trained: {opened.tenant_folder(made.id, made.version)}/report.html")
     answer = {"tenant": made.id, "version": made.version, "from_version": report["from_version"]}
-    return answer | {"task": made.task, "labels": made.labels, "dev": scores}
+    return answer | {"task": made.task, "labels": made.labels, "dev": scores, "warnings": warnings}
+
+
+def check_tenant(
+    store: Store, id: str, train: Path | None, dev: Path | None, task: str | None, domain: str | None,
+    from_version: int | None, fresh: bool, training: Training,
+) -> None:  # fmt: skip
+    """Refuses what is wrong with the options of `hplm build tenant`, before any data are read."""
+    from builder.store.store import check_name
+    from builder.tables.text_files import check_file
+    from builder.training.start import check_version
+    from builder.training.teachers import Teacher
+    from builder.training.tenant import checked_options, chosen_task
+    from hplm.tasks import check_backbone
+
+    check_name("tenant", id)
+    if task is not None:
+        check_backbone(task, store.config)
+    if fresh and from_version is not None:
+        raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
+    known = store.tenant(id)
+    store.latest(domain or (known.domain if known is not None else "root"))  # refuses an unknown one
+    if store.config.is_decoder:
+        reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
+        refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh)
+        return
+    if train is None:
+        raise InvalidInput("a tenant learns from labelled data: give --train FILE")
+    chosen_task(id, known, task)
+    for file in (train, dev):
+        if file is not None:
+            check_file(file)
+    checked_options(store, known, training.given())
+    if from_version is not None:
+        check_version(store, id, from_version)
+    if training.teacher is not None:
+        Teacher.named(training.teacher)
 
 
 def pack(file: Packed, /, *, store: StoreFolder) -> dict:

@@ -135,10 +135,9 @@ class Importer:
         return texts
 
     def all(self, folders: Folders, pool: Executor) -> Iterator[Imported]:
-        """Imports folders on the workers of a pool; yields what became of each. Those that were interrupted come last."""
+        """Imports folders on the workers of a pool; yields what became of each."""
         self._check_shared(folders)
-        folders = sorted(folders, key=lambda one: self.store.tenant_work_folder(one[0]).exists())
-        for one, found in outcomes(pool, self.tried, folders):
+        for one, found in outcomes(pool, self.tried, self.store.interrupted_last(folders)):
             yield Imported(*one, refused=found) if isinstance(found, str) else found
 
     def plan(self, folders: Folders, is_named: bool = False) -> Iterator[Imported]:

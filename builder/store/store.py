@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -41,6 +41,7 @@ FORMAT = 3
 SHOWN = 10  # names of tenants in an error
 NO_TEXTS = SeenTexts()  # of an import, which has learned from no file of labelled texts
 R = TypeVar("R")
+G = TypeVar("G")
 
 
 def check_name(kind: str, name: str) -> str:
@@ -118,6 +119,10 @@ class Store(Branches):
 
     def tenant_work_folder(self, tenant_id: str) -> Path:
         return self.folder / "building" / "tenants" / tenant_id
+
+    def interrupted_last(self, things: Sequence[tuple[str, G]]) -> list[tuple[str, G]]:
+        """Returns what is given by tenants' names, last those whose build was interrupted: it may have taken all memory."""
+        return sorted(things, key=lambda thing: self.tenant_work_folder(thing[0]).exists())
 
     def users(self, tenants: Iterable[TenantFile] | None = None) -> dict[tuple[str, int], list[str]]:
         """Returns the users of each branch: newest tenant versions, child domains, and unfinished builds of either.

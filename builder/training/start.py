@@ -31,9 +31,7 @@ def chosen_start(store: Store, tenant_id: str, before: TenantFile | None, digest
     training starts where that version's did.
     """
     if wanted is not None:
-        if wanted not in (ANEW, *(versions := store.tenant_versions(tenant_id))):
-            known = ", ".join(map(str, versions)) or "none yet"
-            raise InvalidInput(f"--from-version {wanted}: tenant {tenant_id!r} has no such version; known are {known}")
+        check_version(store, tenant_id, wanted)
         return wanted
     if before is None:
         return ANEW
@@ -48,6 +46,13 @@ def chosen_start(store: Store, tenant_id: str, before: TenantFile | None, digest
         f"{where}; --from-version {before.version} learns them on top of it"
     )
     return start
+
+
+def check_version(store: Store, tenant_id: str, wanted: int) -> None:
+    """Refuses a start that the tenant does not have."""
+    if wanted not in (ANEW, *(versions := store.tenant_versions(tenant_id))):
+        known = ", ".join(map(str, versions)) or "none yet"
+        raise InvalidInput(f"--from-version {wanted}: tenant {tenant_id!r} has no such version; known are {known}")
 
 
 def check_form(start: TenantFile, options: TrainingOptions, config: BackboneConfig) -> None:

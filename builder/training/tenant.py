@@ -48,19 +48,15 @@ def build_tenant(
     """
     with locked_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
-        if (task := task or (before.task if before is not None else None)) is None:
-            raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
+        task = chosen_task(tenant_id, before, task)
         domain = domain or (before.domain if before is not None else "root")
         own = training_task(task)  # refuses unknown tasks
         if before is not None:
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
-        options, taught = TrainingOptions(**form_of(before, training)), dict[str, str]()
+        options, taught = checked_options(store, before, training), dict[str, str]()
         if teacher is not None:
             trainer = Teacher.named(teacher)
             taught["teacher"] = trainer.digest
-        if options.body_rate and not options.cut:
-            raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
-        adapter_of(store.config, options)  # refuses unknown projections and kinds before anything is removed
         stands_on = domain, store.latest(domain)
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
@@ -105,6 +101,21 @@ def build_tenant(
         store.chain(*stands_on)
         step.finish(report, lambda report: store.save_tenant(tenant, adapter, head, report, draw, data.seen))
         return tenant
+
+
+def chosen_task(tenant_id: str, before: TenantFile | None, task: str | None) -> str:
+    if (task := task or (before.task if before is not None else None)) is None:
+        raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
+    return task
+
+
+def checked_options(store: Store, before: TenantFile | None, training: dict[str, Any]) -> TrainingOptions:
+    """Returns the options of a training, and refuses wrong ones before anything is removed. `before`: the version before."""
+    options = TrainingOptions(**form_of(before, training))
+    if options.body_rate and not options.cut:
+        raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
+    adapter_of(store.config, options)  # unknown projections and kinds
+    return options
 
 
 def delete_tenant(store: Store, tenant_id: str) -> list[int]:

@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         return _run(words)
     except CycloptsError as error:
         command = " ".join(("hplm", *(error.command_chain or ())))
-        print(f"{command}: {_usage(error)} See `{command} --help`", file=sys.stderr)
+        print(f"{command}: {usage(error)} See `{command} --help`", file=sys.stderr)
         return 2
     except HplmError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -201,7 +201,7 @@ def _import_all(app: App, words: str) -> None:
         app.usage = " ".join(["Usage:", words, *places, "[OPTIONS]", *json])
 
 
-def _usage(error: CycloptsError) -> str:
+def usage(error: CycloptsError) -> str:
     """Returns what is wrong with the words, in one line."""
     if isinstance(error, UnusedCliTokensError):
         return f"no place for {' '.join(error.unused_tokens or ())!r}."

@@ -101,6 +101,22 @@ def tenant(folder, given):
     return lambda target: pretend(copied(ready, target), "classify", train, from_version=ANEW)
 
 
+def tenants(folder, given):
+    """`hplm build tenants` of two at once, which are so in one process, as in `anew`."""
+    ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 20, 1)
+    lines = ({"id": name, "task": "classify", "train": train.name, "rank": 2, "epochs": 1} for name in ("acme", "beta"))
+    file = write(folder / "tenants.jsonl", lines)
+    given("no_pictures")
+    given("in_this_process")
+
+    def work(target):
+        copied(ready, target)
+        assert main(["build", "tenants", str(file), "--at-once", "2", "--device", str(DEVICE), "--store", str(target)]) == 0
+        without_times(target)
+
+    return work
+
+
 def students(folder, given):
     ready, train = copied(given("learnable"), folder / "ready"), made(folder, "classify", 40, 1)
     pretend(ready, "classify", train)
@@ -171,7 +187,7 @@ def unpacked(folder, given):
 
 
 BUILDS = {
-    tokenised: 4, counted: 50, domain: 20, root: 13, tenant: 3, exits: 6, students: 6,
+    tokenised: 4, counted: 50, domain: 20, root: 13, tenant: 3, tenants: 6, exits: 6, students: 6,
     anew: 50, exported: 1, deleted: 5, unpacked: 5,
 }  # fmt: skip
 

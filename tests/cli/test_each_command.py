@@ -101,7 +101,12 @@ ROWS = FROM_THE_STORE + WITHOUT_THE_BUILDER
 LIVE = "--store x --repository x --state x"
 NEED_THE_BUILDER = [
     *("build root --model x --corpus x --store x", "build domain --name x --corpus x --store x"),
-    *("build tenant --id x --task tag --train x --store x", "import --id x --from x --store x", "export --store x"),
+    *(
+        "build tenants x --store x",
+        "build tenant --id x --task tag --train x --store x",
+        "import --id x --from x --store x",
+        "export --store x",
+    ),
     *("evaluate --id x --test x --store x", "calibrate --id x --texts x --store x", "tenant exits x --texts x --store x"),
     "tenant students x --layers 1 --store x",
     *("tenant export x --store x --to x", "place emit --placement x --repository x --to x"),
