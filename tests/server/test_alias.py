@@ -13,7 +13,7 @@ from builder.publish.model_configs import ALIAS, ServingOptions
 from hplm.errors import InvalidInput
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, WORDS
-from tests.server.stock import LIBRARIES, RETURN, post, refused
+from tests.server.stock import LIBRARIES, RETURN, refused
 
 slow = pytest.mark.slow
 chat = pytest.mark.server("chat")
@@ -42,13 +42,6 @@ def test_a_prompt_is_refused_with_the_name_of_its_tenants_decoder(stock, given, 
     tensors = [stock.tensor(name, value) for name, value in given.items()]
     with refused(word, *named):
         stock.client.infer(ALIAS, tensors, parameters={"tenant": tenant})
-
-
-@slow
-@chat
-def test_a_prompt_by_generate_too(server):
-    status, answer = post(server, "generate", ALIAS, text_input="a", tenant="plain", max_tokens=4)
-    assert status == 400 and "model 'chat'" in answer["error"]
 
 
 def test_no_backbone_may_have_the_aliass_name(tmp_path):

@@ -1,7 +1,6 @@
 """Model processes show how many requests they hold."""
 
 import os
-import resource
 
 import pytest
 
@@ -43,14 +42,3 @@ def test_another_model_sees_how_many_requests_are_held_and_new_processes_too(ser
     for shown in (first, first, other):
         shown.take()
     eventually(lambda: upper.count == 2)  # it looks for processes once a second
-
-
-def test_where_nothing_can_be_written_nothing_is_left(server):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as on a full disk
-    try:
-        with pytest.raises(OSError, match="too large"):
-            Held("toy-upper")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not holders(server)

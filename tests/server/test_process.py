@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import pytest
 
@@ -71,7 +70,6 @@ def test_a_process_that_ends_at_once_is_started_after_longer_and_longer_pauses(m
 
 
 def test_a_process_that_cannot_be_started_is_tried_again_later(make, tmp_path):
-    """After its end, and also after a stop, as a replica whose rolling update finds no room for a process."""
     clock, said, room = Clock(), [], tmp_path / "room"
     room.mkdir()
     process = make(SLEEPING, clock=clock, folder=room)
@@ -86,16 +84,6 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(make, tmp_path):
     clock.sleep(1)
     process.look(said.append)
     assert len(said) == 2 and process.pid is not None
-    process.stop(0)
-    room.rmdir()
-    with pytest.raises(FileNotFoundError):
-        process.start()
-    room.mkdir()
-    process.look(said.append)
-    assert process.pid is not None
-    process.stop(0)
-    process.look(said.append)
-    assert process.pid is None
 
 
 def test_a_process_is_asked_to_end_once(make):
@@ -109,21 +97,6 @@ def test_a_process_is_asked_to_end_once(make):
     process.ask_to_end()
     os.kill(process.pid, signal.SIGWINCH)
     eventually(lambda: "lives" in process.said())
-
-
-def test_nobody_waits_for_a_process_that_cannot_be_killed(make, monkeypatch):
-    """As one that waits for a disk."""
-    process = make(SLEEPING)
-    process.start()
-    pid = process.pid
-    with monkeypatch.context() as patch:
-        patch.setattr(process_group, "_signal", Mock())
-        for module in ("process", "process_group"):
-            patch.setattr(f"hplm.server.{module}.KILL_SECONDS", 0.1)
-        process.stop(0)
-        process_group.kill_one(pid)
-    assert process.pid is None and process_group.lives(pid)
-    process_group.kill(pid)
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])

@@ -1,10 +1,7 @@
 """Requests to models whose Triton is played here: who is refused at once, how each is answered, and as what it counts."""
 
-import gc
 import os
-import queue
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,27 +179,6 @@ def test_an_answer_of_a_decoder_is_counted_once_by_the_end_that_its_client_got(a
     last = [request.next() for _ in flags][-1]
     assert found == [counted] and request.flags == flags and answer.ended
     assert isinstance(last, str) == (counted is not END), "an error is its message"
-
-
-def test_another_thread_sends_the_failure_of_a_prompt(answering):
-    """`execute` loses prompts while no decoder works: it would wait for a round trip for each, and others behind it."""
-    answer, request, counted = answering()
-    request.send = lambda response, flags: sent.put(threading.current_thread())
-    sent = queue.SimpleQueue()
-    answer.respond(Draining("soon"))
-    assert sent.get(timeout=PATIENCE) is not threading.current_thread() and counted == [Draining.word]
-
-
-def test_an_ended_answer_is_freed_at_once_with_its_sender(answering):
-    answer, _, _ = answering()
-    answer.respond(part(END))
-    freed = weakref.ref(answer)
-    gc.disable()
-    try:
-        del answer
-        assert freed() is None
-    finally:
-        gc.enable()
 
 
 def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):

@@ -1,6 +1,5 @@
 """A real tritonserver with tiny models: its answers, its refusals, and that no process remains."""
 
-import fcntl
 import json
 import os
 import signal
@@ -136,17 +135,6 @@ def test_a_stop_answers_requests_in_flight_and_leaves_no_process(served):
     assert leftovers(served, group) == []
     assert "Started HTTPService" in served.log_file.read_text()
     idle.client.close()
-
-
-def test_cleaners_of_temporary_files_leave_the_folder_of_a_running_server_alone(served):
-    """systemd-tmpfiles skips what it cannot lock."""
-    (folder,) = Path(tempfile.gettempdir()).glob(f"{served.id}*")
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.close(held)
 
 
 def test_errors_of_models_that_do_not_load_are_shown_and_no_process_remains(toy, tmp_path):
