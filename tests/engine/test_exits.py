@@ -13,10 +13,8 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
 from hplm.engine.exits import CLOSED, FEWEST, ExitAudit, is_audited, kept_threshold
-from hplm.engine.instruments import Instruments
 from hplm.errors import HplmError, Internal
 from hplm.levels.calibration import UNKNOWN, Calibration
-from hplm.metrics.names import EXIT_AGREEMENT
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
@@ -188,16 +186,6 @@ def test_a_threshold_rises_then_the_exit_closes_then_it_opens_again(caplog):
     assert raised == [(1, 1), (0, 0)]
     said = [record.getMessage() for record in caplog.records]
     assert [any(word in one for one in said) for word in ("a higher threshold", "is closed", "as planned again")] == [True] * 3
-
-
-def test_the_agreement_of_a_forgotten_exit_is_no_longer_shown():
-    instruments, audit, shown = Instruments("", "toy"), ExitAudit(), []
-    for agreements in ({("a", 0): 0.9, ("b", 0): 0.8}, {("b", 0): 0.7}):
-        audit.agreements = lambda agreements=agreements: agreements
-        instruments.look({}, SimpleNamespace(slots=dict), audit)
-        levels = instruments.meter.take()[1]
-        shown.append({labels: level for (metric, labels), level in levels.items() if metric == EXIT_AGREEMENT})
-    assert shown == [{("a", "0"): 0.9, ("b", "0"): 0.8}, {("b", "0"): 0.7}]
 
 
 def test_level_and_confidence_say_where_a_text_has_left(small, pair_of_texts):

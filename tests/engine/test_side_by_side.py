@@ -51,14 +51,6 @@ def staged(reference):
     return make
 
 
-@pytest.mark.parametrize(("dtype", "eight_bits"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
-def test_only_the_last_layer_computes_queries_apart_and_none_in_8_bits(reference, dtype, eight_bits):
-    stack = reference.backbone.upper()
-    Engine(stack, CPU, dtype, eight_bits)
-    apart = ["query" in layer.__dict__["_modules"] for layer in stack.layers]
-    assert apart == [False] * (len(apart) - 1) + [not eight_bits]
-
-
 @pytest.mark.parametrize(
     ("threads", "dtype", "error"), [(2, torch.float32, 1e-5), (3, torch.float32, 1e-5), (2, torch.bfloat16, 0.02)]
 )

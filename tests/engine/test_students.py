@@ -4,20 +4,14 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantFile
-from hplm.engine.backbone import Backbone
-from hplm.engine.engine import Engine, computed
-from hplm.engine.staging import EncoderStager, StagingSettings
 from testing.random_store import random_store, random_students
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
-from tests.engine.asker import Asker, stages_of, texts_of
-from tests.engine.test_staging import Operations
-from tests.support.device import DEVICE
+from tests.engine.asker import Asker, stages_of
 
 TEAMS = (6, 3, 1)
 LABELS = ["x", "y", "z"]
@@ -57,22 +51,3 @@ def test_a_request_gets_the_number_of_students_of_its_rung(folder, slots, stages
                 assert answer.confidence == pytest.approx(float((wanted / 1.5).softmax(1).max()), abs=1e-3)
     assert levels == set(TEAMS)
     asker.close()
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_the_last_layer_of_students_computes_only_what_their_heads_read(folder, others):
-    """Beside a text that passes all layers, it computes all tokens: the other one's are in the same tensor."""
-    backbone = Backbone(folder)
-    engine = Engine(backbone.upper(), DEVICE, torch.float32)
-    texts = texts_of(backbone, "crew", ["some words", "a few more words"]) + texts_of(backbone, "solo", ["words"])[:others]
-    batch = EncoderStager(backbone, StagingSettings(16, DEVICE, torch.float32)).stage(texts, lambda text, error: None)
-    tokens, rows = batch.tokens, []  # that pass the middle of each layer
-
-    def note(operation, given):
-        if operation is torch.ops.aten.gelu:
-            rows.append(len(given[0]))
-
-    with Operations(note):
-        computed(engine, batch)
-    assert rows[0] == (tokens if others else len(texts))
-    assert len(rows) == (CONFIG.upper_layers if others else 1)

@@ -1,6 +1,5 @@
 """The loop: rules that random runs do not reach."""
 
-from collections import Counter
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from hplm.errors import Broken, DeadlineMissed, HplmError, Internal
 from hplm.generation import staging
 from hplm.generation.loop import MOST_FAILURES
 from hplm.generation.request import CANCELLED, DecoderRequest
-from hplm.generation.running import FINISHED
 from hplm.plot.forest import Forest
 from tests.generation.fake import Fake
 from tests.generation.small import Small
@@ -139,23 +137,6 @@ def test_what_is_remembered_takes_no_room_from_others():
     assert not world.running.put_back and world.assert_right(whole) == 90
 
 
-@pytest.mark.parametrize(("prompt", "most"), [(20, 60), (100, 1)], ids=["the rest is needed", "there is no room"])
-def test_nothing_is_forgotten_for_a_sequence_that_does_not_start(prompt, most):
-    """It is tried again in each step, so the next turns of many conversations would be computed anew."""
-    world = World(Fake(), tokens=128)
-    for i in range(3):
-        world.ask([3 + i] * 20, greedy(4))
-        world.run()
-    world.ask([7] * 20, greedy(40))
-    world.step()
-    waits = world.ask([9] * prompt, greedy(most))
-    while world.running.sequences[0].generated < 8:
-        world.step()
-    assert not world.cache.free and len(world.queue) == 1, "something was forgotten"
-    world.run()
-    assert waits.error is None
-
-
 def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     """Another thread may offer it after a step has looked for those that were cancelled."""
     world, said = World(Fake()), Said()
@@ -169,31 +150,6 @@ def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     assert world.loop.prepare() is not None
     assert [said.finish(choice) for choice in range(2)] == [CANCELLED] * 2
     assert [one.request for one in world.running.sequences] == [other.request]
-
-
-def test_few_sequences_are_remembered():
-    world = World(Fake(), tokens=4096)
-    for i in range(FINISHED + 5):
-        world.ask([3 + i] * 40, greedy(2))
-        world.run()
-    before = world.prompt_tokens
-    world.ask([3 + FINISHED + 4] * 40, greedy(2))
-    world.run()
-    assert world.prompt_tokens == before
-    world.ask([3] * 40, greedy(2))
-    world.run()
-    assert world.prompt_tokens == before + 40  # all have the start in common
-
-
-def test_the_times_of_tokens_are_counted():
-    world = World(Fake())
-    world.ask([5, 6, 7], greedy(5, n=2))
-    world.run()
-    counts, _ = world.meter.take()
-    found = Counter({(metric.name, *labels): count for (metric, labels), count in counts.items()})
-    assert found["hplm_first_token_seconds_count",] == 1 and found["hplm_token_seconds_count",] == 2 * 4
-    assert found["hplm_token_seconds_sum",] == pytest.approx(8e-3), "a step takes a millisecond"
-    assert 0 < found["hplm_first_token_seconds_sum",] < 5e-3
 
 
 @pytest.mark.parametrize("what", ["plan", "expired"])
