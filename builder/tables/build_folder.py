@@ -170,5 +170,5 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def _given(value: Any) -> Any:
     if isinstance(value, dict):  # a window
-        return f"{value['n']}{' --causal' * value['causal']}"
+        return str(value["n"])
     return "not given" if value is None else value
