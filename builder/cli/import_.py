@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import open_store
+from builder.cli.options import WHOLE, Part, PartOption, open_store
 from hplm.cli.options import (
     AtLeastOne,
     Device,
@@ -71,7 +71,8 @@ def import_(
     *, folders: Annotated[tuple[Path, ...], about(FROM, name="--from")], store: StoreFolder, domain: str = "root",
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
-    at_once: Annotated[AtLeastOne, CHECKPOINTS] = 1, root: Annotated[str | None, CHECKPOINTS] = None,
+    at_once: Annotated[AtLeastOne, CHECKPOINTS] = 1, part: Annotated[PartOption, CHECKPOINTS] = WHOLE,
+    root: Annotated[str | None, CHECKPOINTS] = None,
     lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
@@ -97,7 +98,8 @@ def import_(
     from builder.store.resumable import PLAN
 
     found = named(folders)
-    if one.id is not None and len(found) == 1:
+    is_one = len(found) == 1 and part == WHOLE
+    if one.id is not None and is_one:
         found = [(one.id, found[0][1])]
     if not any(os.path.exists(folder / name) for _, folder in found for name in (CONFIG, ADAPTER_CONFIG)):
         raise InvalidInput(
@@ -106,8 +108,8 @@ def import_(
         )
     if not any(is_checkpoint(folder) for _, folder in found):
         refuse_given("works for checkpoints of whole models, and none is given: leave it out", matching, texts=texts)
-    if len(found) > 1:
-        reason = f"works for one folder, and {len(found)} are given: leave it out"
+    if not is_one:
+        reason = f"works for one folder, and {len(found)} are given{'' if part == WHOLE else ' in parts'}: leave it out"
         refuse_given(reason, one)
     matched = MatchingOptions(**asdict(matching))
     labels = [*one.labels] if one.labels is not None else None
@@ -115,6 +117,8 @@ def import_(
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
     to_build = None if is_built else root
     if to_build is not None:
+        if part != WHOLE:
+            raise InvalidInput(f"--part {part}: each part would build another root: first build it, by `hplm build root`")
         if domain != "root":
             raise InvalidInput(f"--domain {domain}: a store that --root builds has the domain root alone: leave it out")
         if texts is None:
@@ -124,12 +128,13 @@ def import_(
             build_root(model=to_build, corpus=(texts,), store=store, lower=lower, table=made_by)
     opened = Unbuilt(store, to_build, lower) if plan and to_build is not None else _opened(store, root, lower)
     importer = Importer(opened, options, matched, texts, device_of(device))
+    found = part.among(found)
     if plan:
         return _plan(importer, found, one.id is not None)
-    result = _one(importer, *found[0], one.id is not None) if len(found) == 1 else _many(opened, importer, found, at_once)
+    result = _one(importer, *found[0], one.id is not None) if is_one else _many(opened, importer, found, at_once, part)
     if repository is not None:
         export(store=store, repository=repository, device=device)
-    elif len(found) == 1 or result[0]["imported"]:  # one that cannot be imported raises
+    elif is_one or result[0]["imported"]:  # one that cannot be imported raises
         print(f"next: hplm export --store {store} && hplm serve")
     return result
 
@@ -201,9 +206,9 @@ def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[st
     }, int(bool(refused))
 
 
-def _many(store: Store, importer: Importer, folders: Folders, at_once: int) -> tuple[dict[str, Any], int]:
+def _many(store: Store, importer: Importer, folders: Folders, at_once: int, part: Part) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
-    from builder.importing.folders import called, write_page
+    from builder.importing.folders import PAGE, called, write_page
     from builder.importing.reports import shown, totals
     from builder.said import progress_bar, say
     from builder.worker_processes import worker_processes
@@ -223,7 +228,7 @@ def _many(store: Store, importer: Importer, folders: Folders, at_once: int) -> t
                 answers = f", {one.agreement:.1%} of the answers are the checkpoint's" if one.agreement is not None else ""
                 say(f"tenant {name} version {one.tenant.version}{answers}")
     finally:
-        page = write_page(store, found)
+        page = write_page(store, found, part.page(PAGE))
     refused = [one for one in found if one.tenant is None]
     together = totals([one.report for one in found if "after" in one.report])
     print(f"tenants imported: {len(found) - len(refused)}; folders refused: {len(refused)}; {page}")

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from hplm.cli.options import read
 
 if TYPE_CHECKING:
     from builder.store.store import Store
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The share of a machine in work that several machines divide. The numbers of parts begin at 0."""
+
+    number: int = 0
+    of: int = 1
+
+    @classmethod
+    def read(cls, given: str) -> Part:
+        found = re.fullmatch(r"(\d+)/([1-9]\d*)", given)
+        if found is None or int(found[1]) >= int(found[2]):
+            raise ValueError(f"{given!r}: give I/N, from 0/N to N-1/N: of 4 machines 0/4, 1/4, 2/4 and 3/4")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def among(self, things: Sequence[T]) -> list[T]:
+        return [*things[self.number :: self.of]]
+
+    def page(self, name: str) -> str:
+        """Returns the name of this part's page."""
+        return name if self == WHOLE else name.replace(".html", f"-{self.number}-of-{self.of}.html")
+
+
+WHOLE = Part()
+PART = "I/N: only every N-th of them, beginning with number I, from 0: the share of one of N machines (docs/building.md)"
+PartOption = Annotated[Part, read(Part.read, help=PART)]
 
 
 def open_store(folder: Path) -> Store:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError
 
 from builder.cli.build import check_tenant, tenant
-from builder.cli.options import open_store
+from builder.cli.options import WHOLE, PartOption, open_store
 from hplm.cli.options import AtLeastOne, Device, StoreFolder, about
 from hplm.errors import HplmError, InvalidInput
 
@@ -28,7 +28,8 @@ NOT_HERE = {**OF_ALL, "fresh": "the command may be given again, and would train 
 
 
 def tenants(
-    file: Annotated[Path, about(FILE)], /, *, store: StoreFolder, at_once: AtLeastOne = 1, device: Device = "auto",
+    file: Annotated[Path, about(FILE)], /, *, store: StoreFolder, at_once: AtLeastOne = 1, part: PartOption = WHOLE,
+    device: Device = "auto",
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Train many tenants, each as `hplm build tenant` does.
 
@@ -42,7 +43,7 @@ def tenants(
     from builder.worker_processes import outcomes, worker_processes
 
     opened = open_store(store)
-    lines = read_tenants(file, opened, device)
+    lines, page = part.among(read_tenants(file, opened, device)), opened.folder / part.page(PAGE)
     answers, refused = dict[str, dict[str, Any]](), dict[str, str]()
     with (
         worker_processes(at_once, 1 if at_once > 1 else None) as pool,
@@ -56,12 +57,14 @@ def tenants(
             answers[name] = found
             if found["is_new"]:
                 say(f"{found['said']}tenant {name} version {found['version']}: {_score(found)}")
-    tenants_page(opened.folder / PAGE, [_row(answers[name]) for name in sorted(answers)], refused)
+    tenants_page(page, [_row(answers[name]) for name in sorted(answers)], refused)
     new = sum(answer["is_new"] for answer in answers.values())
     same = len(answers) - new
-    print(f"tenants built: {new}; left as they are: {same}; refused: {len(refused)}; {opened.folder / PAGE}")
-    told = {name: {"version": one["version"], "new": one["is_new"], "score": _score(one)} for name, one in answers.items()}
-    return {"built": told, "refused": refused, "page": str(opened.folder / PAGE)}, int(bool(refused))
+    print(f"tenants built: {new}; left as they are: {same}; refused: {len(refused)}; {page}")
+    told = {
+        name: {"version": one["version"], "new": one["is_new"], "score": _score(one)} for name, one in sorted(answers.items())
+    }
+    return {"built": told, "refused": refused, "page": str(page)}, int(bool(refused))
 
 
 def built(name: str, options: Mapping[str, Any]) -> dict[str, Any] | str:

@@ -205,7 +205,7 @@ def called(tenant_id: str, folder: Path) -> str:
     return tenant_id if tenant_id in (folder.absolute().name, str(folder)) else f"{tenant_id} (from {folder})"
 
 
-def write_page(store: Store, found: Sequence[Imported]) -> Path:
+def write_page(store: Store, found: Sequence[Imported], name: str = PAGE) -> Path:
     """Writes the page of all imported checkpoints, those that agree least first, and returns its path.
 
     `found`: what was imported now, of which the page also has what was refused.
@@ -215,5 +215,5 @@ def write_page(store: Store, found: Sequence[Imported]) -> Path:
     matched = sorted((stored | others).items(), key=lambda one: one[1]["after"]["agreement"])
     titles = {name: called(name, Path(report["imported"]["from"])) for name, report in matched}
     rows = {titles[name] + " (not stored)" * (report != stored.get(name)): report for name, report in matched}
-    imports_page(store.folder / PAGE, rows, {one.folder: one.refused for one in found if one.tenant is None})
-    return store.folder / PAGE
+    imports_page(page := store.folder / name, rows, {one.folder: one.refused for one in found if one.tenant is None})
+    return page

@@ -23,7 +23,7 @@ from hplm.server.process import Process
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PAGES = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("cluster", "kubernetes")}
+PAGES = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("building", "cluster", "kubernetes")}
 PAGES["deploy"] = (DEPLOY / "README.md").read_text("utf-8")
 _BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _ANY_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)

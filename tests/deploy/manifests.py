@@ -17,7 +17,7 @@ from tests.deploy.programs import helm, run
 Object = dict[str, Any]
 CHART = DEPLOY / "helm/hplm"
 OLDEST, NEWEST = "1.27", "1.37"  # of Kubernetes
-PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev)\b[\w./-]*")
+PATH = re.compile(r"(?<![\w.:/])/(?:models|mnt|mirror|journals|secrets|etc|run|tmp|dev|input|work)\b[\w./-]*")
 # Where kinds of objects say the labels of pods, and the names of these pods' ports.
 SELECTING = {
     "Service": ("selector", "ports.*.targetPort"),
@@ -108,7 +108,7 @@ def find(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def workloads(objects: list[Object]) -> list[Workload]:
-    return [Workload(one) for one in objects if one["kind"] in ("Deployment", "StatefulSet")]
+    return [Workload(one) for one in objects if one["kind"] in ("Deployment", "StatefulSet", "Job")]
 
 
 def workload(objects: list[Object], name: str) -> Workload:

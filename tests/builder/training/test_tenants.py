@@ -56,6 +56,19 @@ def test_a_file_of_tenants_is_built_once_and_one_that_cannot_be_is_named(store, 
     assert main([*map(str, command), "--at-once", "0"]) == 2
 
 
+@pytest.mark.usefixtures("in_this_process", "no_pictures", "one_step")
+def test_parts_are_all_of_it_together(store, folder, capsys):
+    names = ["acme", "beta", "city"]
+    file = lines(folder, *(GOOD | {"id": name, "epochs": 1, "rank": 2} for name in names))
+    command = ["build", "tenants", file, "--store", store.folder, "--device", "cpu", "--part"]
+    found = [run(capsys, *command, f"{number}/2") for number in (0, 1)]
+    assert [[*one["built"]] for one in found] == [["acme", "city"], ["beta"]] and store.tenant_ids() == names
+    assert [one["page"].rpartition("/")[2] for one in found] == ["tenants-0-of-2.html", "tenants-1-of-2.html"]
+    for wrong in ("2/2", "1", "0/0", "-1/2", "a/b"):
+        assert main([*map(str, command[:-1]), f"--part={wrong}"]) == 2
+        assert mentions(capsys.readouterr().err, "--part", wrong, "0/4")
+
+
 @pytest.mark.parametrize(
     ("line", "named"),
     [
